@@ -1,0 +1,18 @@
+"""The attribution methods, one a file."""
+
+from captum_norm.attr.attention_block import AttentionBlockAttribution
+from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
+from captum_norm.attr.norms import NormAttribution
+from captum_norm.attr.rollout import AttentionRollout
+from captum_norm.attr.weights import AttentionWeights
+
+__all__ = [
+    "TOLERANCE",
+    "AttentionBlockAttribution",
+    "AttentionRollout",
+    "AttentionWeights",
+    "Measurements",
+    "MeterOptions",
+    "NormAttribution",
+    "NormMeter",
+]

@@ -1,0 +1,202 @@
+"""The common interface of all methods: ``attribute`` and ``maps``."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, overload
+
+import torch
+from captum.attr import Attribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_norm.aggregation import AGGREGATIONS
+from captum_norm.attr.measure import Measurements, MeterOptions, NormMeter
+from captum_norm.errors import InvalidInputError
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.heads import ReadPosition, read_position
+from captum_norm.models.inputs import Inputs
+
+Position = int | ReadPosition | Sequence[int] | Tensor | None
+
+
+class AttentionMapAttribution(Attribution):  # type: ignore[misc]
+    """Base of the methods that explain a Transformer by one map a layer.
+
+    Args:
+        model: a Hugging Face model; left exactly as it is.
+        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps) or
+            ``"mean"``.
+        options: see :class:`captum_norm.MeterOptions`.
+
+    Raises:
+        InvalidInputError: if the model is no module or the aggregation is unknown.
+    """
+
+    def __init__(self, model: nn.Module, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+        if aggregation not in AGGREGATIONS:
+            raise InvalidInputError(f'got the aggregation "{aggregation}"; expected one of {", ".join(AGGREGATIONS)}')
+        super().__init__(model)
+        self.aggregation = aggregation
+        self._meter = NormMeter(model, **options)
+
+    @abstractmethod
+    def maps(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+    ) -> AttributionMaps:
+        """The map of every layer.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
+                tokenizer's output.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
+            per_head: one map a head instead of one a layer.
+
+        Returns:
+            the maps, with mixing ratios and completeness errors where the method defines them.
+
+        Raises:
+            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+        """
+
+    @overload
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """How much each input position contributes to one output position.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            target: accepted as everywhere in Captum and not used: maps do not depend on an output class.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            position: the output position to explain: an index (negative from the end), one index for each example,
+                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: the position that the
+                model's head reads, which is the first for classifiers, the last for causal models, else the mean.
+            layer: explain this layer alone, in the units of its map (0-based, negative from the last); None aggregates
+                all layers.
+            return_convergence_delta: also return the largest completeness error of the layers, (B,).
+
+        Returns:
+            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout sum to 1.
+
+        Raises:
+            InvalidInputError: for a position outside the sequence or in its padding, an unknown layer, or
+                ``return_convergence_delta`` for a method that has none.
+            CaptumNormError: see :meth:`maps`.
+        """
+        if return_convergence_delta and not self.has_convergence_delta():
+            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        maps = self.maps(inputs, additional_forward_args, layers=None if layer is None else [layer])
+        with torch.set_grad_enabled(self._meter.differentiable):
+            rows = _rows(position, maps, self.forward_func)
+            stack = self._prepare(maps.self_attention)
+            attributions = (
+                AGGREGATIONS[self.aggregation](stack, rows[:, None]) if layer is None else rows[:, None] @ stack[:, 0]
+            )[:, 0]
+        if maps.convergence_delta is None or not return_convergence_delta:
+            return attributions
+        return attributions, maps.convergence_delta.amax(1)
+
+    def compute_convergence_delta(
+        self, attributions: Tensor, inputs: Inputs, additional_forward_args: Any = None
+    ) -> Tensor:
+        """The largest completeness error of the layers for some inputs.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+
+        Returns:
+            (B,): max over layers of ‖Σ_j v_ij + bias − what the model computed‖ relative to the latter.
+
+        Raises:
+            InvalidInputError: if the method has no convergence delta, or the attributions are of other inputs.
+        """
+        delta = self.maps(inputs, additional_forward_args).convergence_delta
+        if delta is None:
+            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        if len(attributions) != len(delta):
+            raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
+        return delta.amax(1)
+
+    def _prepare(self, stack: Tensor) -> Tensor:
+        """What is aggregated, from the maps (B, L, Q, K)."""
+        return stack
+
+
+def attribution_maps(measured: Measurements, stack: Tensor, mixing_ratio: Tensor | None) -> AttributionMaps:
+    """Maps of the one stack of an encoder or decoder."""
+    return AttributionMaps(
+        encoder=None if measured.causal else stack,
+        decoder=stack if measured.causal else None,
+        cross=None,
+        mixing_ratio=mixing_ratio,
+        convergence_delta=measured.convergence_delta,
+        real=measured.real,
+        tokens=measured.tokens,
+    )
+
+
+def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor:
+    """How much each query's row counts, (B, Q)."""
+    stack, real = maps.self_attention, maps.real
+    batch, length = real.shape
+    if position is None:
+        position = read_position(model, causal=maps.decoder is not None)
+    if position == "mean":
+        return (real / real.sum(1, keepdim=True)).to(stack)
+    if isinstance(position, str):
+        counted = real.long().cumsum(1) * real
+        wanted = {"first": torch.ones(batch, 1), "last": real.sum(1, keepdim=True)}.get(position)
+        if wanted is None:
+            raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
+        return (counted == wanted.to(counted)).to(stack)
+    places = torch.as_tensor(position, dtype=torch.long).reshape(-1)
+    if len(places) not in (1, batch):
+        raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
+    index = places.expand(batch)
+    for example, place in enumerate(index.tolist()):
+        if not -length <= place < length:
+            raise InvalidInputError(f"got position {place}; the sequence has {length} positions, 0 to {length - 1}")
+        if not real[example, place]:
+            raise InvalidInputError(f"got position {place}, which is padding in example {example}")
+    rows = torch.zeros_like(real, dtype=stack.dtype, device=stack.device)
+    rows[torch.arange(batch), index % length] = 1
+    return rows

@@ -1,0 +1,60 @@
+"""Products of a model's weights that every input needs: computed once, kept until a weight changes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_norm.functional import Carry, random_directions, weight_gram
+from captum_norm.models.resolver import Block
+
+
+@dataclass(frozen=True)
+class Products:
+    """Constants of one block and one carry.
+
+    Attributes:
+        gram: inner products of the carried projection's rows, (H·d, H·d).
+        sketch: the carried projection on the random directions, (H, d, k).
+    """
+
+    gram: Tensor
+    sketch: Tensor
+
+
+class ProductCache:
+    """The products of each block; a weight that was replaced or changed in place makes its products be made anew."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, bool, bool], tuple[tuple[object, ...], Products]] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
+    def get(self, block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Products:
+        """The products for a block's projection carried as far as ``carry`` goes."""
+        if torch.is_grad_enabled():
+            return _products(block, carry, heads, dtype)
+        key = (block.name, carry.branch is not None, carry.final is not None)
+        state = (dtype, *(_state(tensor) for tensor in _weights(block)))
+        kept = self._kept.get(key)
+        if kept is None or kept[0] != state:
+            kept = self._kept[key] = (state, _products(block, carry, heads, dtype))
+        return kept[1]
+
+
+def _products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Products:
+    weight = block.projection.weight(dtype)
+    projection = carry.linear(weight.unflatten(0, (heads, -1)))
+    return Products(weight_gram(projection), projection @ random_directions(projection.shape[-1], projection))
+
+
+def _weights(block: Block) -> list[Tensor]:
+    modules = [reader.module for reader in (block.branch_norm, block.final_norm) if reader is not None]
+    weights = [getattr(module, "weight", None) for module in modules]
+    return [block.projection.parameter, *(weight for weight in weights if isinstance(weight, Tensor))]
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,210 @@
+"""What is kept of each attention block: maps, mixing ratios, completeness errors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captum_norm.attr._products import ProductCache, Products
+from captum_norm.functional import (
+    Carry,
+    head_norms,
+    key_gram,
+    mixing_ratio,
+    random_directions,
+    ratio,
+    relative_error,
+    summed_norms,
+    transformed_norms,
+)
+from captum_norm.models.layouts import Scope
+from captum_norm.models.parameters import accumulation_dtype
+from captum_norm.models.resolver import Block
+from captum_norm.recording import BlockTensors, Reducer
+
+
+class WeightReducer:
+    """Attention weights of one layer: per head or their mean over heads, and the mixing ratios of that mean."""
+
+    def __init__(self, *, per_head: bool) -> None:
+        self._per_head = per_head
+        self.map: Tensor
+
+    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+        shape = [values.shape[0], heads, queries, values.shape[2]]
+        if not self._per_head:
+            del shape[1]
+        self.map = values.new_empty(shape, dtype=accumulation_dtype(values.dtype))
+
+    def consume(self, weights: Tensor, rows: slice) -> None:
+        self.map[..., rows, :] = weights if self._per_head else weights.mean(1, dtype=self.map.dtype)
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        """Nothing is left to do."""
+
+    def mixing_ratio(self, *, residual: bool) -> Tensor:
+        """(B, Q): the share of a row's weight that is not its own; of (A + I)/2 with ``residual``."""
+        mean = self.map.mean(1) if self._per_head else self.map
+        own = mean.diagonal(dim1=-2, dim2=-1)
+        others = mean.sum(-1) - own
+        return ratio(others.clamp(min=0), own + 1 if residual else own)
+
+
+class _Form:
+    """The norms of Σ_h α_hj f_h(x_j) behind one set of frozen norms, still to be divided by the queries' σ."""
+
+    def __init__(self, values: Tensor, products: Products, queries: int) -> None:
+        self.form = key_gram(values, products.gram)
+        self._projected_keys = values @ products.sketch
+        batch, _, keys, _ = values.shape
+        self.norms = values.new_empty(batch, queries, keys)
+        self.sketch = values.new_empty(batch, queries, products.sketch.shape[-1])
+
+    def consume(self, weights: Tensor, rows: slice) -> None:
+        self.norms[:, rows] = summed_norms(weights, self.form)
+        self.sketch[:, rows] = (weights @ self._projected_keys).sum(1)
+
+    def discrepancy(self, own: Tensor, own_weights: Tensor) -> Tensor:
+        """How far the fast norm of each query's own vector is from the directly computed one, (B,).
+
+        Of the squared norms, relative to (Σ_h ‖α_ii f_h(x_i)‖)², the size that rounding goes by where heads cancel.
+        """
+        fast, direct = self.norms.diagonal(dim1=-2, dim2=-1).square(), own.square().sum(-1)
+        size = (own_weights * transformed_norms(self.form)).sum(1).square()
+        return ((fast - direct).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)).amax(-1)
+
+
+class NormReducer:
+    """Norms of one block at one or several scopes.
+
+    Args:
+        block: the block.
+        scopes: the scopes to measure, each in the block's layout.
+        cache: where products of the weights are kept.
+        dtype: what to compute in.
+        per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
+        real: True at real positions, (B, Q), or None where all are.
+
+    Attributes:
+        scopes: the scopes.
+        per_head: whether head norms are kept.
+        positions: Q.
+        model_dtype: the dtype of the model's own computation, which sets the tolerance.
+        maps: (B, Q, K) of each scope.
+        mixing_ratio: (B, Q) of each scope.
+        head_map: (B, H, Q, K), with ``per_head``.
+        transformed: (B, H, K), with ``per_head``.
+        delta: completeness error, the largest of the scopes', (B,).
+        discrepancy: of fast from direct norms on the diagonal, (B,).
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        scopes: Sequence[Scope],
+        cache: ProductCache,
+        dtype: torch.dtype,
+        *,
+        per_head: bool,
+        real: Tensor | None,
+    ) -> None:
+        self._block = block
+        self._cache = cache
+        self._dtype = dtype
+        self.scopes = tuple(scopes)
+        self.per_head = per_head
+        self.positions = 0
+        self.model_dtype = block.projection.parameter.dtype
+        self._real = real
+        self._carries = {scope: block.carry(scope, dtype) for scope in scopes}
+        self._forms: dict[tuple[bool, bool], _Form] = {}
+        self._values: Tensor
+        self._own_weights: Tensor
+        self.maps: dict[Scope, Tensor] = {}
+        self.mixing_ratio: dict[Scope, Tensor] = {}
+        self.head_map: Tensor
+        self.transformed: Tensor
+        self.delta: Tensor
+        self.discrepancy: Tensor
+
+    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+        self.positions = queries
+        self._values = values = values.to(self._dtype).repeat_interleave(heads // values.shape[1], dim=1)
+        batch, _, keys, _ = values.shape
+        carries = [*self._carries.values(), *([Carry()] if self.per_head else [])]
+        for norms, carry in {_norms(carry): carry for carry in carries}.items():
+            self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self._dtype), queries)
+        self._own_weights = values.new_empty(batch, heads, queries)
+        if self.per_head:
+            self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
+            self.head_map = values.new_empty(batch, heads, queries, keys)
+
+    def consume(self, weights: Tensor, rows: slice) -> None:
+        weights = weights.to(self._dtype)
+        for form in self._forms.values():
+            form.consume(weights, rows)
+        if self.per_head:
+            self.head_map[:, :, rows] = head_norms(weights, self.transformed)
+        self._own_weights[:, :, rows] = weights.diagonal(rows.start, dim1=-2, dim2=-1)
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        if tensors is None:
+            raise ValueError("norms need the tensors of the block")
+        projected, residual = tensors.projected.to(self._dtype), tensors.residual.to(self._dtype)
+        bias = self._block.projection.bias(self._dtype)
+        own_context = (self._values * self._own_weights.unsqueeze(-1)).transpose(1, 2).flatten(2)
+        own_attention = own_context @ self._block.projection.weight(self._dtype)
+        all_attention = projected if bias is None else projected - bias
+        deltas, discrepancies = [], []
+        for scope, carry in self._carries.items():
+            form = self._forms[_norms(carry)]
+            frozen = carry.freeze(projected, residual)
+            own = frozen.attention(own_attention) + frozen.residual(residual)
+            whole = frozen.attention(all_attention) + frozen.residual(residual)
+            self.mixing_ratio[scope] = mixing_ratio(whole - own, own)
+            self.maps[scope] = form.norms * frozen.scale
+            if carry.residual:
+                self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(torch.linalg.vector_norm(own, dim=-1))
+            discrepancies.append(form.discrepancy(carry.linear(own_attention), self._own_weights))
+            reference = _reference(carry, tensors).to(self._dtype)
+            rest = frozen.residual(residual) + frozen.bias(bias) - reference
+            error = form.sketch * frozen.scale + rest @ random_directions(rest.shape[-1], rest)
+            deltas.append(relative_error(error, reference, self._real))
+        self.delta = torch.stack(deltas).amax(0)
+        self.discrepancy = torch.stack(discrepancies).amax(0)
+
+
+def _norms(carry: Carry) -> tuple[bool, bool]:
+    """Which norms a carry goes through: carries of one block that agree in this share their products."""
+    return carry.branch is not None, carry.final is not None
+
+
+def _reference(carry: Carry, tensors: BlockTensors) -> Tensor:
+    """What the model computed at the carry's end."""
+    if carry.final is not None and tensors.normed is not None:
+        return tensors.normed
+    return tensors.total if carry.residual else tensors.projected
+
+
+@dataclass(frozen=True)
+class LayerReducer:
+    """What is asked of one layer: its weights, its norms or both."""
+
+    weights: WeightReducer | None
+    norms: NormReducer | None
+
+    def _parts(self) -> list[Reducer]:
+        return [part for part in (self.weights, self.norms) if part is not None]
+
+    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+        for part in self._parts():
+            part.begin(values, heads, queries)
+
+    def consume(self, weights: Tensor, rows: slice) -> None:
+        for part in self._parts():
+            part.consume(weights, rows)
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        for part in self._parts():
+            part.finish(tensors)

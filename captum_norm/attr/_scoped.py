@@ -1,0 +1,56 @@
+"""What the methods have in common whose maps are the norms at one scope."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
+
+from torch import Tensor, nn
+
+from captum_norm.aggregation import add_half_identity, normalize_rows
+from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
+from captum_norm.attr.measure import MeterOptions
+from captum_norm.errors import InvalidInputError, UnsupportedScopeError
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.inputs import Inputs
+from captum_norm.models.layouts import Scope
+
+
+class ScopedNorms(AttentionMapAttribution):
+    """A method whose maps are the norms at one scope."""
+
+    scopes: ClassVar[tuple[Scope, ...]]
+
+    def __init__(self, model: nn.Module, scope: Scope, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+        if scope not in self.scopes:
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
+            )
+        super().__init__(model, aggregation, **options)
+        self.scope = scope
+
+    def maps(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+    ) -> AttributionMaps:
+        if per_head and self.scope != "attn":
+            raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
+        measured = self._meter.measure(
+            inputs, additional_forward_args, scopes=[self.scope], per_head=per_head, layers=layers
+        )
+        stack = measured.norms[self.scope] if measured.head_norms is None else measured.head_norms
+        return attribution_maps(measured, stack, measured.mixing_ratio[self.scope])
+
+    maps.__doc__ = AttentionMapAttribution.maps.__doc__
+
+    def has_convergence_delta(self) -> bool:
+        """True: the vectors must add up to what the model computed."""
+        return True
+
+    def _prepare(self, stack: Tensor) -> Tensor:
+        # A rollout multiplies the ways through the layers; without the residual connection half of them are missing.
+        if self.scope == "attn" and self.aggregation == "rollout":
+            return add_half_identity(normalize_rows(stack))
+        return stack

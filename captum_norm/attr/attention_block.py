@@ -1,0 +1,46 @@
+"""The attention block as a whole: attention, residual connection and normalisation."""
+
+from typing import Literal, Unpack
+
+from torch import nn
+
+from captum_norm.attr._scoped import ScopedNorms
+from captum_norm.attr.measure import MeterOptions
+
+
+class AttentionBlockAttribution(ScopedNorms):
+    """Norms of the vectors at the end of the attention block (ATB), in any arrangement [Kobayashi et al. 2024].
+
+    The block is attention, residual connection and layer normalisation in a post-norm layer (the ``attn_res_ln`` of
+    :class:`NormAttribution`), normalisation, attention and residual connection in a pre-norm or parallel one, and where
+    the attention output is normalised before it is added (sandwich, norm-on-output) that normalisation too.
+
+    Args:
+        model: a Hugging Face model; left exactly as it is.
+        scope: ``atb``.
+        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        options: see :class:`captum_norm.MeterOptions`.
+
+    Raises:
+        UnsupportedScopeError: for another scope.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> config = LlamaConfig(
+        ...     vocab_size=50, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
+        >>> maps = AttentionBlockAttribution(LlamaModel(config)).maps(torch.tensor([[2, 7, 9, 3]]))
+        >>> maps.encoder is None, maps.decoder.shape
+        (True, torch.Size([1, 2, 4, 4]))
+    """
+
+    scopes = ("atb",)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scope: Literal["atb"] = "atb",
+        aggregation: str = "rollout",
+        **options: Unpack[MeterOptions],
+    ) -> None:
+        super().__init__(model, scope, aggregation, **options)

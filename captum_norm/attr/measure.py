@@ -1,0 +1,276 @@
+"""Several norm analyses from one forward pass; what the attribution methods stand on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from types import MappingProxyType
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.attr._products import ProductCache
+from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
+from captum_norm.errors import (
+    IncompleteDecompositionError,
+    InvalidInputError,
+    NonFiniteError,
+    UnsupportedModelError,
+    UnsupportedScopeError,
+)
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.layouts import Scope
+from captum_norm.models.resolver import Block, resolve
+from captum_norm.recording import CHUNK_BYTES, evaluating, record
+
+TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
+    {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+)
+"""The largest relative completeness error accepted, by the model's dtype.
+
+Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
+few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
+"""
+
+PROBE_LENGTH = 16
+
+
+class MeterOptions(TypedDict, total=False):
+    """How the norms of a model are computed.
+
+    Attributes:
+        accumulate: the least precise dtype to compute in, float32 if not given; float64 where the vectors of the heads
+            nearly cancel.
+        chunk_bytes: how much memory the attention weights may take at a time, 8 MiB if not given.
+        differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; False if not given.
+    """
+
+    accumulate: torch.dtype
+    chunk_bytes: int
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one forward pass gave; every entry at a padded position is exactly 0.
+
+    Attributes:
+        weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not asked for.
+        norms: for each scope the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K).
+        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not asked for.
+        transformed_norms: ‖f_h(x_j)‖, (B, L, H, K); None if not asked for.
+        mixing_ratio: (B, L, Q) for each scope, and for ``"weights"`` and ``"weights_res"`` (of A and of (A + I)/2) if
+            weights were asked for.
+        convergence_delta: relative completeness error, (B, L); None without scopes.
+        causal: whether attention only looks back.
+        real: True at real positions, (B, Q).
+        tokens: the tokens' texts, if the inputs brought them.
+    """
+
+    weights: Tensor | None
+    norms: Mapping[Scope, Tensor]
+    head_norms: Tensor | None
+    transformed_norms: Tensor | None
+    mixing_ratio: Mapping[str, Tensor]
+    convergence_delta: Tensor | None
+    causal: bool
+    real: Tensor
+    tokens: Sequence[Sequence[str]] | None
+
+
+class NormMeter:
+    """Measures the norms of a model's attention blocks, any number of them in one forward pass.
+
+    Products of the model's weights are computed on first use and kept as long as the weights do not change: one (H·d)²
+    matrix a layer for ``attn`` and ``attn_res``, one more for scopes behind a norm.
+
+    Args:
+        model: a Hugging Face model, in any mode and dtype, on any device; left as it is.
+        options: see :class:`MeterOptions`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+        >>> meter = NormMeter(BertModel(config))
+        >>> measured = meter.measure(torch.tensor([[2, 7, 9, 3]]), scopes=("attn", "attn_res_ln"), weights=True)
+        >>> measured.norms["attn_res_ln"].shape, measured.mixing_ratio["weights"].shape
+        (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4]))
+    """
+
+    def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        self.model = model
+        self.differentiable = options.get("differentiable", False)
+        self._accumulate = options.get("accumulate", torch.float32)
+        self._chunk_bytes = options.get("chunk_bytes", CHUNK_BYTES)
+        self._cache = ProductCache()
+        self._blocks: dict[nn.Module, Block] | None = None
+
+    def measure(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        scopes: Sequence[Scope] = (),
+        weights: bool = False,
+        per_head: bool = False,
+        layers: Sequence[int] | None = None,
+    ) -> Measurements:
+        """Run the model once and measure.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
+                tokenizer's output.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``.
+            weights: also return the attention weights.
+            per_head: return weights per head, and with scopes the norms of each head's vectors.
+            layers: 0-based indices of the layers to measure, negative ones from the last; all if None.
+
+        Raises:
+            InvalidInputError: the inputs or options do not fit the model.
+            UnsupportedModelError: the model's attention blocks could not be understood.
+            UnsupportedScopeError: a scope does not exist in the model's layers.
+            IncompleteDecompositionError: the vectors do not add up to what the model computed.
+            NonFiniteError: the model's weights or activations contain NaN or infinity.
+        """
+        if not scopes and not weights:
+            raise InvalidInputError("nothing to measure: got no scopes and weights=False")
+        with torch.set_grad_enabled(self.differentiable):
+            call = bind_inputs(self.model, inputs, additional_forward_args)
+            blocks = self._understand(call) if scopes else None
+            self._check_scopes(scopes, blocks or {})
+            try:
+                return self._measure(call, blocks, scopes, weights, per_head, layers)
+            except IncompleteDecompositionError:
+                # A weight written through .data changes without a trace; made anew, the products are right again.
+                self._cache.clear()
+                return self._measure(call, blocks, scopes, weights, per_head, layers)
+
+    def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
+        if self._blocks is None:
+            with torch.no_grad(), evaluating(self.model):
+                try:
+                    self._blocks = resolve(self.model, call.excerpt(PROBE_LENGTH).run)
+                except InvalidInputError:
+                    # Arguments that an excerpt does not fit, a mask over (Q, K) for example.
+                    self._blocks = resolve(self.model, call.run)
+                except UnsupportedModelError:
+                    _refuse_non_finite(self.model)
+                    raise
+        return self._blocks
+
+    def _check_scopes(self, scopes: Sequence[Scope], blocks: Mapping[nn.Module, Block]) -> None:
+        for block in blocks.values():
+            for scope in scopes:
+                if scope not in block.layout.scopes:
+                    raise UnsupportedScopeError(
+                        f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
+                        f"which have the scopes {', '.join(block.layout.scopes)}"
+                    )
+
+    def _measure(
+        self,
+        call: ModelCall,
+        blocks: Mapping[nn.Module, Block] | None,
+        scopes: Sequence[Scope],
+        weights: bool,
+        per_head: bool,
+        layers: Sequence[int] | None,
+    ) -> Measurements:
+        wanted = None if layers is None or min(layers, default=0) < 0 else set(layers)
+        reducers: list[LayerReducer | None] = []
+
+        def make(index: int, block: Block | None) -> LayerReducer | None:
+            reducer = None
+            if wanted is None or index in wanted:
+                norms = None
+                if block is not None:
+                    dtype = torch.promote_types(self._accumulate, block.projection.parameter.dtype)
+                    norms = NormReducer(block, scopes, self._cache, dtype, per_head=per_head, real=call.real)
+                reducer = LayerReducer(WeightReducer(per_head=per_head) if weights else None, norms)
+            reducers.append(reducer)
+            return reducer
+
+        causal = record(call, make, blocks, self._chunk_bytes)
+        chosen = [reducers[index] for index in layer_indices(layers, len(reducers))]
+        measured = [reducer for reducer in chosen if reducer is not None]
+        self._check(measured)
+        return _assemble(call, measured, causal)
+
+    def _check(self, layers: Sequence[LayerReducer]) -> None:
+        for index, layer in enumerate(layers):
+            if layer.weights is not None and not layer.weights.map.detach().sum().isfinite():
+                _refuse_non_finite(self.model)
+                raise NonFiniteError(f"the attention weights of layer {index} contain NaN or infinity")
+            if layer.norms is None:
+                continue
+            delta, discrepancy = layer.norms.delta.max().item(), layer.norms.discrepancy.max().item()
+            tolerance = TOLERANCE[layer.norms.model_dtype]
+            if isnan(delta) or isnan(discrepancy):
+                _refuse_non_finite(self.model)
+            if not delta <= tolerance:
+                raise IncompleteDecompositionError(
+                    f"the vectors of layer {index} do not add up to what {type(self.model).__name__} computed: relative "
+                    f"error {delta:.1e}, accepted {tolerance:.0e} for {layer.norms.model_dtype}"
+                )
+            if not discrepancy <= tolerance:
+                raise IncompleteDecompositionError(
+                    f"the fast norms of layer {index} differ from directly computed ones by {discrepancy:.1e}, accepted "
+                    f"{tolerance:.0e} for {layer.norms.model_dtype}"
+                )
+
+
+def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
+    """Indices into ``count`` layers, negative ones from the last; all of them for None."""
+    chosen = range(count) if layers is None else layers
+    for layer in chosen:
+        if not -count <= layer < count:
+            raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}, or -{count} to -1")
+    return [layer % count for layer in chosen]
+
+
+def _refuse_non_finite(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.detach().isfinite().all():
+            raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
+
+
+def _assemble(call: ModelCall, layers: Sequence[LayerReducer], causal: bool) -> Measurements:
+    weights = [layer.weights for layer in layers if layer.weights is not None]
+    norms = [layer.norms for layer in layers if layer.norms is not None]
+    queries = weights[0].map.shape[-1] if weights else norms[0].positions
+    real = torch.ones(call.batch, queries, dtype=torch.bool) if call.real is None else call.real
+
+    def stack(parts: Sequence[Tensor], *axes: int) -> Tensor:
+        """(B, L, ...) from each layer's (B, ...), zero at padded positions along ``axes``."""
+        stacked = torch.stack([part.to(parts[0].device) for part in parts], dim=1)
+        for axis in axes if call.real is not None else ():
+            shape = [call.batch, *[1] * (stacked.dim() - 1)]
+            shape[axis] = queries
+            stacked = stacked.where(real.to(stacked.device).reshape(shape), 0)
+        return call.unshift(stacked, *axes)
+
+    def maps(parts: Sequence[Tensor]) -> Tensor:
+        return stack(parts, -2, -1)
+
+    per_head = bool(norms) and norms[0].per_head
+    ratios = {
+        scope: stack([layer.mixing_ratio[scope] for layer in norms], -1) for scope in (norms[0].scopes if norms else ())
+    }
+    if weights:
+        ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], -1)
+        ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], -1)
+    return Measurements(
+        weights=maps([layer.map for layer in weights]) if weights else None,
+        norms={scope: maps([layer.maps[scope] for layer in norms]) for scope in (norms[0].scopes if norms else ())},
+        head_norms=maps([layer.head_map for layer in norms]) if per_head else None,
+        transformed_norms=stack([layer.transformed for layer in norms], -1) if per_head else None,
+        mixing_ratio=ratios,
+        convergence_delta=torch.stack([layer.delta for layer in norms], dim=1) if norms else None,
+        causal=causal,
+        real=call.unshift(real, -1),
+        tokens=call.tokens,
+    )

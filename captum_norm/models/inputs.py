@@ -1,0 +1,233 @@
+"""What the user gives, bound to the parameters of the model's forward function and checked."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import CaptumNormError, InvalidInputError
+
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """One call of a model.
+
+    Attributes:
+        model: the model.
+        arguments: the arguments of its forward function, by name.
+        batch: number of examples.
+        length: number of input positions, or None where the input is no sequence (an image).
+        real: True at real positions, (B, S), or None where nothing is padded.
+        shift: how far each example was moved left to begin at position 0, (B,), or None where none was.
+        tokens: the tokens' texts, if the inputs brought them.
+    """
+
+    model: nn.Module
+    arguments: dict[str, Any]
+    batch: int
+    length: int | None
+    real: Tensor | None
+    shift: Tensor | None
+    tokens: Sequence[Sequence[str]] | None
+
+    def run(self) -> None:
+        """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
+        try:
+            self.model(**self.arguments)
+        except (CaptumNormError, torch.OutOfMemoryError):
+            raise
+        except (ValueError, IndexError, RuntimeError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise InvalidInputError(
+                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}"
+            ) from error
+
+    def excerpt(self, length: int) -> "ModelCall":
+        """The first example alone, cut to its first ``length`` positions."""
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != self.batch:
+                return value
+            sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
+            return value[:1, :length] if sequence else value[:1]
+
+        return replace(self, arguments={name: cut(value) for name, value in self.arguments.items()})
+
+    def unshift(self, rows: Tensor, *axes: int) -> Tensor:
+        """Move results back to the positions that the user's inputs had, along the given axes of length S."""
+        if self.shift is None:
+            return rows
+        for axis in axes:
+            shape = [1] * rows.dim()
+            shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
+            index = _places(-self.shift.to(rows.device), rows.shape[axis]).reshape(shape)
+            rows = rows.gather(axis, index.expand_as(rows))
+        return rows
+
+
+def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any = None) -> ModelCall:
+    """Bind inputs to a model.
+
+    Args:
+        model: the model.
+        inputs: token ids (B, S), embeddings (B, S, D), pixel values (B, C, height, width), a tuple of tensors (the
+            model's first positional arguments), or a mapping of argument names to tensors.
+        additional_forward_args: the model's further positional arguments: a value, or a tuple of them.
+
+    Returns:
+        the call. A left-padded batch is moved to the left, so that each example starts at position 0 as it would
+        alone; :meth:`ModelCall.unshift` moves results back.
+
+    Raises:
+        InvalidInputError: for empty inputs, ids outside the vocabulary, a mask of another shape, too long a sequence.
+    """
+    if isinstance(inputs, (tuple, list)):
+        main, *rest = inputs or (None,)
+    else:
+        main, rest = inputs, []
+    further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
+    positional = [*rest, *(() if additional_forward_args is None else further)]
+    parameters = inspect.signature(model.forward).parameters
+    arguments: dict[str, Any] = {}
+    if isinstance(main, Mapping):
+        if positional:
+            raise InvalidInputError(
+                "got additional_forward_args beside a mapping of inputs; put all arguments into the mapping"
+            )
+        arguments = dict(main)
+        main = _main_argument(main, parameters)
+    elif isinstance(main, Tensor):
+        arguments = _named(model, parameters, main, positional)
+    else:
+        raise InvalidInputError(f"got inputs of type {type(main).__name__}; expected a tensor, a tuple or a mapping")
+    length = _check_main(model, main)
+    real = _real_positions(arguments.get("attention_mask"), main, length)
+    shift = None
+    if real is not None:
+        shift = real.to(torch.int8).argmax(1)
+        shift = shift if shift.any() else None
+    if shift is not None:
+        real = _rolled(real, shift, length)
+        arguments = {name: _rolled(value, shift, length) for name, value in arguments.items()}
+    if real is not None and real.all():
+        real = None
+    if "use_cache" in parameters and arguments.get("use_cache") is None:
+        arguments["use_cache"] = False
+    return ModelCall(model, arguments, main.shape[0], length, real, shift, _tokens(inputs))
+
+
+def _named(
+    model: nn.Module, parameters: Mapping[str, inspect.Parameter], main: Tensor, further: Sequence[Any]
+) -> dict[str, Any]:
+    """Positional arguments by the names of the forward function's parameters."""
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(names) <= len(further):
+        raise InvalidInputError(
+            f"got {1 + len(further)} positional arguments, but the forward function of {type(model).__name__} names "
+            f"{len(names)}; pass a mapping of names to tensors, such as the tokenizer's output"
+        )
+    embeddings = main.is_floating_point() and main.dim() == 3 and "inputs_embeds" in parameters
+    return {"inputs_embeds" if embeddings else names[0]: main, **dict(zip(names[1:], further, strict=False))}
+
+
+def _main_argument(inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> Tensor:
+    for name in ("input_ids", "inputs_embeds", "pixel_values", *parameters):
+        if isinstance(inputs.get(name), Tensor):
+            return inputs[name]  # type: ignore[no-any-return]
+    raise InvalidInputError(f"got inputs with the keys {sorted(inputs)}; expected input_ids, inputs_embeds or pixel_values as tensors")
+
+
+def _check_main(model: nn.Module, main: Tensor) -> int | None:
+    """Checks shape, ids and length; returns the length of a sequence, None for an image."""
+    shape = tuple(main.shape)
+    if not main.is_floating_point() and main.dim() != 2:
+        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
+    if main.is_floating_point() and main.dim() < 3:
+        raise InvalidInputError(f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
+                                "(batch, sequence), embeddings (batch, sequence, width) or pixel values")
+    if main.numel() == 0:
+        raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
+    if main.dim() > 3:
+        return None
+    if not main.is_floating_point():
+        _check_vocabulary(model, main)
+    longest = _longest_sequence(model)
+    if longest is not None and main.shape[1] > longest:
+        raise InvalidInputError(
+            f"got a sequence of {main.shape[1]} positions; {type(model).__name__} allows at most {longest}"
+        )
+    return main.shape[1]
+
+
+def _check_vocabulary(model: nn.Module, ids: Tensor) -> None:
+    get_embeddings = getattr(model, "get_input_embeddings", None)
+    embeddings = get_embeddings() if callable(get_embeddings) else None
+    if not isinstance(embeddings, nn.Embedding):
+        return
+    smallest, largest = int(ids.min()), int(ids.max())
+    if smallest < 0 or largest >= embeddings.num_embeddings:
+        wrong = smallest if smallest < 0 else largest
+        raise InvalidInputError(
+            f"got the token id {wrong}; {type(model).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
+        )
+
+
+def _longest_sequence(model: nn.Module) -> int | None:
+    """How many positions a model with a table of position embeddings allows; None for models without one."""
+    tables = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
+    ]
+    if not tables:
+        return None
+    # RoBERTa counts from the padding index on, OPT from an offset.
+    return min(
+        table.num_embeddings - int(getattr(table, "offset", 0)) - (0 if table.padding_idx is None else table.padding_idx + 1)
+        for table in tables
+    )
+
+
+POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+
+
+def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | None:
+    if not isinstance(mask, Tensor) or length is None or mask.dim() > 2:
+        return None
+    if mask.shape != main.shape[:2]:
+        raise InvalidInputError(
+            f"got an attention mask of shape {tuple(mask.shape)} for inputs of shape {tuple(main.shape)}; expected "
+            f"{tuple(main.shape[:2])}"
+        )
+    real = mask.bool()
+    empty = (~real.any(1)).nonzero()
+    if len(empty):
+        raise InvalidInputError(f"the attention mask leaves no position of example {int(empty[0])}")
+    return real
+
+
+def _places(shift: Tensor, length: int) -> Tensor:
+    return (torch.arange(length, device=shift.device) + shift[:, None]) % length
+
+
+def _rolled(value: Any, shift: Tensor, length: int | None) -> Any:
+    if not isinstance(value, Tensor) or value.dim() < 2 or tuple(value.shape[:2]) != (len(shift), length):
+        return value
+    places = _places(shift.to(value.device), value.shape[1])
+    index = places.reshape(*places.shape, *[1] * (value.dim() - 2))
+    return value.gather(1, index.expand_as(value))
+
+
+def _tokens(inputs: Inputs) -> Sequence[Sequence[str]] | None:
+    """The tokens' texts that a fast tokenizer's output carries."""
+    encodings = getattr(inputs, "encodings", None)
+    return [list(encoding.tokens) for encoding in encodings] if encodings else None

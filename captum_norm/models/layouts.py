@@ -1,0 +1,132 @@
+"""Where the parts of an attention block are inside a layer: a declaration, checked against what the layer computes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from captum_norm.errors import InvalidInputError
+
+Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
+Scope = Literal["attn", "attn_res", "attn_res_ln", "atb"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A tensor that a module receives or returns.
+
+    Attributes:
+        module: the module's name inside the layer, "" for the layer itself.
+        end: its first input tensor or its first output tensor.
+    """
+
+    module: str
+    end: Literal["input", "output"]
+
+    @classmethod
+    def parse(cls, text: str) -> "Site":
+        """A site from ``"NAME.input"`` or ``"NAME.output"``; the layer itself is ``"input"`` or ``"output"``.
+
+        >>> Site.parse("post_attention_layernorm.input")
+        Site(module='post_attention_layernorm', end='input')
+        """
+        module, _, end = text.rpartition(".")
+        if end == "input":
+            return cls(module, "input")
+        if end == "output":
+            return cls(module, "output")
+        raise InvalidInputError(f'got the site "{text}"; expected NAME.input, NAME.output, input or output')
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.end}" if self.module else self.end
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parts of one kind of layer; all names are relative to the layer's module.
+
+    The parts must satisfy, and are checked to satisfy, these equations of the layer's own tensors::
+
+        projected = projection(Σ_j Σ_h α_hj v_hj)
+        branch    = branch_norm(projected)            (branch_norm=None: branch = projected)
+        total     = residual + branch                 (minus given: total - minus = residual + branch)
+        output    = final_norm(total)                 (final_norm=None: the block ends at total)
+
+    Attributes:
+        attention: the module that calls the attention function.
+        projection: the output projection.
+        residual: the residual stream that the attention output is added to.
+        total: the sum of both.
+        minus: what else is in ``total``; the feed-forward output of a parallel layer.
+        branch_norm: the norm on the attention output before the sum (sandwich, norm-on-output).
+        final_norm: the norm on the sum whose output the layer goes on with (post-norm).
+        normed_input: whether attention reads a normalised residual stream rather than the stream itself.
+
+    Example:
+        The declaration of a LLaMA layer, which needs none since its structure is found by itself:
+
+        >>> llama = Layout(
+        ...     attention="self_attn", projection="self_attn.o_proj", residual=Site.parse("input"),
+        ...     total=Site.parse("post_attention_layernorm.input"), normed_input=True)
+        >>> llama.style, llama.scopes
+        ('pre-norm', ('attn', 'attn_res', 'atb'))
+    """
+
+    attention: str
+    projection: str
+    residual: Site
+    total: Site
+    minus: Site | None = None
+    branch_norm: str | None = None
+    final_norm: str | None = None
+    normed_input: bool = False
+
+    @property
+    def style(self) -> Style:
+        """The name of the arrangement."""
+        if self.final_norm is not None:
+            return "post-norm"
+        if self.branch_norm is not None:
+            return "sandwich" if self.normed_input else "norm-on-output"
+        return "pre-norm" if self.minus is None else "parallel"
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """How far the vectors can be carried in this arrangement.
+
+        ``attn_res_ln`` exists where a norm follows the residual sum (post-norm) and is the attention block there.
+        Where a norm stands between attention and the sum there is no sum of the bare attention output to speak of, so
+        ``attn_res`` is left out and ``atb`` (norm and sum) stands for it.
+        """
+        if self.final_norm is not None:
+            return ("attn", "attn_res", "attn_res_ln", "atb") if self.branch_norm is None else ("attn", "atb")
+        return ("attn", "attn_res", "atb") if self.branch_norm is None else ("attn", "atb")
+
+
+_registered: dict[str, Layout] = {}
+
+
+def register_layout(layer_class: str, layout: Layout) -> None:
+    """Declare where the parts of a layer are, for layers whose structure is not found by itself.
+
+    Args:
+        layer_class: the name of the layer's class, for example ``"MyDecoderLayer"``.
+        layout: the parts. They are checked against the layer's output when a model with such layers is first used.
+
+    Raises:
+        InvalidInputError: if another layout is registered for this class.
+
+    Example:
+        >>> register_layout("DocumentedLayer", Layout(
+        ...     attention="attention", projection="attention.out", residual=Site.parse("input"),
+        ...     total=Site.parse("norm.input"), final_norm="norm"))
+        >>> registered_layouts()["DocumentedLayer"].style
+        'post-norm'
+    """
+    if _registered.setdefault(layer_class, layout) != layout:
+        raise InvalidInputError(f'another layout is already registered for the class "{layer_class}"')
+
+
+def registered_layouts() -> Mapping[str, Layout]:
+    """The layouts declared so far, by layer class name."""
+    return MappingProxyType(_registered)

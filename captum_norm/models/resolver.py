@@ -1,0 +1,314 @@
+"""Finding the parts of a model's attention blocks from the tensors that one forward pass shows.
+
+No family is named here. The output projection is the module that received attention's output; the residual stream is
+the tensor that, added to the projection's (perhaps normalised) output, gives a tensor the layer goes on with; and the
+layer's own output must follow from it. The smallest module in which all this holds is the layer.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import Carry
+from captum_norm.models.huggingface import EagerAttention, attention_through
+from captum_norm.models.layouts import Layout, Scope, Site, registered_layouts
+from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
+from captum_norm.models.tracing import Call, Event, Trace, first_tensor, hooked, input_tensor
+
+HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
+
+
+@dataclass(frozen=True)
+class Block:
+    """One attention block of a model, with its parts found and checked.
+
+    Attributes:
+        name: the layer's name in the model.
+        layer: the module in which the block was found.
+        layout: where its parts are.
+        attention: the module that calls the attention function.
+        projection: the output projection.
+        branch_norm: the norm before the residual sum, or None.
+        final_norm: the norm behind it, or None.
+    """
+
+    name: str
+    layer: nn.Module
+    layout: Layout
+    attention: nn.Module
+    projection: Projection
+    branch_norm: NormReader | None
+    final_norm: NormReader | None
+
+    def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
+        """The steps that a scope includes in this block; ``scope`` must be one of the layout's."""
+        if scope == "attn":
+            return Carry()
+        branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
+        if scope == "attn_res" or self.final_norm is None:
+            return Carry(branch, residual=True)
+        return Carry(branch, residual=True, final=self.final_norm.read(dtype))
+
+
+@dataclass
+class _AttentionCall:
+    module: nn.Module
+    output: Tensor
+    order: int
+
+
+@dataclass
+class _Probe:
+    """Watches all modules during one forward pass and settles each layer when it ends."""
+
+    model: nn.Module
+    names: dict[nn.Module, str]
+    blocks: dict[nn.Module, Block] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    open_calls: list[_AttentionCall] = field(default_factory=list)
+    seen: int = 0
+    last_trace: Trace | None = None
+
+    def attention(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        output, _ = eager(module, query, key, value, mask, **options)
+        self.seen += 1
+        if module not in self.blocks:
+            self.open_calls.append(_AttentionCall(module, output.reshape(*output.shape[:2], -1), len(self.events)))
+        return output
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.starts.append(len(self.events))
+        self._note(module, "input", input_tensor(args, kwargs))
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        start = self.starts.pop()
+        self._note(module, "output", first_tensor(output))
+        inside = [call for call in self.open_calls if call.order >= start]
+        if inside:
+            trace = Trace(module, self.events[start:])
+            for call in inside:
+                block = self._settle(trace, call, start)
+                if block is not None:
+                    self.blocks[call.module] = block
+                    self.open_calls.remove(call)
+            self.last_trace = trace
+        if not self.open_calls:
+            # What happened inside is of no more use; the module's own ends are, to the layer around it.
+            self.events[start:] = [event for event in self.events[start:] if event.module is module]
+
+    def _note(self, module: nn.Module, end: Any, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self.events.append(Event(module, end, tensor))
+
+    def _settle(self, trace: Trace, call: _AttentionCall, start: int) -> Block | None:
+        declared = registered_layouts().get(type(trace.layer).__name__)
+        if declared is not None:
+            return bind(self.names[trace.layer], trace, declared)
+        for layout in _candidates(trace, call.module, call.output, call.order - start):
+            return bind(self.names[trace.layer], trace, layout)
+        return None
+
+
+def resolve(model: nn.Module, forward: Callable[[], object]) -> dict[nn.Module, Block]:
+    """Find the attention blocks of a model by one forward pass.
+
+    Args:
+        model: the model.
+        forward: runs it, on few and short examples: the structure does not depend on them.
+
+    Returns:
+        the blocks by their attention module.
+
+    Raises:
+        UnsupportedModelError: if no attention was seen, or the parts of a block cannot be told or do not reproduce the
+            layer's output.
+    """
+    probe = _Probe(model, {module: name for name, module in model.named_modules()})
+    handles = [
+        handle
+        for module in model.modules()
+        for handle in (
+            module.register_forward_pre_hook(probe.enter, with_kwargs=True),
+            module.register_forward_hook(probe.leave, with_kwargs=True),
+        )
+    ]
+    with hooked(handles), attention_through(model, probe.attention):
+        forward()
+    if not probe.seen:
+        raise UnsupportedModelError(no_attention(model))
+    if probe.open_calls and probe.last_trace is not None:
+        raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))
+    return probe.blocks
+
+
+def no_attention(model: nn.Module) -> str:
+    """The message for a model none of whose modules called the attention interface."""
+    return (
+        f"no attention was seen in {type(model).__name__}: none of its modules called the attention interface of "
+        "transformers. Expected a Hugging Face model whose modeling file dispatches attention through it"
+    )
+
+
+def bind(name: str, trace: Trace, layout: Layout) -> Block:
+    """Read a layout's parts off a layer's modules and check its equations on the layer's own tensors.
+
+    Raises:
+        UnsupportedModelError: if a part is missing or an equation does not hold.
+    """
+    layer = trace.layer
+
+    def refuse(problem: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f'the {layout.style} layout of {type(layer).__name__} ("{name}") does not hold: {problem}. {HOW_TO}'
+        )
+
+    def module(part: str) -> nn.Module:
+        try:
+            return layer.get_submodule(part)
+        except AttributeError:
+            raise refuse(f'there is no module "{part}"') from None
+
+    def tensor(site: Site) -> Tensor:
+        found = trace.at(site)
+        if found is None:
+            raise refuse(f'no tensor passed "{site}"')
+        return found
+
+    def norm(part: str) -> NormReader:
+        reader = read_norm(module(part), tensor(Site(part, "input")), tensor(Site(part, "output")))
+        if reader is None:
+            raise refuse(f'"{part}" is no LayerNorm or RMSNorm of the parameters it holds')
+        return reader
+
+    attention = module(layout.attention)
+    branch = tensor(Site(layout.projection, "output"))
+    projection = read_projection(module(layout.projection), tensor(Site(layout.projection, "input")), branch)
+    if projection is None:
+        raise refuse(f'"{layout.projection}" does not compute input @ weight + bias')
+    branch_norm = final_norm = None
+    if layout.branch_norm is not None:
+        branch_norm = norm(layout.branch_norm)
+        branch = tensor(Site(layout.branch_norm, "output"))
+    residual, total = tensor(layout.residual), tensor(layout.total)
+    summands = [residual, branch] if layout.minus is None else [residual, branch, tensor(layout.minus)]
+    if any(part.numel() != total.numel() for part in summands) or not reproduces(_sum(*summands), total, *summands):
+        raise refuse(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
+    if layout.final_norm is not None:
+        final_norm = norm(layout.final_norm)
+    return Block(name, layer, layout, attention, projection, branch_norm, final_norm)
+
+
+def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int) -> Iterator[Layout]:
+    """The layouts under which the layer's output follows from attention's output ``context`` (B, Q, H·d)."""
+    output = trace.at(Site("", "output"))
+    for projection in _projections(trace, context):
+        if output is None or output.numel() != projection.output.numel():
+            continue
+        size = output.numel()
+        streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
+        before = _distinct(event for event in streams if event in trace.events[:order])
+        after = [event for event in streams if event in trace.events[projection.order + 1 :]]
+        branches: list[tuple[str | None, Tensor]] = [(None, projection.output)]
+        for call in trace.calls_on(projection.output):
+            if read_norm(call.module, call.inputs, call.output) is not None:
+                branches.append((trace.name(call.module), call.output))
+        for branch_norm, branch in branches:
+            for stream in before:
+                end = _end(trace, stream.tensor, branch, streams, after, output)
+                if end is None:
+                    continue
+                total, minus, final_norm = end
+                received = trace.call_of(attention)
+                yield Layout(
+                    attention=trace.name(attention),
+                    projection=trace.name(projection.module),
+                    residual=trace.site(stream),
+                    total=total,
+                    minus=minus,
+                    branch_norm=branch_norm,
+                    final_norm=final_norm,
+                    normed_input=received is not None and not torch.equal(received.inputs, stream.tensor),
+                )
+
+
+def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
+    for call in trace.calls_on(context):
+        if read_projection(call.module, call.inputs, call.output) is not None:
+            yield call
+
+
+def _end(
+    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], output: Tensor
+) -> tuple[Site, Site | None, str | None] | None:
+    """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
+    total = _sum(residual, branch)
+    sums = [event for event in after if reproduces(total, event.tensor, residual, branch)]
+    if sums:
+        if _continues(trace, total, after, output):
+            return trace.site(sums[0]), None, None
+        for call in trace.calls_on(sums[0].tensor):
+            if read_norm(call.module, call.inputs, call.output) and _continues(trace, call.output, after, output):
+                name = trace.name(call.module)
+                return Site(name, "input"), None, name
+        return None
+    for other in reversed(streams):
+        if other.end == "output" and reproduces(_sum(total, other.tensor), output, residual, branch, other.tensor):
+            return Site("", "output"), trace.site(other), None
+    return None
+
+
+def _continues(trace: Trace, stream: Tensor, after: list[Event], output: Tensor) -> bool:
+    """Whether the layer's output is the stream, the stream plus what a module computed, or the norm of such a sum."""
+    if reproduces(stream, output):
+        return True
+    for other in after:
+        if other.end == "input":
+            continue
+        total = _sum(stream, other.tensor)
+        if reproduces(total, output, stream, other.tensor):
+            return True
+        for event in after:
+            if event.end == "input" and reproduces(total, event.tensor, stream, other.tensor):
+                call = trace.call_of(event.module)
+                if call is not None and reproduces(call.output, output):
+                    return True
+    return False
+
+
+def _sum(first: Tensor, *others: Tensor) -> Tensor:
+    for other in others:
+        first = first + other.reshape(first.shape)
+    return first
+
+
+def _distinct(events: Iterator[Event]) -> list[Event]:
+    kept: dict[int, Event] = {}
+    for event in events:
+        kept.setdefault(event.tensor.data_ptr(), event)
+    return list(kept.values())
+
+
+def _description(probe: _Probe, trace: Trace, call: _AttentionCall) -> str:
+    projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
+    norms = [trace.name(c.module) for c in trace.calls if read_norm(c.module, c.inputs, c.output)]
+    found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'
+    if projections:
+        missing = "a residual sum of its output from which the layer's output follows"
+        found += f', output projection "{projections[0]}", norms {norms or "none"}'
+    else:
+        missing = "a linear module that receives attention's output"
+    return f"{type(probe.model).__name__} is not understood. Found: {found}. Missing: {missing}. {HOW_TO}"

@@ -1,0 +1,266 @@
+"""One forward pass with every attention block's tensors handed to a reducer as soon as they exist.
+
+Attention weights are produced for a few query rows at a time and reduced at once, so they are never held for a whole
+long sequence; the other tensors of a block live until its last one has come. The model is left as it was.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.huggingface import EagerAttention, attention_through
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.layouts import Site
+from captum_norm.models.resolver import Block, no_attention
+from captum_norm.models.tracing import first_tensor, hooked, input_tensor
+
+# Attention weights of this size stay in the processor's cache between their making and their reduction.
+CHUNK_BYTES = 8 * 2**20
+ACCUMULATED_BYTES = 4
+
+
+@dataclass(frozen=True)
+class BlockTensors:
+    """The tensors of one block in one forward pass, each (B, Q, D).
+
+    Attributes:
+        projected: the output projection's output.
+        residual: the residual stream before the block.
+        total: their sum as the model computed it; without the feed-forward output in a parallel layer.
+        normed: the final norm's output, or None where the block has none.
+    """
+
+    projected: Tensor
+    residual: Tensor
+    total: Tensor
+    normed: Tensor | None
+
+
+class Reducer(Protocol):
+    """What is made of one attention block while the forward pass goes through it."""
+
+    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+        """Attention starts: values (B, H or fewer, K, d), the number of heads and of query positions."""
+        ...
+
+    def consume(self, weights: Tensor, rows: slice) -> None:
+        """The attention weights of some query rows, (B, H, rows, K); all rows come once, in order."""
+        ...
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        """The block's tensors; None where blocks are not needed."""
+        ...
+
+
+ReducerFactory = Callable[[int, Block | None], Reducer | None]
+
+
+def record(
+    call: ModelCall,
+    make_reducer: ReducerFactory,
+    blocks: Mapping[nn.Module, Block] | None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> bool:
+    """Run a model once and reduce each of its attention blocks.
+
+    Args:
+        call: the model and its inputs.
+        make_reducer: called with the layer's index, in the order of the forward pass, and its block; None for a layer
+            that is not wanted.
+        blocks: the model's blocks by attention module; None if only attention weights are needed.
+        chunk_bytes: how much memory the attention weights may take at a time.
+
+    Returns:
+        whether attention only looked back (a causal model).
+
+    Raises:
+        UnsupportedModelError: if no attention was seen, or queries and keys are different sequences.
+    """
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes)
+    with hooked(recorder.hooks()), attention_through(call.model, recorder.attention), evaluating(call.model):
+        call.run()
+    if not recorder.layers:
+        raise UnsupportedModelError(no_attention(call.model))
+    recorder.expect_nothing_open()
+    several = call.length is None or (call.length if call.real is None else int(call.real.sum(1).max())) > 1
+    return recorder.looks_back_only if several else recorder.declared_causal
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """``eval()`` for a while; every module's own mode is restored."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@dataclass
+class _OpenBlock:
+    """A block that the forward pass is in."""
+
+    tensors: dict[Site, Tensor] = field(default_factory=dict)
+    reducer: Reducer | None = None
+
+
+class _Recorder:
+    def __init__(
+        self, make_reducer: ReducerFactory, blocks: Mapping[nn.Module, Block] | None, chunk_bytes: int
+    ) -> None:
+        self.layers = 0
+        self.looks_back_only = True
+        self.declared_causal = False
+        self._make_reducer = make_reducer
+        self._blocks = blocks
+        self._chunk_bytes = chunk_bytes
+        self._open = {module: _OpenBlock() for module in blocks or ()}
+
+    def hooks(self) -> Iterator[Any]:
+        """A hook at every site of every block."""
+        for block in (self._blocks or {}).values():
+            for site in _sites(block):
+                module = block.layer.get_submodule(site.module)
+                if site.end == "input":
+                    yield module.register_forward_pre_hook(self._at_input(block, site), with_kwargs=True)
+                else:
+                    yield module.register_forward_hook(self._at_output(block, site))
+
+    def attention(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """Stands in for the model's attention function."""
+        if query.shape[2] != key.shape[2]:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends from {query.shape[2]} to {key.shape[2]} positions; only self-attention "
+                "without a cache is supported: pass the encoder of an encoder-decoder model (model.get_encoder())"
+            )
+        block = None
+        if self._blocks is not None:
+            block = self._blocks.get(module)
+            if block is None:
+                raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
+        reducer = self._make_reducer(self.layers, block)
+        first_layer = self.layers == 0
+        self.layers += 1
+        if reducer is not None:
+            reducer.begin(value, query.shape[1], query.shape[2])
+        if first_layer:
+            self.declared_causal = bool(getattr(module, "is_causal", False))
+
+        def attend(rows: slice, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
+            def part(option: Any) -> Any:
+                return _part(option, rows, keys, (query.shape[2], key.shape[2]))
+
+            chosen = {name: part(option) for name, option in options.items()}
+            return eager(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], part(mask), **chosen)
+
+        outputs = []
+        for rows in self._row_chunks(query, attend):
+            output, weights = attend(rows)
+            if first_layer and self.looks_back_only:
+                self.looks_back_only = _looks_back_only(weights, rows)
+            if reducer is not None:
+                reducer.consume(weights, rows)
+            outputs.append(output)
+        if reducer is not None and block is None:
+            reducer.finish(None)
+        elif block is not None:
+            self._open[module].reducer = reducer
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def expect_nothing_open(self) -> None:
+        """Every block that began must have been finished by the tensors it waits for."""
+        for module, opened in self._open.items():
+            if opened.reducer is not None:
+                raise UnsupportedModelError(
+                    f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
+                    "not run in this forward pass"
+                )
+
+    def _row_chunks(self, query: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[slice]:
+        batch, heads, queries, _ = query.shape
+        rows = max(1, min(queries, self._chunk_bytes // (batch * heads * queries * ACCUMULATED_BYTES)))
+        if rows < queries and not _rows_are_independent(attend, queries):
+            rows = queries
+        for start in range(0, queries, rows):
+            yield slice(start, min(start + rows, queries))
+
+    def _at_input(self, block: Block, site: Site) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._arrive(block, site, input_tensor(args, kwargs))
+
+        return hook
+
+    def _at_output(self, block: Block, site: Site) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._arrive(block, site, first_tensor(output))
+
+        return hook
+
+    def _arrive(self, block: Block, site: Site, tensor: Tensor | None) -> None:
+        opened = self._open[block.attention]
+        if tensor is not None:
+            opened.tensors[site] = tensor
+        if opened.tensors.keys() >= _sites(block):
+            self._open[block.attention] = _OpenBlock()
+            if opened.reducer is not None:
+                opened.reducer.finish(_block_tensors(block, opened.tensors))
+
+
+def _sites(block: Block) -> set[Site]:
+    layout = block.layout
+    sites = {Site(layout.projection, "output"), layout.residual, layout.total}
+    if layout.minus is not None:
+        sites.add(layout.minus)
+    if layout.final_norm is not None:
+        sites.add(Site(layout.final_norm, "output"))
+    return sites
+
+
+def _block_tensors(block: Block, tensors: Mapping[Site, Tensor]) -> BlockTensors:
+    layout = block.layout
+    projected, residual = tensors[Site(layout.projection, "output")], tensors[layout.residual]
+    total = tensors[layout.total].reshape(residual.shape)
+    if layout.minus is not None:
+        total = total - tensors[layout.minus].reshape(residual.shape)
+    normed = None if layout.final_norm is None else tensors[Site(layout.final_norm, "output")].reshape(residual.shape)
+    return BlockTensors(projected.reshape(residual.shape), residual, total, normed)
+
+
+def _part(option: Any, rows: slice, keys: slice, shape: tuple[int, int]) -> Any:
+    """The part of a mask or bias over (…, Q, K) for some queries and keys; anything else as it is."""
+    if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != shape[1]:
+        return option
+    if option.shape[-2] == 1:
+        return option[..., keys]
+    return option[..., rows, keys] if option.shape[-2] == shape[0] else option
+
+
+def _rows_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], queries: int) -> bool:
+    """Whether some query rows alone get what they get among all; seen on a corner of the attention."""
+    corner = min(8, queries)
+    whole, _ = attend(slice(0, corner), slice(0, corner))
+    part, _ = attend(slice(corner // 2, corner), slice(0, corner))
+    return torch.allclose(part, whole[:, corner // 2 :], rtol=1e-2, atol=1e-4, equal_nan=True)
+
+
+def _looks_back_only(weights: Tensor, rows: slice) -> bool:
+    """Whether no query gives weight to a later key."""
+    later = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).triu(rows.start + 1)
+    return not bool((weights.detach() * later).any())

@@ -1,0 +1,75 @@
+"""Carrying parts through frozen norms and the residual equals the direct way, and the parts add up."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_norm import functional as F
+from tests import oracle
+
+
+def random_norm(generator: torch.Generator, width: int, centered: bool) -> tuple[F.Normalization, oracle.DirectNorm]:
+    gain = 1 + torch.randn(width, generator=generator, dtype=torch.float64)
+    bias = torch.randn(width, generator=generator, dtype=torch.float64)
+    return F.Normalization(centered, gain, bias, 1e-3), oracle.DirectNorm(centered, gain, bias, 1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("centered", [True, False])
+@pytest.mark.parametrize("branch", [True, False])
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("final", [True, False])
+def test_carried_norms_equal_the_direct_ones(
+    seed: int, centered: bool, branch: bool, residual: bool, final: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    batch, heads, keys, width, model_width = 2, 3, 5, 4, 10
+    weights = random(batch, heads, keys, keys).softmax(-1)
+    values, projection, bias = random(batch, heads, keys, width), random(heads, width, model_width), random(model_width)
+    stream = random(batch, keys, model_width)
+    norms = [random_norm(generator, model_width, centered) for _ in range(2)]
+    carry = F.Carry(norms[0][0] if branch else None, residual, norms[1][0] if final else None)
+
+    direct, constant = oracle.block_vectors(
+        oracle.vectors_per_head(weights, values, projection).sum(1),
+        bias,
+        stream,
+        norms[0][1] if branch else None,
+        residual,
+        norms[1][1] if final else None,
+    )
+    context = (weights @ values).transpose(1, 2).flatten(2)
+    frozen = carry.freeze(context @ projection.flatten(0, 1) + bias, stream)
+
+    fast = F.summed_norms(weights, F.key_gram(values, F.weight_gram(carry.linear(projection)))) * frozen.scale
+    own_weights = weights.diagonal(dim1=-2, dim2=-1)
+    own_attention = torch.einsum("bhq,bhqd,hde->bqe", own_weights, values, projection)
+    own = frozen.attention(own_attention) + frozen.residual(stream)
+    index = torch.arange(keys)
+    fast[:, index, index] = own.norm(dim=-1)
+    torch.testing.assert_close(fast, direct.norm(dim=-1), rtol=1e-11, atol=1e-12)
+
+    whole = frozen.attention(context @ projection.flatten(0, 1)) + frozen.residual(stream)
+    torch.testing.assert_close(whole, direct.sum(2), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        frozen.bias(bias).expand_as(constant), constant, rtol=1e-11, atol=1e-11
+    )
+    torch.testing.assert_close(
+        F.mixing_ratio(whole - own, own), oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("centered", [True, False])
+def test_normalize_equals_torch(centered: bool) -> None:
+    norm, _ = random_norm(torch.Generator().manual_seed(0), 8, centered)
+    inputs = torch.randn(3, 8, dtype=torch.float64)
+    if centered:
+        expected = torch.nn.functional.layer_norm(inputs, (8,), norm.gain, norm.bias, norm.eps)
+    else:
+        assert norm.bias is not None
+        expected = torch.nn.functional.rms_norm(inputs, (8,), norm.gain, norm.eps) + norm.bias
+    torch.testing.assert_close(F.normalize(norm, inputs), expected, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,31 @@
+"""The random check estimates an error's size and misses none."""
+
+import torch
+
+from captum_norm import functional as F
+
+
+def test_the_estimate_is_near_the_error() -> None:
+    torch.manual_seed(0)
+    reference = torch.randn(3, 400, 64, dtype=torch.float64)
+    error = 1e-4 * torch.randn_like(reference)
+    estimate = F.relative_error(error @ F.random_directions(64, error), reference, None)
+    exact = error.flatten(1).norm(dim=1) / reference.flatten(1).norm(dim=1)
+    # Each position is an independent estimate from 8 directions: relative deviation 1/sqrt(2·8·400)·2 ≈ 2 %; 10 % is 5σ.
+    torch.testing.assert_close(estimate, exact, rtol=0.1, atol=0)
+
+
+def test_one_wrong_coordinate_is_seen() -> None:
+    reference = torch.ones(1, 3, 16)
+    for coordinate in range(16):
+        error = torch.zeros_like(reference)
+        error[0, 1, coordinate] = 0.5
+        assert F.relative_error(error @ F.random_directions(16, error), reference, None).item() > 0.05
+
+
+def test_padded_positions_do_not_count_and_nan_does() -> None:
+    reference, error = torch.ones(1, 2, 4), torch.zeros(1, 2, 8)
+    error[0, 1] = torch.nan
+    real = torch.tensor([[True, False]])
+    assert F.relative_error(error, reference, real).item() == 0
+    assert F.relative_error(error, reference, None).isnan().item()
