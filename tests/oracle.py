@@ -4,6 +4,7 @@ Shares no code with the library. Letters as in the design: B, H, Q, K, D, d.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,3 +71,80 @@ def mixing_ratio(vectors: Tensor) -> Tensor:
     own = vectors[:, own_index, own_index]
     others = (vectors.sum(2) - own).norm(dim=-1)
     return others / (others + own.norm(dim=-1))
+
+
+@dataclass
+class Layer:
+    """What one layer of a model computed in an ordinary forward pass."""
+
+    weights: Tensor  # (B, H, Q, K)
+    values: Tensor  # (B, H, K, d)
+    projection: Tensor  # (H, d, D)
+    bias: Tensor  # (D,)
+    residual: Tensor  # (B, Q, D)
+    branch: DirectNorm | None
+    final: DirectNorm | None
+
+    def vectors(self, scope: str) -> tuple[Tensor, Tensor]:
+        """(B, Q, K, D) at a scope, and what belongs to no key."""
+        attention = vectors_per_head(self.weights, self.values, self.projection).sum(1)
+        through = scope not in ("attn", "attn_res")
+        return block_vectors(
+            attention,
+            self.bias,
+            self.residual,
+            self.branch if scope != "attn" else None,
+            scope != "attn",
+            self.final if through else None,
+        )
+
+
+def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[Layer]:
+    """The layers of a model whose parts are at the places that ``family`` names, by its own eager attention."""
+    seen: dict[tuple[str, str], list[Tensor]] = {}
+    count = model.config.num_hidden_layers
+    names = [family.layer.format(index) for index in range(count)]
+    handles = []
+    for name in dict.fromkeys(names):
+        layer = model.get_submodule(name)
+
+        def at_layer(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
+            seen.setdefault((name, "residual"), []).append(args[0] if args else kwargs["hidden_states"])
+
+        def at_value(_: Any, __: Any, output: Tensor, name: str = name) -> None:
+            seen.setdefault((name, "value"), []).append(output)
+
+        handles.append(layer.register_forward_pre_hook(at_layer, with_kwargs=True))
+        handles.append(layer.get_submodule(family.value).register_forward_hook(at_value))
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = model(inputs, **arguments, output_attentions=True).attentions
+    model.set_attn_implementation(implementation)
+    for handle in handles:
+        handle.remove()
+    result = []
+    for name, weights in zip(names, attentions, strict=True):
+        layer = model.get_submodule(name)
+        output = family.values(seen[name, "value"].pop(0)).double()
+        projection = layer.get_submodule(family.projection)
+        matrix = projection.weight.detach().double()
+        # GPT-2 keeps its matrices as (inputs, outputs).
+        matrix = matrix if type(projection).__name__ == "Conv1D" else matrix.T
+        heads = weights.shape[1]
+        width = matrix.shape[0] // heads
+        values = output.unflatten(-1, (-1, width)).transpose(1, 2)
+        values = values.repeat_interleave(heads // values.shape[1], dim=1)
+        bias = getattr(projection, "bias", None)
+        result.append(
+            Layer(
+                weights.double(),
+                values,
+                matrix.reshape(heads, width, -1),
+                torch.zeros(matrix.shape[1], dtype=torch.float64) if bias is None else bias.detach().double(),
+                seen[name, "residual"].pop(0).double(),
+                family.norm(layer, family.branch_norm),
+                family.norm(layer, family.final_norm),
+            )
+        )
+    return result

@@ -1,6 +1,6 @@
 """The common interface of all methods: ``attribute`` and ``maps``."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
@@ -19,13 +19,13 @@ from captum_norm.models.inputs import Inputs
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 
 
-class AttentionMapAttribution(Attribution):  # type: ignore[misc]
+class AttentionMapAttribution(Attribution, ABC):
     """Base of the methods that explain a Transformer by one map a layer.
 
     Args:
         model: a Hugging Face model; left exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps) or
-            ``"mean"``.
+        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps)
+            or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Raises:
@@ -36,10 +36,10 @@ class AttentionMapAttribution(Attribution):  # type: ignore[misc]
         if aggregation not in AGGREGATIONS:
             raise InvalidInputError(f'got the aggregation "{aggregation}"; expected one of {", ".join(AGGREGATIONS)}')
         super().__init__(model)
+        self.model = model
         self.aggregation = aggregation
         self._meter = NormMeter(model, **options)
 
-    @abstractmethod
     def maps(
         self,
         inputs: Inputs,
@@ -63,6 +63,7 @@ class AttentionMapAttribution(Attribution):  # type: ignore[misc]
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
+        return self._maps(inputs, additional_forward_args, layers, per_head)
 
     @overload
     def attribute(
@@ -92,7 +93,7 @@ class AttentionMapAttribution(Attribution):  # type: ignore[misc]
     def attribute(
         self,
         inputs: Inputs,
-        target: Any = None,
+        target: Any = None,  # noqa: ARG002
         additional_forward_args: Any = None,
         *,
         position: Position = None,
@@ -106,10 +107,10 @@ class AttentionMapAttribution(Attribution):  # type: ignore[misc]
             target: accepted as everywhere in Captum and not used: maps do not depend on an output class.
             additional_forward_args: the model's further positional arguments (attention mask first).
             position: the output position to explain: an index (negative from the end), one index for each example,
-                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: the position that the
-                model's head reads, which is the first for classifiers, the last for causal models, else the mean.
-            layer: explain this layer alone, in the units of its map (0-based, negative from the last); None aggregates
-                all layers.
+                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: the position that
+                the model's head reads, which is the last for causal models, the first for classifiers, else the mean.
+            layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
+                aggregates all layers.
             return_convergence_delta: also return the largest completeness error of the layers, (B,).
 
         Returns:
@@ -124,11 +125,13 @@ class AttentionMapAttribution(Attribution):  # type: ignore[misc]
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         maps = self.maps(inputs, additional_forward_args, layers=None if layer is None else [layer])
         with torch.set_grad_enabled(self._meter.differentiable):
-            rows = _rows(position, maps, self.forward_func)
-            stack = self._prepare(maps.self_attention)
-            attributions = (
-                AGGREGATIONS[self.aggregation](stack, rows[:, None]) if layer is None else rows[:, None] @ stack[:, 0]
-            )[:, 0]
+            rows = _rows(position, maps, self.model).unsqueeze(1)
+            stack = maps.self_attention
+            if layer is None:
+                rows = AGGREGATIONS[self.aggregation](self._prepare(stack), rows)
+            else:
+                rows = rows @ stack[:, 0]
+            attributions = rows.squeeze(1)
         if maps.convergence_delta is None or not return_convergence_delta:
             return attributions
         return attributions, maps.convergence_delta.amax(1)
@@ -155,6 +158,12 @@ class AttentionMapAttribution(Attribution):  # type: ignore[misc]
         if len(attributions) != len(delta):
             raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
         return delta.amax(1)
+
+    @abstractmethod
+    def _maps(
+        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
+    ) -> AttributionMaps:
+        """What :meth:`maps` returns."""
 
     def _prepare(self, stack: Tensor) -> Tensor:
         """What is aggregated, from the maps (B, L, Q, K)."""

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from captum_norm.attr._products import ProductCache, Products
 from captum_norm.functional import (
+    BlockRows,
     Carry,
+    block_rows,
+    chunks,
     head_norms,
     key_gram,
-    mixing_ratio,
-    random_directions,
     ratio,
     relative_error,
     summed_norms,
@@ -65,14 +66,14 @@ class _Form:
         self.norms[:, rows] = summed_norms(weights, self.form)
         self.sketch[:, rows] = (weights @ self._projected_keys).sum(1)
 
-    def discrepancy(self, own: Tensor, own_weights: Tensor) -> Tensor:
-        """How far the fast norm of each query's own vector is from the directly computed one, (B,).
+    def discrepancy(self, rows: slice, own: Tensor, own_weights: Tensor) -> Tensor:
+        """How far the fast norm of each query's own vector is from the directly computed one, (B, rows).
 
         Of the squared norms, relative to (Σ_h ‖α_ii f_h(x_i)‖)², the size that rounding goes by where heads cancel.
         """
-        fast, direct = self.norms.diagonal(dim1=-2, dim2=-1).square(), own.square().sum(-1)
-        size = (own_weights * transformed_norms(self.form)).sum(1).square()
-        return ((fast - direct).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)).amax(-1)
+        fast = self.norms[:, rows, rows].diagonal(dim1=-2, dim2=-1).square()
+        size = (own_weights * transformed_norms(self.form)[..., rows]).sum(1).square()
+        return (fast - own.square().sum(-1)).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
 
 
 class NormReducer:
@@ -90,7 +91,7 @@ class NormReducer:
         scopes: the scopes.
         per_head: whether head norms are kept.
         positions: Q.
-        model_dtype: the dtype of the model's own computation, which sets the tolerance.
+        precision: the least precise dtype of the block's own computation, which sets the tolerance.
         maps: (B, Q, K) of each scope.
         mixing_ratio: (B, Q) of each scope.
         head_map: (B, H, Q, K), with ``per_head``.
@@ -115,7 +116,7 @@ class NormReducer:
         self.scopes = tuple(scopes)
         self.per_head = per_head
         self.positions = 0
-        self.model_dtype = block.projection.parameter.dtype
+        self.precision = block.precision
         self._real = real
         self._carries = {scope: block.carry(scope, dtype) for scope in scopes}
         self._forms: dict[tuple[bool, bool], _Form] = {}
@@ -151,28 +152,32 @@ class NormReducer:
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
             raise ValueError("norms need the tensors of the block")
-        projected, residual = tensors.projected.to(self._dtype), tensors.residual.to(self._dtype)
-        bias = self._block.projection.bias(self._dtype)
-        own_context = (self._values * self._own_weights.unsqueeze(-1)).transpose(1, 2).flatten(2)
-        own_attention = own_context @ self._block.projection.weight(self._dtype)
-        all_attention = projected if bias is None else projected - bias
-        deltas, discrepancies = [], []
+        weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
+        batch, queries, width = tensors.residual.shape
+        rows_of: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
+        discrepancies = []
+        for rows in chunks(queries, batch * width):
+            own_weights = self._own_weights[:, :, rows]
+            own_context = self._values[:, :, rows] * own_weights.unsqueeze(-1)
+            own_attention = own_context.transpose(1, 2).flatten(2) @ weight
+            here = tensors.rows(rows, self._dtype)
+            for scope, carry in self._carries.items():
+                form = self._forms[_norms(carry)]
+                discrepancies.append(form.discrepancy(rows, carry.linear(own_attention), own_weights))
+                sketch, reference = form.sketch[:, rows], _reference(carry, here)
+                rows_of[scope].append(
+                    block_rows(carry, here.projected, here.residual, own_attention, bias, sketch, reference)
+                )
+        deltas = []
         for scope, carry in self._carries.items():
-            form = self._forms[_norms(carry)]
-            frozen = carry.freeze(projected, residual)
-            own = frozen.attention(own_attention) + frozen.residual(residual)
-            whole = frozen.attention(all_attention) + frozen.residual(residual)
-            self.mixing_ratio[scope] = mixing_ratio(whole - own, own)
-            self.maps[scope] = form.norms * frozen.scale
+            whole = BlockRows(*(torch.cat(pieces, dim=1) for pieces in zip(*rows_of[scope], strict=True)))
+            self.maps[scope] = self._forms[_norms(carry)].norms * whole.scale.unsqueeze(-1)
             if carry.residual:
-                self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(torch.linalg.vector_norm(own, dim=-1))
-            discrepancies.append(form.discrepancy(carry.linear(own_attention), self._own_weights))
-            reference = _reference(carry, tensors).to(self._dtype)
-            rest = frozen.residual(residual) + frozen.bias(bias) - reference
-            error = form.sketch * frozen.scale + rest @ random_directions(rest.shape[-1], rest)
-            deltas.append(relative_error(error, reference, self._real))
+                self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
+            self.mixing_ratio[scope] = whole.mixing_ratio
+            deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
         self.delta = torch.stack(deltas).amax(0)
-        self.discrepancy = torch.stack(discrepancies).amax(0)
+        self.discrepancy = torch.cat(discrepancies, dim=1).amax(1)
 
 
 def _norms(carry: Carry) -> tuple[bool, bool]:

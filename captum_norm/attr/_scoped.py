@@ -27,13 +27,8 @@ class ScopedNorms(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def maps(
-        self,
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        layers: Sequence[int] | None = None,
-        per_head: bool = False,
+    def _maps(
+        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
     ) -> AttributionMaps:
         if per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
@@ -42,8 +37,6 @@ class ScopedNorms(AttentionMapAttribution):
         )
         stack = measured.norms[self.scope] if measured.head_norms is None else measured.head_norms
         return attribution_maps(measured, stack, measured.mixing_ratio[self.scope])
-
-    maps.__doc__ = AttentionMapAttribution.maps.__doc__
 
     def has_convergence_delta(self) -> bool:
         """True: the vectors must add up to what the model computed."""

@@ -208,18 +208,18 @@ class NormMeter:
             if layer.norms is None:
                 continue
             delta, discrepancy = layer.norms.delta.max().item(), layer.norms.discrepancy.max().item()
-            tolerance = TOLERANCE[layer.norms.model_dtype]
+            tolerance = TOLERANCE[layer.norms.precision]
             if isnan(delta) or isnan(discrepancy):
                 _refuse_non_finite(self.model)
             if not delta <= tolerance:
                 raise IncompleteDecompositionError(
-                    f"the vectors of layer {index} do not add up to what {type(self.model).__name__} computed: relative "
-                    f"error {delta:.1e}, accepted {tolerance:.0e} for {layer.norms.model_dtype}"
+                    f"the vectors of layer {index} do not add up to what {type(self.model).__name__} computed: "
+                    f"relative error {delta:.1e}, accepted {tolerance:.0e} for {layer.norms.precision}"
                 )
             if not discrepancy <= tolerance:
                 raise IncompleteDecompositionError(
-                    f"the fast norms of layer {index} differ from directly computed ones by {discrepancy:.1e}, accepted "
-                    f"{tolerance:.0e} for {layer.norms.model_dtype}"
+                    f"the fast norms of layer {index} differ from directly computed ones by {discrepancy:.1e}, "
+                    f"accepted {tolerance:.0e} for {layer.norms.precision}"
                 )
 
 
@@ -257,7 +257,7 @@ def _assemble(call: ModelCall, layers: Sequence[LayerReducer], causal: bool) -> 
         return stack(parts, -2, -1)
 
     per_head = bool(norms) and norms[0].per_head
-    ratios = {
+    ratios: dict[str, Tensor] = {
         scope: stack([layer.mixing_ratio[scope] for layer in norms], -1) for scope in (norms[0].scopes if norms else ())
     }
     if weights:

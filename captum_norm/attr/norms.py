@@ -16,14 +16,15 @@ class NormAttribution(ScopedNorms):
     - ``attn``: ‖Σ_h α_ij f_h(x_j)‖, with f_h(x_j) key j's value vector through head h's slice of the output projection
       (value bias included, output bias not) [2020, section 3]; with ``per_head`` ‖α_ij f_h(x_j)‖;
     - ``attn_res``: the residual connection's x_i joins the vector of j = i [2021, section 3];
-    - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021, section 3].
+    - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021,
+      section 3].
 
     Args:
         model: a Hugging Face model; left exactly as it is.
         scope: ``attn``; ``attn_res`` where the layer adds the attention output itself to the residual stream;
             ``attn_res_ln`` in post-norm layers.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``. The rollout of ``attn``,
-            whose vectors leave the residual connection out, uses (A + I)/2 of the row-normalised maps A
+        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``. The rollout of
+            ``attn``, whose vectors leave the residual connection out, uses (A + I)/2 of the row-normalised maps A
             [Abnar & Zuidema 2020].
         options: see :class:`captum_norm.MeterOptions`.
 

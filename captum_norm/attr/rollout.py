@@ -35,22 +35,15 @@ class AttentionRollout(AttentionWeights):
     def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, "attn_res", "rollout", **options)
 
-    def maps(
-        self,
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        layers: Sequence[int] | None = None,
-        per_head: bool = False,
+    def _maps(
+        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
     ) -> AttributionMaps:
         if per_head:
             raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
-        maps = super().maps(inputs, additional_forward_args)
+        maps = super()._maps(inputs, additional_forward_args, None, per_head)
         chosen = layer_indices(layers, maps.self_attention.shape[1])
 
         def roll(stack: Tensor | None) -> Tensor | None:
             return None if stack is None else rollout(stack)[:, chosen]
 
         return replace(maps, encoder=roll(maps.encoder), decoder=roll(maps.decoder), mixing_ratio=None)
-
-    maps.__doc__ = AttentionWeights.maps.__doc__

@@ -20,8 +20,8 @@ class AttentionWeights(AttentionMapAttribution):
         model: a Hugging Face model; left exactly as it is.
         scope: ``attn`` for Attn-W, the mean A of the heads' weights; ``attn_res`` for AttnRes-W, (A + I)/2
             [Abnar & Zuidema 2020; Kobayashi et al. 2021].
-        aggregation: how ``attribute`` makes one map of all layers: ``"mean"``, or ``"rollout"``, the product of the maps;
-            :class:`AttentionRollout` is the rollout of ``attn_res``.
+        aggregation: how ``attribute`` makes one map of all layers: ``"mean"``, or ``"rollout"``, the product of the
+            maps; :class:`AttentionRollout` is the rollout of ``attn_res``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Raises:
@@ -31,9 +31,8 @@ class AttentionWeights(AttentionMapAttribution):
         >>> import torch
         >>> from transformers import GPT2Config, GPT2Model
         >>> model = GPT2Model(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
-        >>> AttentionWeights(model).maps(torch.tensor([[7, 9, 3]])).decoder.sum(-1)
-        tensor([[[1.0000, 1.0000, 1.0000],
-                 [1.0000, 1.0000, 1.0000]]])
+        >>> AttentionWeights(model).maps(torch.tensor([[7, 9, 3]])).decoder[0, 0, 0]
+        tensor([1., 0., 0.])
     """
 
     def __init__(
@@ -48,26 +47,14 @@ class AttentionWeights(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def maps(
-        self,
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        layers: Sequence[int] | None = None,
-        per_head: bool = False,
+    def _maps(
+        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
     ) -> AttributionMaps:
         if per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         measured = self._meter.measure(inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers)
-        stack = _present(measured.weights)
+        stack = measured.weights
+        assert stack is not None  # asked for
         if self.scope == "attn_res":
             return attribution_maps(measured, add_half_identity(stack), measured.mixing_ratio["weights_res"])
         return attribution_maps(measured, stack, measured.mixing_ratio["weights"])
-
-    maps.__doc__ = AttentionMapAttribution.maps.__doc__
-
-
-def _present(weights: Tensor | None) -> Tensor:
-    if weights is None:
-        raise InvalidInputError("attention weights were not measured")
-    return weights

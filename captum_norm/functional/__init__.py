@@ -1,12 +1,13 @@
 """The mathematics: tensors in, tensors out; knows neither models nor Captum."""
 
+from captum_norm.functional.block import BlockRows, block_rows
 from captum_norm.functional.carry import Carry, FrozenCarry
-from captum_norm.functional.completeness import random_directions, relative_error
+from captum_norm.functional.completeness import random_directions, relative_error, squared_length
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize
 from captum_norm.functional.norms import (
+    chunks,
     head_norms,
     key_gram,
-    mixing_ratio,
     ratio,
     summed_norms,
     transformed_norms,
@@ -14,18 +15,21 @@ from captum_norm.functional.norms import (
 )
 
 __all__ = [
+    "BlockRows",
     "Carry",
     "FrozenCarry",
     "Normalization",
     "apply_linear",
+    "block_rows",
+    "chunks",
     "head_norms",
     "inverse_scale",
     "key_gram",
-    "mixing_ratio",
     "normalize",
     "random_directions",
     "ratio",
     "relative_error",
+    "squared_length",
     "summed_norms",
     "transformed_norms",
     "weight_gram",

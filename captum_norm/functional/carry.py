@@ -84,7 +84,7 @@ class FrozenCarry:
         return self.carry.linear(part) * self.scale
 
     def residual(self, part: Tensor) -> Tensor:
-        """The share of a part of the residual stream; zeros where the scope adds no residual. (B, Q, D) -> (B, Q, D)."""
+        """The share of a part of the residual stream, 0 where the scope adds none; (B, Q, D) -> (B, Q, D)."""
         if not self.carry.residual:
             return torch.zeros_like(part)
         return self._finish(part)

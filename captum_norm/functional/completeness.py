@@ -18,20 +18,23 @@ def random_directions(width: int, like: Tensor) -> Tensor:
     return (signs * 2 - 1).to(like)
 
 
-def relative_error(error: Tensor, reference: Tensor, real: Tensor | None) -> Tensor:
+def squared_length(sketch: Tensor) -> Tensor:
+    """An unbiased estimate of ‖e‖² from e's projections on the random directions, (..., k) -> (...)."""
+    return sketch.square().mean(-1)
+
+
+def relative_error(squared_error: Tensor, squared_reference: Tensor, real: Tensor | None) -> Tensor:
     """‖error‖ / ‖reference‖ of each example.
 
     Args:
-        error: the error's projections on the random directions, (B, Q, k).
-        reference: what the model computed, (B, Q, D).
+        squared_error: squared length of the error at each query position, (B, Q).
+        squared_reference: squared length of what the model computed there, (B, Q).
         real: True at real query positions, (B, Q), or None where all are.
 
     Returns:
         (B,), without unit. NaN if anything was.
     """
-    squares = error.square().mean(-1)
-    scale = reference.square().sum(-1)
     if real is not None:
-        squares = torch.where(real, squares, torch.zeros_like(squares))
-        scale = torch.where(real, scale, torch.zeros_like(scale))
-    return (squares.sum(1) / scale.sum(1).clamp(min=torch.finfo(scale.dtype).tiny)).sqrt()
+        squared_error, squared_reference = squared_error.where(real, 0), squared_reference.where(real, 0)
+    smallest = torch.finfo(squared_reference.dtype).tiny
+    return (squared_error.sum(1) / squared_reference.sum(1).clamp(min=smallest)).sqrt()

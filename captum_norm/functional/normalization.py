@@ -37,9 +37,8 @@ def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
         (..., 1): 1/sqrt(variance + ε) for LayerNorm (biased variance), 1/sqrt(mean square + ε) for RMSNorm.
     """
     if norm.centered:
-        spread = whole.var(dim=-1, keepdim=True, unbiased=False)
-    else:
-        spread = whole.square().mean(dim=-1, keepdim=True)
+        whole = whole - whole.mean(dim=-1, keepdim=True)
+    spread = whole.square().mean(dim=-1, keepdim=True)
     return torch.rsqrt(spread + norm.eps)
 
 

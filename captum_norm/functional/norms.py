@@ -10,8 +10,20 @@ W_h W_gᵀ is a d×d product of the model's weights alone (:func:`weight_gram`, 
 H·D for adding up the vectors.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+# Intermediate results of this many elements (2 MiB in float32) stay in a processor core's cache.
+CACHED_ELEMENTS = 2**19
+
+
+def chunks(length: int, width: int) -> Iterator[slice]:
+    """Cuts ``length`` rows of ``width`` elements into pieces that stay in the cache."""
+    step = max(1, CACHED_ELEMENTS // width)
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
 
 
 def weight_gram(projection: Tensor) -> Tensor:
@@ -40,15 +52,16 @@ def key_gram(values: Tensor, gram: Tensor) -> Tensor:
         T_hh = ‖f_h‖², T_hg = 2⟨f_h, f_g⟩ for h < g, 0 for h > g.
     """
     batch, heads, keys, width = values.shape
-    flat = values.transpose(1, 2).reshape(batch, keys, heads * width)
     form = values.new_zeros(batch, heads, heads, keys)
-    for head in range(heads):
-        start = head * width
-        # One head against itself and all later ones: (B, K, (H-h)·d) is the largest tensor here.
-        through = flat[..., start : start + width] @ gram[start : start + width, start:]
-        products = (through * flat[..., start:]).unflatten(-1, (heads - head, width)).sum(-1)
-        form[:, head, head:] = products.transpose(1, 2)
-        form[:, head, head + 1 :] *= 2
+    for rows in chunks(keys, batch * heads * width):
+        flat = values[:, :, rows].transpose(1, 2).flatten(2)
+        for head in range(heads):
+            start = head * width
+            # One head against itself and all later ones.
+            through = flat[..., start : start + width] @ gram[start : start + width, start:]
+            products = (through * flat[..., start:]).unflatten(-1, (heads - head, width)).sum(-1)
+            products[..., 1:] *= 2
+            form[:, head, head:, rows] = products.transpose(1, 2)
     return form
 
 
@@ -91,21 +104,12 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     return _root(squares)
 
 
-def mixing_ratio(others: Tensor, own: Tensor) -> Tensor:
-    """How much of an output comes from elsewhere: ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖) [Kobayashi et al. 2021, eq. 12].
-
-    Args:
-        others: Σ_{j≠i} v_ij, (..., D).
-        own: v_ii, (..., D).
-
-    Returns:
-        (...), between 0 (only itself) and 1 (only the context); 0 where both vanish.
-    """
-    return ratio(torch.linalg.vector_norm(others, dim=-1), torch.linalg.vector_norm(own, dim=-1))
-
-
 def ratio(others: Tensor, own: Tensor) -> Tensor:
-    """others / (others + own) of two non-negative tensors, 0 where both are 0."""
+    """others / (others + own) of two non-negative tensors, 0 where both are 0.
+
+    Of norms ‖Σ_{j≠i} v_ij‖ and ‖v_ii‖ it is the mixing ratio: how much of an output comes from elsewhere
+    [Kobayashi et al. 2021, section 4].
+    """
     total = others + own
     return others / torch.where(total > 0, total, torch.ones_like(total))
 

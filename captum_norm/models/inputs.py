@@ -86,25 +86,23 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     Raises:
         InvalidInputError: for empty inputs, ids outside the vocabulary, a mask of another shape, too long a sequence.
     """
-    if isinstance(inputs, (tuple, list)):
-        main, *rest = inputs or (None,)
-    else:
-        main, rest = inputs, []
-    further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    positional = [*rest, *(() if additional_forward_args is None else further)]
     parameters = inspect.signature(model.forward).parameters
-    arguments: dict[str, Any] = {}
-    if isinstance(main, Mapping):
+    further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
+    positional = list(further) if additional_forward_args is not None else []
+    if isinstance(inputs, Mapping):
         if positional:
             raise InvalidInputError(
                 "got additional_forward_args beside a mapping of inputs; put all arguments into the mapping"
             )
-        arguments = dict(main)
-        main = _main_argument(main, parameters)
-    elif isinstance(main, Tensor):
-        arguments = _named(model, parameters, main, positional)
+        main, arguments = _main_argument(inputs, parameters), dict(inputs)
     else:
-        raise InvalidInputError(f"got inputs of type {type(main).__name__}; expected a tensor, a tuple or a mapping")
+        several = isinstance(inputs, (tuple, list)) and len(inputs) > 0
+        main, rest = (inputs[0], inputs[1:]) if several else (inputs, ())
+        if not isinstance(main, Tensor):
+            raise InvalidInputError(
+                f"got inputs of type {type(main).__name__}; expected a tensor, a tuple or a mapping"
+            )
+        arguments = _named(model, parameters, main, [*rest, *positional])
     length = _check_main(model, main)
     real = _real_positions(arguments.get("attention_mask"), main, length)
     shift = None
@@ -125,25 +123,29 @@ def _named(
     model: nn.Module, parameters: Mapping[str, inspect.Parameter], main: Tensor, further: Sequence[Any]
 ) -> dict[str, Any]:
     """Positional arguments by the names of the forward function's parameters."""
-    names = [
+    first, *names = [
         name
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if len(names) <= len(further):
+    ] or [""]
+    # The mask comes first in nearly all models; in those where a cache does (GPT-2) nobody means the cache.
+    names.sort(key=lambda name: name != "attention_mask")
+    if not first or len(names) < len(further):
         raise InvalidInputError(
             f"got {1 + len(further)} positional arguments, but the forward function of {type(model).__name__} names "
-            f"{len(names)}; pass a mapping of names to tensors, such as the tokenizer's output"
+            f"{len(names) + bool(first)}; pass a mapping of names to tensors, such as the tokenizer's output"
         )
     embeddings = main.is_floating_point() and main.dim() == 3 and "inputs_embeds" in parameters
-    return {"inputs_embeds" if embeddings else names[0]: main, **dict(zip(names[1:], further, strict=False))}
+    return {"inputs_embeds" if embeddings else first: main, **dict(zip(names, further, strict=False))}
 
 
 def _main_argument(inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> Tensor:
     for name in ("input_ids", "inputs_embeds", "pixel_values", *parameters):
         if isinstance(inputs.get(name), Tensor):
             return inputs[name]  # type: ignore[no-any-return]
-    raise InvalidInputError(f"got inputs with the keys {sorted(inputs)}; expected input_ids, inputs_embeds or pixel_values as tensors")
+    raise InvalidInputError(
+        f"got inputs with the keys {sorted(inputs)}; expected input_ids, inputs_embeds or pixel_values as tensors"
+    )
 
 
 def _check_main(model: nn.Module, main: Tensor) -> int | None:
@@ -152,8 +154,10 @@ def _check_main(model: nn.Module, main: Tensor) -> int | None:
     if not main.is_floating_point() and main.dim() != 2:
         raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
     if main.is_floating_point() and main.dim() < 3:
-        raise InvalidInputError(f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
-                                "(batch, sequence), embeddings (batch, sequence, width) or pixel values")
+        raise InvalidInputError(
+            f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
+            "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
+        )
     if main.numel() == 0:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
     if main.dim() > 3:
@@ -192,7 +196,9 @@ def _longest_sequence(model: nn.Module) -> int | None:
         return None
     # RoBERTa counts from the padding index on, OPT from an offset.
     return min(
-        table.num_embeddings - int(getattr(table, "offset", 0)) - (0 if table.padding_idx is None else table.padding_idx + 1)
+        table.num_embeddings
+        - int(getattr(table, "offset", 0))
+        - (0 if table.padding_idx is None else table.padding_idx + 1)
         for table in tables
     )
 

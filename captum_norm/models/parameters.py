@@ -5,7 +5,7 @@ adds 1 to its weight). A reading is accepted only if it reproduces what the modu
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -21,19 +21,20 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor) -> bool:
-    """Whether ``computed`` is ``actual`` up to the rounding of a few operations in the dtype of ``actual``.
+def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: torch.dtype | None = None) -> bool:
+    """Whether ``computed`` is ``actual`` up to the rounding of a few operations.
 
     Args:
         computed: (..., D).
         actual: as many elements.
         summands: tensors whose size bounds the rounding error, where they may cancel.
+        precision: the dtype that was rounded to; that of ``actual`` if None.
     """
-    computed, actual = computed.reshape(actual.shape), actual
-    sizes = [tensor.reshape(actual.shape).float().norm(dim=-1) for tensor in (actual, *summands)]
-    error = (computed.float() - actual.float()).norm(dim=-1)
-    # Four roundings of elements that add up in quadrature; a float32 product over D terms rounds a little more.
-    rounding = 4 * torch.finfo(actual.dtype).eps
+    shape = actual.shape
+    sizes = [tensor.reshape(shape).double().norm(dim=-1) for tensor in (actual, *summands)]
+    error = (computed.reshape(shape).double() - actual.double()).norm(dim=-1)
+    # The roundings of single elements add up in quadrature, so a few units in the last place bound the whole vector.
+    rounding = 4 * torch.finfo(precision or actual.dtype).eps
     return bool((error <= rounding * sum(sizes)).all())
 
 
@@ -52,9 +53,7 @@ class Projection:
     @property
     def parameter(self) -> Tensor:
         """The module's own weight, as it stores it."""
-        weight = self.module.weight
-        assert isinstance(weight, Tensor)
-        return weight
+        return self.module.get_parameter("weight")
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """(inputs, outputs)."""
@@ -94,21 +93,21 @@ class NormReader:
     Attributes:
         module: the module.
         centered: LayerNorm (True) or RMSNorm (False).
-        gain_offset: what is added to the module's weight (1 in Gemma); None if the module has no weight.
+        gain_offset: what is added to the module's weight, if it has one (1 in Gemma).
         eps: ε.
+        precision: the dtype that the module computes in, where that is narrower than its inputs'.
     """
 
     module: nn.Module
     centered: bool
-    gain_offset: float | None
+    gain_offset: float
     eps: float
+    precision: torch.dtype
 
     def read(self, dtype: torch.dtype) -> Normalization:
         """The normalisation with the module's present parameters."""
-        gain = None
-        if self.gain_offset is not None:
-            gain = self.module.weight.to(dtype) + self.gain_offset  # type: ignore[operator, union-attr]
-        bias = getattr(self.module, "bias", None)
+        weight, bias = (getattr(self.module, name, None) for name in ("weight", "bias"))
+        gain = weight.to(dtype) + self.gain_offset if isinstance(weight, Tensor) else None
         return Normalization(self.centered, gain, bias.to(dtype) if isinstance(bias, Tensor) else None, self.eps)
 
 
@@ -119,18 +118,24 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
     dtype = accumulation_dtype(outputs.dtype)
     for reader in _norm_readings(module, inputs):
         computed = normalize(reader.read(dtype), inputs.to(dtype))
-        if reproduces(computed, outputs):
-            return reader
+        # Many model files normalise in float32 whatever the model's dtype.
+        for precision in dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32))):
+            if reproduces(computed, outputs, precision=precision):
+                return replace(reader, precision=precision)
     return None
+
+
+def _coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.shape != inputs.shape[-1:]:
         return
-    offsets = (0.0, 1.0) if isinstance(weight, Tensor) else (None,)
+    offsets = (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,)
     epsilons = [getattr(module, name) for name in EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
     # torch's RMSNorm without an ε uses the input dtype's own.
     epsilons = epsilons or [torch.finfo(inputs.dtype).eps]
     for centered, offset, eps in product((True, False), offsets, epsilons):
-        yield NormReader(module, centered, offset, eps)
+        yield NormReader(module, centered, offset, eps, inputs.dtype)

@@ -44,6 +44,12 @@ class Block:
     branch_norm: NormReader | None
     final_norm: NormReader | None
 
+    @property
+    def precision(self) -> torch.dtype:
+        """The least precise dtype that the block's modules compute in."""
+        norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
+        return max([self.projection.parameter.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
+
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """The steps that a scope includes in this block; ``scope`` must be one of the layout's."""
         if scope == "attn":

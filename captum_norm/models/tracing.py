@@ -55,7 +55,7 @@ class Trace:
         self.layer = layer
         self.events = events
         self._modules = dict(layer.named_modules())
-        self._names = {module: name for name, module in self._modules.items()}
+        self._names: dict[nn.Module, str] = {module: name for name, module in self._modules.items()}
         self.calls = list(self._calls())
         self._times_called = Counter(call.module for call in self.calls)
 

@@ -55,12 +55,18 @@ def test_carried_norms_equal_the_direct_ones(
 
     whole = frozen.attention(context @ projection.flatten(0, 1)) + frozen.residual(stream)
     torch.testing.assert_close(whole, direct.sum(2), rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(
-        frozen.bias(bias).expand_as(constant), constant, rtol=1e-11, atol=1e-11
+    torch.testing.assert_close(frozen.bias(bias).expand_as(constant), constant, rtol=1e-11, atol=1e-11)
+
+    directions = F.random_directions(model_width, stream)
+    sketch = context @ carry.linear(projection).flatten(0, 1) @ directions
+    wrong = 1e-3 * random(batch, keys, model_width)
+    rows = F.block_rows(
+        carry, context @ projection.flatten(0, 1) + bias, stream, own_attention, bias, sketch, whole + constant - wrong
     )
-    torch.testing.assert_close(
-        F.mixing_ratio(whole - own, own), oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12
-    )
+    torch.testing.assert_close(rows.own_norm, own.norm(dim=-1), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(rows.mixing_ratio, oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(rows.squared_error, F.squared_length(wrong @ directions), rtol=1e-8, atol=1e-18)
+    torch.testing.assert_close(rows.squared_reference, (whole + constant - wrong).square().sum(-1))
 
 
 @pytest.mark.parametrize("centered", [True, False])

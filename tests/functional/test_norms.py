@@ -24,9 +24,7 @@ def random_attention(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> t
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_norms_equal_the_direct_ones(
-    shape: tuple[int, ...], seed: int, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_norms_equal_the_direct_ones(shape: tuple[int, ...], seed: int, dtype: torch.dtype, tolerance: float) -> None:
     weights, values, projection = random_attention(seed, shape, dtype)
     vectors = oracle.vectors_per_head(weights.double(), values.double(), projection.double())
     form = F.key_gram(values, F.weight_gram(projection))
@@ -34,9 +32,7 @@ def test_norms_equal_the_direct_ones(
     direct_transformed = torch.einsum("bhkd,hde->bhke", values.double(), projection.double()).norm(dim=-1)
 
     def close(fast: Tensor, direct: Tensor) -> None:
-        torch.testing.assert_close(
-            fast.double(), direct, rtol=tolerance, atol=tolerance * direct.max().item()
-        )
+        torch.testing.assert_close(fast.double(), direct, rtol=tolerance, atol=tolerance * direct.max().item())
 
     close(transformed, direct_transformed)
     close(F.head_norms(weights, transformed), vectors.norm(dim=-1))
@@ -79,7 +75,7 @@ def test_gradients_equal_those_of_the_direct_norms(seed: int) -> None:
         torch.testing.assert_close(fast_gradient, direct_gradient, rtol=1e-10, atol=1e-12)
 
 
-def test_mixing_ratio_is_zero_where_nothing_arrives() -> None:
-    nothing = torch.zeros(2, 3, 4)
-    assert torch.equal(F.mixing_ratio(nothing, nothing), torch.zeros(2, 3))
-    assert torch.equal(F.mixing_ratio(torch.ones(2, 3, 4), nothing), torch.ones(2, 3))
+def test_the_ratio_is_zero_where_nothing_arrives() -> None:
+    nothing = torch.zeros(2, 3)
+    assert torch.equal(F.ratio(nothing, nothing), nothing)
+    assert torch.equal(F.ratio(torch.ones(2, 3), nothing), torch.ones(2, 3))

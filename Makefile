@@ -1,0 +1,51 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+# The second one reaches the isolated build of this project, which newer versions of pip keep from the first.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test format docs bench constraints clean
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[demo]' --group dev
+	touch $@
+
+demo: $(INSTALLED) ## Explain a sentence with a small model
+	$(BIN)/captum-norm demo
+
+test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentation
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+format: $(INSTALLED) ## Format the code and repair what ruff can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: $(INSTALLED) ## Build the documentation into docs/_build/html
+	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html
+
+bench: $(INSTALLED) ## Time the norms
+	$(BIN)/python -m benchmarks.norms
+
+# torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
+constraints: PIP_CONSTRAINT :=
+constraints: PIP_BUILD_CONSTRAINT :=
+constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
+	$(PYTHON) -m venv --clear build/venv
+	build/venv/bin/python -m pip install --quiet --upgrade pip
+	build/venv/bin/python -m pip install --quiet --editable '.[demo]' --group dev hatchling editables torch==2.13.0
+	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints.txt
+
+clean: ## Remove everything that was installed, built or cached here
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
+	find benchmarks captum_norm docs tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""``captum-norm demo``."""
+
+import argparse
+from pathlib import Path
+
+from captum_norm.commands.command import Command
+from captum_norm.commands.outputs import output_path, write_outputs
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        metavar="FILE.png",
+        type=output_path([".png"]),
+        default=Path("captum-norm-demo.png"),
+        help="where to draw the maps (default: %(default)s)",
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from captum_norm import demo
+    from captum_norm.visualization.heatmap import figure_bytes
+
+    findings = demo.compare_layers()
+    write_outputs({options.out: figure_bytes(demo.draw(findings))})
+    console = Console()
+    demo.show(findings, console)
+    console.print(f"Both maps, side by side: {options.out}", markup=False, soft_wrap=True)
+
+
+COMMAND = Command("demo", "see on a real model why norms tell more than weights", _add_arguments, _run)

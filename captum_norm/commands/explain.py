@@ -1,0 +1,192 @@
+"""``captum-norm explain``: how much each token of a text contributes."""
+
+import argparse
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from captum_norm.commands.command import Command
+from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.reports import REPORTS, Explanation, show
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from captum_norm.attr import AttentionRollout, AttentionWeights, NormAttribution
+
+_POSITIONS = ("first", "last", "mean")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the command line.
+
+    Attributes:
+        class_name: the class in :mod:`captum_norm`.
+        unit: what an entry of its maps is.
+        rolled_out: whether its maps are rollouts already.
+    """
+
+    class_name: str
+    unit: str
+    rolled_out: bool = False
+
+
+METHODS = {
+    "norm": Method("NormAttribution", "norm"),
+    "attention-block": Method("AttentionBlockAttribution", "norm"),
+    "weights": Method("AttentionWeights", "attention weight"),
+    "rollout": Method("AttentionRollout", "share of rollout", rolled_out=True),
+}
+
+
+def _position(text: str) -> int | str:
+    if text in _POSITIONS:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a number, first, last or mean") from None
+
+
+def _layer(text: str) -> int:
+    try:
+        layer = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a number") from None
+    if layer == 0:
+        raise argparse.ArgumentTypeError("got 0; layers are numbered from 1, or from -1 for the last")
+    return layer
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="the text to explain, or - to read it from standard input")
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="a model folder or a name on the Hugging Face hub (default: %(default)s)",
+    )
+    parser.add_argument("--method", default="norm", choices=METHODS, help="the method (default: %(default)s)")
+    parser.add_argument(
+        "--scope",
+        help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; atb "
+        "for attention-block; attn or attn_res for weights (default: the first)",
+    )
+    parser.add_argument(
+        "--layer",
+        type=_layer,
+        metavar="N",
+        help="explain one layer, numbered from 1 as in the papers, from -1 for the last one backwards "
+        "(default: all layers together)",
+    )
+    parser.add_argument(
+        "--position",
+        type=_position,
+        metavar="N|first|last|mean",
+        help="the output position to explain, numbered from 0 as in the printed table, from -1 for the "
+        "last one backwards (default: what the model's head reads)",
+    )
+    parser.add_argument(
+        "--aggregation",
+        choices=("rollout", "mean"),
+        help="how all layers become one (default: mean for weights, else rollout)",
+    )
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        type=output_path(REPORTS),
+        metavar="FILE",
+        help="also write a .png, .html, .json or .csv file; may be given several times",
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from captum_norm.loading import load
+
+    text = _text(options.text)
+    model, tokenizer = load(options.model)
+    method = _method(model, options)
+    if not tokenizer(text, add_special_tokens=False)["input_ids"]:
+        raise InvalidInputError("the text has no tokens that the model knows; give some words")
+    # A text that is too long is refused below, by name; the tokenizer must neither cut it nor warn about it.
+    inputs = tokenizer(text, return_tensors="pt", truncation=False, padding=False, verbose=False)
+    explanation = _explain(method, inputs, tokenizer, options, text)
+    contents = {path: REPORTS[path.suffix.lower()](explanation) for path in options.out}
+    write_outputs(contents)
+    console = Console()
+    show(explanation, console)
+    for path in contents:
+        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _text(argument: str) -> str:
+    text = argument
+    if argument == "-":
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"standard input is no {error.encoding} text") from error
+    if not text.strip():
+        raise InvalidInputError("the text is empty; give some words")
+    return text.strip()
+
+
+def _method(model: Any, options: argparse.Namespace) -> "NormAttribution | AttentionWeights | AttentionRollout":
+    import captum_norm
+
+    kind = getattr(captum_norm, METHODS[options.method].class_name)
+    given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
+    for name in given.keys() - inspect.signature(kind).parameters.keys():
+        raise InvalidInputError(f"the method {options.method} has no --{name}")
+    method: NormAttribution | AttentionWeights | AttentionRollout = kind(model, **given)
+    return method
+
+
+def _explain(method: Any, inputs: Any, tokenizer: Any, options: argparse.Namespace, text: str) -> Explanation:
+    from captum_norm.models.heads import read_position
+
+    maps = method.maps(inputs)
+    stack = maps.self_attention[0]
+    index = None if options.layer is None else _index(options.layer, len(stack))
+    asked = {"position": options.position, "layer": index}
+    delta = None
+    if method.has_convergence_delta():
+        scores, deltas = method.attribute(inputs, **asked, return_convergence_delta=True)
+        delta = float(deltas[0])
+    else:
+        scores = method.attribute(inputs, **asked)
+    kind = METHODS[options.method]
+    together = "share of rollout" if method.aggregation == "rollout" else f"mean {kind.unit}"
+    default = read_position(method.forward_func, causal=maps.decoder is not None)
+    layers = range(len(stack)) if index is None else [index]
+    return Explanation(
+        text=text,
+        model=options.model,
+        method=options.method,
+        scope=None if kind.rolled_out else method.scope,
+        aggregation=method.aggregation if index is None else None,
+        layer=None if index is None else index + 1,
+        position=default if options.position is None else options.position,
+        tokens=tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist()),
+        scores=scores[0].tolist(),
+        unit=together if index is None else kind.unit,
+        layers=[layer + 1 for layer in layers],
+        maps=stack[list(layers)],
+        map_unit=kind.unit,
+        convergence_delta=delta,
+    )
+
+
+def _index(layer: int, count: int) -> int:
+    """0-based from the command line's numbering."""
+    if not 1 <= abs(layer) <= count:
+        raise InvalidInputError(f"got layer {layer}; the model has the layers 1 to {count}")
+    return layer - 1 if layer > 0 else count + layer
+
+
+COMMAND = Command("explain", "show how much each token of a text contributes", _add_arguments, _run)

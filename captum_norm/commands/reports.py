@@ -1,0 +1,156 @@
+"""An explanation on the terminal and in files."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor
+
+    from captum_norm.visualization.heatmap import Panel
+
+_PACKAGES = ("captum", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was asked and what came out.
+
+    Attributes:
+        text: the text.
+        model: the model's name or folder, as given.
+        method: the method's name on the command line.
+        scope: the method's scope; None if it has none.
+        aggregation: how the layers became one; None for a single layer.
+        layer: the one layer explained, from 1; None for all together.
+        position: the output position explained, from 0, or "first", "last" or "mean".
+        tokens: the S tokens.
+        scores: S scores.
+        unit: what the scores are.
+        layers: the numbers of the L layers whose maps are shown.
+        maps: their maps, (L, S, S), rows are queries and columns keys.
+        map_unit: what the maps' entries are.
+        convergence_delta: the largest relative completeness error of the layers; None if the method has none.
+    """
+
+    text: str
+    model: str
+    method: str
+    scope: str | None
+    aggregation: str | None
+    layer: int | None
+    position: int | str
+    tokens: Sequence[str]
+    scores: Sequence[float]
+    unit: str
+    layers: Sequence[int]
+    maps: "Tensor"
+    map_unit: str
+    convergence_delta: float | None
+
+    def facts(self) -> dict[str, str]:
+        """Names and values to print beside the scores."""
+        scope = "" if self.scope is None else f" ({self.scope})"
+        layer = f"all ({self.aggregation})" if self.layer is None else str(self.layer)
+        facts = {"model": self.model, "method": f"{self.method}{scope}", "layer": layer, "position": str(self.position)}
+        if self.convergence_delta is not None:
+            facts["convergence delta"] = f"{self.convergence_delta:.1e}"
+        return facts
+
+
+def show(explanation: Explanation, console: "Console") -> None:
+    """Print the tokens in colour, a legend and the table of scores."""
+    from captum_norm.visualization.terminal import score_table, show_tokens
+
+    for name, value in explanation.facts().items():
+        console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    show_tokens(console, explanation.tokens, explanation.scores, unit=explanation.unit)
+    console.print()
+    console.print(score_table(explanation.tokens, explanation.scores, unit=explanation.unit))
+
+
+def versions() -> dict[str, str]:
+    """The versions of what the numbers depend on."""
+    import captum_norm
+
+    return {"captum-norm": captum_norm.__version__} | {package: metadata.version(package) for package in _PACKAGES}
+
+
+def _json(explanation: Explanation) -> bytes:
+    content = {
+        "text": explanation.text,
+        "model": explanation.model,
+        "method": explanation.method,
+        "scope": explanation.scope,
+        "aggregation": explanation.aggregation,
+        "layer": explanation.layer,
+        "position": explanation.position,
+        "tokens": list(explanation.tokens),
+        "scores": list(explanation.scores),
+        "unit": explanation.unit,
+        "map": {
+            "axes": ["layer", "query", "key"],
+            "layers": list(explanation.layers),
+            "unit": explanation.map_unit,
+            "values": explanation.maps.tolist(),
+        },
+        "convergence_delta": explanation.convergence_delta,
+        "versions": versions(),
+    }
+    return (json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _csv(explanation: Explanation) -> bytes:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["index", "token", "score"])
+    for index, (token, score) in enumerate(zip(explanation.tokens, explanation.scores, strict=True)):
+        writer.writerow([index, token, score])
+    return buffer.getvalue().encode()
+
+
+def _png(explanation: Explanation) -> bytes:
+    from captum_norm.visualization.heatmap import draw_heatmaps, figure_bytes
+
+    scope = "" if explanation.scope is None else f" ({explanation.scope})"
+    title = f"{explanation.method}{scope}, {explanation.model}"
+    return figure_bytes(draw_heatmaps(_panels(explanation), explanation.tokens, title=title))
+
+
+def _html(explanation: Explanation) -> bytes:
+    from captum_norm.visualization.page import render_page
+
+    page = render_page(
+        explanation.tokens,
+        explanation.scores,
+        title=f"What each token of “{_beginning(explanation.text)}” contributes",
+        unit=explanation.unit,
+        panels=_panels(explanation),
+        facts=explanation.facts(),
+    )
+    return page.encode()
+
+
+def _panels(explanation: Explanation) -> "list[Panel]":
+    from captum_norm.visualization.heatmap import Panel
+
+    maps = zip(explanation.layers, explanation.maps, strict=True)
+    return [Panel(f"layer {layer}", values, explanation.map_unit) for layer, values in maps]
+
+
+def _beginning(text: str, length: int = 60) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+REPORTS: Mapping[str, Callable[[Explanation], bytes]] = MappingProxyType(
+    {".png": _png, ".html": _html, ".json": _json, ".csv": _csv}
+)
+"""How to write an explanation, by the file's suffix."""

@@ -1,0 +1,94 @@
+"""One sequential colour scale for the terminal, the figures and the page.
+
+It runs from near-white (nothing) through blue to dark navy (the most), in steps of equal length in OKLab, a space in
+which distance is close to perceived difference. Lightness falls all the way, so the order survives greyscale printing
+and every kind of colour blindness.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Rgb = tuple[int, int, int]
+
+STEPS = 256
+
+# OKLab (lightness, green-red, blue-yellow): near-white, blue, dark navy.
+_ANCHORS = ((0.985, -0.004, -0.006), (0.66, -0.055, -0.110), (0.27, -0.010, -0.105))
+
+# OKLab to linear sRGB [Ottosson 2020, "A perceptual color space for image processing"].
+_LAB_TO_CONES = np.array(
+    [
+        [1.0, 0.3963377774, 0.2158037573],
+        [1.0, -0.1055613458, -0.0638541728],
+        [1.0, -0.0894841775, -1.2914855480],
+    ]
+)
+_CONES_TO_RGB = np.array(
+    [
+        [4.0767416621, -3.3077115913, 0.2309699292],
+        [-1.2684380046, 2.6097574011, -0.3413193965],
+        [-0.0041960863, -0.7034186147, 1.7076147010],
+    ]
+)
+
+
+def color_of(share: float) -> Rgb:
+    """The colour of a share of the largest score.
+
+    Args:
+        share: between 0 and 1; what lies outside is clipped.
+
+    Returns:
+        Red, green and blue, each from 0 to 255.
+
+    Example:
+        >>> sum(color_of(0.1)) > sum(color_of(0.9))
+        True
+    """
+    red, green, blue = color_table()[round(min(max(share, 0.0), 1.0) * (STEPS - 1))].tolist()
+    return red, green, blue
+
+
+def ink_on(background: Rgb) -> Rgb:
+    """Black or white, whichever stands out more from a background [WCAG 2.2, contrast ratio]."""
+    luminance = float(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(background) / 255)))
+    return (0, 0, 0) if (luminance + 0.05) ** 2 > 0.05 * 1.05 else (255, 255, 255)
+
+
+def hex_of(color: Rgb) -> str:
+    """``#rrggbb``."""
+    red, green, blue = color
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def shares_of(scores: Sequence[float], maximum: float | None = None) -> list[float]:
+    """Scores as shares of the largest one (or of ``maximum``); all zero where nothing is above zero."""
+    top = max(scores, default=0.0) if maximum is None else maximum
+    return [score / top if top > 0 else 0.0 for score in scores]
+
+
+@cache
+def color_table() -> npt.NDArray[np.uint8]:
+    """The whole scale, (256, 3), lightest first."""
+    steps = [np.linspace(start, end, 1000) for start, end in pairwise(_ANCHORS)]
+    path = np.concatenate(steps)
+    travelled = np.concatenate([[0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()])
+    even = np.linspace(0, travelled[-1], STEPS)
+    lab = np.stack([np.interp(even, travelled, path[:, axis]) for axis in range(3)], axis=1)
+    linear = (lab @ _LAB_TO_CONES.T) ** 3 @ _CONES_TO_RGB.T
+    table: npt.NDArray[np.uint8] = np.rint(_gamma(linear.clip(0, 1)) * 255).astype(np.uint8)
+    table.setflags(write=False)  # cached: a caller's edit would change everyone's colours
+    return table
+
+
+def _gamma(linear: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+def _linear(encoded: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)

@@ -1,0 +1,183 @@
+"""Maps as figures: one panel or several side by side."""
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from captum_norm.visualization.colors import color_table
+from captum_norm.visualization.files import write_whole
+from captum_norm.visualization.text import same_length, shortened, thinned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+QUERY_LABEL = "query (receives)"
+KEY_LABEL = "key (gives)"
+
+_LABEL_INCHES = 0.24
+_MOST_INCHES = 7.5
+_MOST_INCHES_OF_MANY = 5.0
+_LABEL_WIDTH = 14
+# Tried in order after matplotlib's own font, for tokens in scripts that it lacks.
+_FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map of a figure.
+
+    Attributes:
+        title: what stands above the map.
+        map: (Q, K), not negative; rows are queries, columns are keys.
+        unit: what the colours measure; stands beside the colour bar.
+    """
+
+    title: str
+    map: Tensor
+    unit: str
+
+
+def draw_heatmaps(
+    panels: Sequence[Panel],
+    query_tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    shared_scale: bool = False,
+) -> "Figure":
+    """Maps side by side, four or more in rows, queries down and keys across, with colour bars that start at 0.
+
+    Nothing of pyplot is touched: the figure belongs to the caller, on an Agg canvas.
+
+    Args:
+        panels: the maps, all (Q, K).
+        query_tokens: Q tokens; where they have no room, only every n-th is written.
+        key_tokens: K tokens; the query tokens if None.
+        title: stands above all panels.
+        shared_scale: one colour scale for all panels (they must have the same unit), not one for each.
+
+    Returns:
+        The figure; :func:`save_figure` writes it.
+
+    Raises:
+        ValueError: no panel, a map that is not (Q, K) for these tokens, or a shared scale over different units.
+
+    Example:
+        >>> import torch
+        >>> figure = draw_heatmaps([Panel("layer 1", torch.eye(2), "norm")], ["a", "b"])
+        >>> [axes.get_xlabel() for axes in figure.axes][0]
+        'key (gives)'
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    keys = query_tokens if key_tokens is None else key_tokens
+    _check(panels, query_tokens, keys, shared_scale)
+    columns = len(panels) if len(panels) <= 3 else 3 if len(panels) <= 9 else 4
+    rows = -(-len(panels) // columns)
+    most = _MOST_INCHES if len(panels) == 1 else _MOST_INCHES_OF_MANY
+    width, height = _inches(len(keys), most), _inches(len(query_tokens), most)
+    size = ((width + 1.9) * columns, (height + 1.7) * rows)
+    figure = Figure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(wspace=0.08))
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, parse_math=False)
+    colors = ListedColormap(color_table() / 255, name="captum_norm")
+    values = [panel.map.detach().float().cpu().numpy() for panel in panels]
+    highest = max(float(value.max()) for value in values)
+    for index, (panel, value) in enumerate(zip(panels, values, strict=True)):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        top = highest if shared_scale else float(value.max())
+        image = axes.imshow(value, cmap=colors, vmin=0.0, vmax=top or 1.0)
+        axes.set_title(panel.title, fontsize="medium", parse_math=False)
+        _label(axes.xaxis, KEY_LABEL, keys, width)
+        _label(axes.yaxis, QUERY_LABEL, query_tokens, height)
+        axes.tick_params(axis="x", rotation=90)
+        if not shared_scale or index % columns == columns - 1 or index == len(panels) - 1:
+            _color_bar(axes, image, panel.unit)
+    return figure
+
+
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
+    """Write a figure whole or not at all; the suffix says the format (.png, .svg, .pdf).
+
+    Args:
+        figure: any matplotlib figure.
+        path: the file; its folder must exist.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: matplotlib does not know the suffix.
+        OSError: the folder does not exist or cannot be written to.
+
+    Example:
+        >>> import tempfile, torch
+        >>> figure = draw_heatmaps([Panel("layer 1", torch.eye(2), "norm")], ["a", "b"])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_figure(figure, folder + "/map.png").suffix
+        '.png'
+    """
+    return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
+
+
+def figure_bytes(figure: "Figure", suffix: str = "png") -> bytes:
+    """A figure in a file format ("png", "svg", "pdf"), in memory."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix)
+    return buffer.getvalue()
+
+
+def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:
+    if not panels:
+        raise ValueError("no map to draw: give at least one panel")
+    for panel in panels:
+        if panel.map.dim() != 2:
+            raise ValueError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
+        same_length(queries, panel.map.shape[0], "the queries (rows)")
+        same_length(keys, panel.map.shape[1], "the keys (columns)")
+    units = {panel.unit for panel in panels}
+    if shared_scale and len(units) > 1:
+        raise ValueError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
+
+
+def _inches(count: int, most: float) -> float:
+    """Room for each label of a short sequence, and an end to growth for a long one."""
+    return min(max(_LABEL_INCHES * count, 2.6), most)
+
+
+def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> None:
+    axis.set_label_text(title)
+    shown = thinned(len(tokens), int(inches / _LABEL_INCHES) + 1)
+    axis.set_ticks(shown, [shortened(tokens[index], _LABEL_WIDTH) for index in shown])
+    for text in axis.get_ticklabels():
+        text.set_parse_math(False)  # a token may hold $
+        text.set_fontsize(8)
+        text.set_fontfamily(_font_families())
+
+
+@cache
+def _font_families() -> list[str]:
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]
+
+
+def _color_bar(axes: "Axes", image: "AxesImage", unit: str) -> None:
+    # Inside the panel's own coordinates, so that the bar is exactly as high as the map.
+    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.04, 1.0)))
+    bar.set_label(unit, parse_math=False)
+    bar.ax.tick_params(labelsize=8)

@@ -1,0 +1,213 @@
+"""One self-contained HTML page: the tokens with their heat, the numbers, and the maps.
+
+The page loads nothing: styles are inline and the maps are SVG around a small embedded PNG. It reads on a phone and on a
+desktop, in light and in dark.
+"""
+
+import base64
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from captum_norm.visualization.colors import color_of, color_table, hex_of, ink_on, shares_of
+from captum_norm.visualization.files import write_whole
+from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel
+from captum_norm.visualization.text import formatted, printable, same_length, shortened, thinned
+
+_NO_FACTS: Mapping[str, str] = MappingProxyType({})
+_LABEL_WIDTH = 14
+_LABEL_HEIGHT = 13
+_CHARACTER = 7.4
+_TITLE_ROOM = 22
+# A browser grows slow on more hover areas than this; pages with more entries go without.
+_MOST_HOVERED = 5000
+
+
+@dataclass(frozen=True)
+class _Token:
+    index: int
+    text: str
+    score: str
+    percent: str
+    ground: str
+    ink: str
+
+
+@dataclass(frozen=True)
+class _Text:
+    text: str
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class _Map:
+    title: str
+    unit: str
+    top: str
+    width: float
+    height: float
+    left: float
+    above: float
+    cell: float
+    across: float
+    down: float
+    image: str
+    queries: list[_Text]
+    keys: list[_Text]
+    hovers: list[_Text]
+
+
+def render_page(
+    tokens: Sequence[str],
+    scores: Sequence[float],
+    *,
+    title: str,
+    unit: str,
+    panels: Sequence[Panel] = (),
+    facts: Mapping[str, str] = _NO_FACTS,
+    key_tokens: Sequence[str] | None = None,
+) -> str:
+    """The page as text; everything that is passed in is escaped.
+
+    Args:
+        tokens: the S tokens of the input, which are the maps' queries.
+        scores: S scores, not negative.
+        title: the page's heading.
+        unit: what the scores measure.
+        panels: the maps below the tokens, (S, K) each.
+        facts: names and values for the list under the heading (model, method, layer, ...).
+        key_tokens: the K tokens of the maps' columns; ``tokens`` if None.
+
+    Returns:
+        A complete HTML document.
+
+    Raises:
+        ValueError: scores or maps do not fit the tokens.
+
+    Example:
+        >>> "&lt;script&gt;" in render_page(["<script>"], [1.0], title="Norms", unit="norm")
+        True
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    same_length(tokens, len(scores), "scores")
+    keys = tokens if key_tokens is None else key_tokens
+    entries = sum(panel.map.numel() for panel in panels)
+    environment = Environment(
+        loader=PackageLoader("captum_norm.visualization", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=title,
+        unit=unit,
+        facts=facts,
+        tokens=_tokens(tokens, scores),
+        top=f"{max(scores, default=0.0):.3g}",
+        ramp=", ".join(hex_of(color_of(step / 16)) for step in range(17)),
+        maps=[_map(panel, tokens, keys, hovered=entries <= _MOST_HOVERED) for panel in panels],
+        query_label=QUERY_LABEL,
+        key_label=KEY_LABEL,
+    )
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> Path:
+    """Write a page whole or not at all.
+
+    Args:
+        path: the file; its folder must exist.
+        page: what :func:`render_page` returns.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_page(folder + "/norms.html", render_page(["a"], [1.0], title="Norms", unit="norm")).name
+        'norms.html'
+    """
+    return write_whole(path, page.encode())
+
+
+def _tokens(tokens: Sequence[str], scores: Sequence[float]) -> list[_Token]:
+    shown = []
+    rows = zip(tokens, formatted(scores), shares_of(scores), strict=True)
+    for index, (token, score, share) in enumerate(rows):
+        ground = color_of(share)
+        ink = ink_on(ground)
+        shown.append(_Token(index, printable(token), score, f"{100 * share:.1f}", hex_of(ground), hex_of(ink)))
+    return shown
+
+
+def _map(panel: Panel, queries: Sequence[str], keys: Sequence[str], *, hovered: bool) -> _Map:
+    if panel.map.dim() != 2:
+        raise ValueError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
+    same_length(queries, panel.map.shape[0], "the queries (rows)")
+    same_length(keys, panel.map.shape[1], "the keys (columns)")
+    values = panel.map.detach().double().cpu().numpy()
+    cell = min(max(560 / max(1, *values.shape), 2.0), 24.0)
+    left = _TITLE_ROOM + _label_room(queries)
+    above = _TITLE_ROOM + _label_room(keys)
+    down, across = (cell * count for count in values.shape)
+    return _Map(
+        title=panel.title,
+        unit=panel.unit,
+        top=f"{values.max():.3g}" if values.size else "0",
+        width=left + across + 2,
+        height=above + down + 2,
+        left=left,
+        above=above,
+        cell=cell,
+        across=across,
+        down=down,
+        image=_image(values),
+        queries=[_Text(text, left - 5, above + place) for text, place in _labels(queries, cell)],
+        keys=[_Text(text, left + place, above - 5) for text, place in _labels(keys, cell)],
+        hovers=_hovers(values, queries, keys, left, above, cell) if hovered else [],
+    )
+
+
+def _label_room(tokens: Sequence[str]) -> float:
+    return 8 + _CHARACTER * max((len(shortened(token, _LABEL_WIDTH)) for token in tokens), default=0)
+
+
+def _labels(tokens: Sequence[str], cell: float) -> list[tuple[str, float]]:
+    """The labels that have room, each with the middle of its cell."""
+    room = max(1, int(len(tokens) * cell / _LABEL_HEIGHT))
+    return [(shortened(tokens[index], _LABEL_WIDTH), (index + 0.5) * cell) for index in thinned(len(tokens), room)]
+
+
+def _hovers(
+    values: npt.NDArray[Any], queries: Sequence[str], keys: Sequence[str], left: float, above: float, cell: float
+) -> list[_Text]:
+    return [
+        _Text(f"{printable(query)} ← {printable(key)}: {value:.4g}", left + column * cell, above + row * cell)
+        for row, (query, line) in enumerate(zip(queries, values.tolist(), strict=True))
+        for column, (key, value) in enumerate(zip(keys, line, strict=True))
+    ]
+
+
+def _image(values: npt.NDArray[Any]) -> str:
+    """One pixel for each entry, as base64 of a PNG."""
+    from matplotlib.image import imsave
+
+    top = values.max(initial=0.0)
+    shares = values / top if top > 0 else np.zeros_like(values)
+    table = color_table()
+    buffer = io.BytesIO()
+    imsave(buffer, table[np.rint(shares.clip(0, 1) * (len(table) - 1)).astype(int)], format="png")
+    return base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -1,0 +1,53 @@
+"""Scores as the records that Captum's own text viewer reads."""
+
+import html
+from collections.abc import Sequence
+
+from captum.attr import visualization
+from torch import Tensor
+
+from captum_norm.visualization.text import printable, same_length
+
+
+def text_record(
+    tokens: Sequence[str], scores: Tensor, *, label: str, convergence_delta: float | None = None
+) -> visualization.VisualizationDataRecord:
+    """One row for ``captum.attr.visualization.visualize_text``.
+
+    Scores are divided by the largest one, since Captum's viewer takes 1 for its strongest colour. Captum's viewer
+    writes tokens into a page as they are, so they are escaped here. Norms explain no class: the columns for classes
+    hold the label, the probability is 1.
+
+    Args:
+        tokens: the S tokens' texts.
+        scores: (S,), not negative, in any unit.
+        label: what is shown in the columns for classes, for example the method's name.
+        convergence_delta: the method's relative completeness error; 0 if it has none.
+
+    Returns:
+        The record; ``attr_score`` is the sum of the scores in their own unit.
+
+    Raises:
+        ValueError: scores are not one number for each token.
+
+    Example:
+        >>> import torch
+        >>> text_record(["<s>", "hi"], torch.tensor([0.5, 2.0]), label="norm").word_attributions.tolist()
+        [0.25, 1.0]
+    """
+    if scores.dim() != 1:
+        raise ValueError(f"scores have shape {tuple(scores.shape)}; expected (S,), one example at a time")
+    same_length(tokens, scores.shape[0], "scores")
+    values = scores.detach().float().cpu()
+    top = values.max() if values.numel() else values.new_ones(())
+    escaped = html.escape(label)
+    return visualization.VisualizationDataRecord(
+        word_attributions=values / top if top > 0 else values,
+        pred_prob=1.0,
+        pred_class=escaped,  # type: ignore[arg-type]  # Captum's viewer prints it; its annotation alone says int
+        true_class=escaped,  # type: ignore[arg-type]
+        attr_class=escaped,  # type: ignore[arg-type]
+        attr_score=float(values.sum()),
+        raw_input_ids=[html.escape(printable(token)) for token in tokens],
+        convergence_score=0.0 if convergence_delta is None else convergence_delta,
+    )

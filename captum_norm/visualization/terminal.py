@@ -1,0 +1,140 @@
+"""Scores in the terminal: tokens on a coloured ground, a legend, a small table.
+
+Where the terminal has no colour (a file, a pipe, ``NO_COLOR``), blocks and bars say the same.
+"""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from captum_norm.visualization.colors import color_of, hex_of, ink_on, shares_of
+from captum_norm.visualization.text import formatted, printable, same_length
+
+_BAR_WIDTH = 20
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
+    """Tokens in a row, each on a ground as dark as its score is large.
+
+    Args:
+        tokens: the S tokens' texts.
+        scores: S scores, not negative, in any unit.
+        maximum: the score that gets the darkest colour; the largest score if None.
+
+    Returns:
+        Text for ``rich.print``; markup and control codes inside tokens are shown, not obeyed.
+
+    Raises:
+        ValueError: the numbers of tokens and scores differ.
+
+    Example:
+        >>> colored_tokens(["a", "[b]"], [0.1, 0.3]).plain
+        ' a   [b] '
+    """
+    same_length(tokens, len(scores), "scores")
+    text = Text()
+    for token, share in zip(tokens, shares_of(scores, maximum), strict=True):
+        if text:
+            text.append(" ")
+        text.append(f" {printable(token)} ", style=_style(share))
+    return text
+
+
+def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
+    """Tokens in a row without colour: each is followed by a block as high as its score is large.
+
+    Args:
+        tokens: the S tokens' texts.
+        scores: S scores, not negative, in any unit.
+        maximum: the score that gets the full block; the largest score if None.
+
+    Returns:
+        Text for ``rich.print``.
+
+    Raises:
+        ValueError: the numbers of tokens and scores differ.
+
+    Example:
+        >>> marked_tokens(["a", "[b]"], [0.1, 0.3]).plain
+        'a▃ [b]█'
+    """
+    same_length(tokens, len(scores), "scores")
+    shares = shares_of(scores, maximum)
+    return Text(" ".join(f"{printable(token)}{_block(share)}" for token, share in zip(tokens, shares, strict=True)))
+
+
+def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> None:
+    """Print the tokens and a legend: on coloured grounds, or with blocks where the console has no colour.
+
+    Args:
+        console: where to print.
+        tokens: the S tokens' texts.
+        scores: S scores, not negative.
+        unit: what one score is measured in.
+
+    Raises:
+        ValueError: the numbers of tokens and scores differ.
+
+    Example:
+        >>> show_tokens(Console(color_system=None), ["a", "b"], [1.0, 0.5], unit="norm")
+        a█ b▅
+        0 ▁▂▃▄▅▆▇█ 1 (norm)
+    """
+    colored = console.color_system is not None and not console.no_color
+    console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
+    ramp = _colors() if colored else Text(_BLOCKS)
+    console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))
+
+
+def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> Table:
+    """A table of the tokens in sequence order: index, token, score, and a bar as long as the score is large.
+
+    Args:
+        tokens: the S tokens' texts.
+        scores: S scores, not negative.
+        unit: what one score is measured in; the column's title.
+
+    Returns:
+        A table for ``rich.print``.
+
+    Raises:
+        ValueError: the numbers of tokens and scores differ.
+
+    Example:
+        >>> score_table(["a", "b"], [1.0, 0.5], unit="norm").row_count
+        2
+    """
+    same_length(tokens, len(scores), "scores")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("index", justify="right")
+    table.add_column("token")
+    table.add_column(unit, justify="right")
+    table.add_column("", width=_BAR_WIDTH, no_wrap=True)
+    rows = zip(tokens, formatted(scores), shares_of(scores), strict=True)
+    for index, (token, score, share) in enumerate(rows):
+        bar = Text(_bar(share), style=hex_of(color_of(0.5)))
+        table.add_row(str(index), Text(printable(token)), score, bar)
+    return table
+
+
+def _style(share: float) -> str:
+    ground = color_of(share)
+    return f"{hex_of(ink_on(ground))} on {hex_of(ground)}"
+
+
+def _colors() -> Text:
+    steps = [share / (_BAR_WIDTH - 1) for share in range(_BAR_WIDTH)]
+    return Text.assemble(*((" ", _style(share)) for share in steps))
+
+
+def _block(share: float) -> str:
+    return _BLOCKS[round(min(max(share, 0.0), 1.0) * (len(_BLOCKS) - 1))]
+
+
+def _bar(share: float) -> str:
+    whole, eighth = divmod(round(share * _BAR_WIDTH * 8), 8)
+    return ("█" * whole + _EIGHTHS[eighth]).rstrip()

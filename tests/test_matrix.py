@@ -1,0 +1,237 @@
+"""Every method × every family × the properties that hold for all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_norm import (
+    TOLERANCE,
+    AttentionBlockAttribution,
+    AttentionRollout,
+    AttentionWeights,
+    NormAttribution,
+    NormMeter,
+    UnsupportedScopeError,
+)
+from tests import families, oracle
+from tests.families import FAMILIES
+
+SCOPES = {
+    "post-norm": ("attn", "attn_res", "attn_res_ln", "atb"),
+    "pre-norm": ("attn", "attn_res", "atb"),
+    "parallel": ("attn", "attn_res", "atb"),
+    "sandwich": ("attn", "atb"),
+    "norm-on-output": ("attn", "atb"),
+}
+METHODS: dict[str, Callable[..., Any]] = {
+    "norms": NormAttribution,
+    "attention block": AttentionBlockAttribution,
+    "weights": AttentionWeights,
+    "weights with residual": lambda model, **options: AttentionWeights(model, "attn_res", **options),
+    "rollout": AttentionRollout,
+}
+TEXT_FAMILIES = [name for name in FAMILIES if name != "vit"]
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+every_text_family = pytest.mark.parametrize("name", TEXT_FAMILIES)
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    """The largest deviation of an example's layer, relative to the largest entry there."""
+    expected = expected.double()
+    size = expected.flatten(2).amax(-1).clamp(min=1e-300)
+    return float(((actual.double() - expected).abs().flatten(2).amax(-1) / size).max())
+
+
+@every_family
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_norms_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None:
+    family = FAMILIES[name]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if family.single else 1e-11
+    model, inputs = families.build(name, seed, dtype), families.inputs(name, seed, dtype=dtype)
+    # The oracle sees the same parameters in float64: what a float32 model rounds is part of the deviation.
+    exact = oracle.layers(family, model.double(), inputs.double() if inputs.is_floating_point() else inputs)
+    scopes = SCOPES[family.style]
+    measured = NormMeter(model.to(dtype)).measure(inputs, scopes=scopes, weights=True, per_head=True)
+    assert measured.causal == family.causal
+    vectors = {scope: torch.stack([layer.vectors(scope)[0] for layer in exact], 1) for scope in scopes}
+    for scope in scopes:
+        assert relative(measured.norms[scope], vectors[scope].norm(dim=-1)) < tolerance
+        ratios = torch.stack([oracle.mixing_ratio(v) for v in vectors[scope].unbind(1)], 1)
+        assert (measured.mixing_ratio[scope] - ratios).abs().max() < tolerance
+    heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection).norm(dim=-1) for layer in exact]
+    assert measured.head_norms is not None
+    assert relative(measured.head_norms, torch.stack(heads, 1)) < tolerance
+    transformed = [torch.einsum("bhkd,hde->bhke", layer.values, layer.projection).norm(dim=-1) for layer in exact]
+    assert measured.transformed_norms is not None
+    assert relative(measured.transformed_norms, torch.stack(transformed, 1)) < tolerance
+    assert measured.weights is not None
+    weights = torch.stack([layer.weights for layer in exact], 1)
+    assert relative(measured.weights, weights) < tolerance
+    mean, own = weights.mean(2), torch.eye(weights.shape[-1], dtype=torch.bool)
+    assert (measured.mixing_ratio["weights"] - mean.masked_fill(own, 0).sum(-1)).abs().max() < tolerance
+    assert (measured.mixing_ratio["weights_res"] - mean.masked_fill(own, 0).sum(-1) / 2).abs().max() < tolerance
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < tolerance
+
+
+@every_family
+def test_vectors_of_the_oracle_add_up_to_what_the_model_computed(name: str) -> None:
+    """Guards the oracle itself: Σ_j v_ij + bias is the tensor that the named module returned."""
+    family = FAMILIES[name]
+    model, inputs = families.build(name, 0, torch.float64), families.inputs(name, 0, dtype=torch.float64)
+    outputs: list[Tensor] = []
+    place = family.final_norm or family.projection
+    names = dict.fromkeys(family.layer.format(index) for index in range(model.config.num_hidden_layers))
+    handles = [
+        model.get_submodule(f"{layer}.{place}").register_forward_hook(lambda _, __, output: outputs.append(output))
+        for layer in names
+    ]
+    layers = oracle.layers(family, model, inputs)
+    for handle in handles:
+        handle.remove()
+    for layer, output in zip(layers, outputs, strict=True):
+        vectors, constant = layer.vectors("atb" if family.final_norm else "attn")
+        torch.testing.assert_close(vectors.sum(2) + constant, output, rtol=1e-10, atol=1e-10)
+
+
+@every_family
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-2), (torch.float16, 5e-3)])
+def test_half_precision_stays_near_the_same_weights_in_float64(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    """The model itself rounds each activation to 2⁻⁸ (2⁻¹¹); two layers of that, and no more, may show."""
+    family = FAMILIES[name]
+    model, inputs = families.build(name, 0, dtype), families.inputs(name, 0, dtype=dtype)
+    measured = NormMeter(model).measure(inputs, scopes=SCOPES[family.style])
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < TOLERANCE[dtype]
+    assert measured.convergence_delta.dtype == torch.float32
+    exact = oracle.layers(family, model.double(), inputs.double() if inputs.is_floating_point() else inputs)
+    for scope, maps in measured.norms.items():
+        expected = torch.stack([layer.vectors(scope)[0].norm(dim=-1) for layer in exact], 1)
+        assert maps.dtype == torch.float32
+        error = (maps.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
+        assert error.max() < tolerance
+
+
+@every_family
+@every_method
+def test_maps_and_attributions_agree(name: str, method: str) -> None:
+    model, inputs = families.build(name), families.inputs(name)
+    explain = METHODS[method](model)
+    maps = explain.maps(inputs)
+    stack = maps.self_attention
+    assert (maps.decoder is not None) == FAMILIES[name].causal
+    assert torch.isfinite(stack).all()
+    assert (stack >= 0).all()
+    assert not stack.requires_grad
+    for layer in (0, -1):
+        torch.testing.assert_close(explain.attribute(inputs, layer=layer, position=2), stack[:, layer, 2])
+        torch.testing.assert_close(explain.maps(inputs, layers=[layer]).self_attention[:, 0], stack[:, layer])
+    everything = explain.attribute(inputs, position=3)
+    if explain.aggregation == "rollout":
+        torch.testing.assert_close(everything.sum(-1), torch.ones(len(everything)))
+    if explain.has_convergence_delta():
+        again, delta = explain.attribute(inputs, position=3, return_convergence_delta=True)
+        assert torch.equal(again, everything)
+        assert torch.equal(delta, explain.compute_convergence_delta(everything, inputs))
+        assert delta.max() < 1e-5
+
+
+@every_family
+def test_the_model_is_left_as_it_was(name: str) -> None:
+    model, inputs = families.build(name), families.inputs(name)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    attributes = {module: set(vars(module)) for module in model.modules()}
+    configs = {id(m.config): (m.config, dict(vars(m.config))) for m in model.modules() if hasattr(m, "config")}
+    with torch.no_grad():
+        before = model(inputs)[0]
+    for make in METHODS.values():
+        make(model).maps(inputs)
+
+    def refuse(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    last = [module for module in model.modules() if not list(module.children())][-1]
+    for make in METHODS.values():
+        method = make(model)
+        method.maps(inputs)
+        handle = last.register_forward_pre_hook(refuse)
+        with pytest.raises(KeyboardInterrupt):
+            method.maps(inputs)
+        handle.remove()
+    with torch.no_grad():
+        assert torch.equal(model(inputs)[0], before)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert set(vars(module)) == attributes[module]
+        assert not module.training
+    for config, kept in configs.values():
+        assert vars(config) == kept
+
+
+@every_text_family
+@every_method
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_batching_change_nothing(name: str, method: str, side: str) -> None:
+    model = families.build(name)
+    explain = METHODS[method](model)
+    lengths = [11, 7, 4]
+    examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate(lengths)]
+    batch, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
+    for row, example in enumerate(examples):
+        places = slice(0, lengths[row]) if side == "right" else slice(11 - lengths[row], 11)
+        batch[row, places], mask[row, places] = example[0], 1
+    maps = explain.maps({"input_ids": batch, "attention_mask": mask})
+    scores = explain.attribute(batch, additional_forward_args=mask)
+    assert torch.equal(maps.real, mask.bool())
+    for row, example in enumerate(examples):
+        places = mask[row].bool()
+        alone = explain.maps(example)
+        inside = maps.self_attention[row, :, places][..., places]
+        torch.testing.assert_close(inside, alone.self_attention[0], rtol=1e-4, atol=1e-5)
+        assert not maps.self_attention[row][:, ~places].any()
+        assert not maps.self_attention[row][..., ~places].any()
+        torch.testing.assert_close(scores[row, places], explain.attribute(example)[0], rtol=1e-4, atol=1e-5)
+        assert (scores[row, ~places] == 0).all()
+        if maps.mixing_ratio is not None and alone.mixing_ratio is not None:
+            torch.testing.assert_close(maps.mixing_ratio[row][:, places], alone.mixing_ratio[0], rtol=1e-4, atol=1e-5)
+            assert (maps.mixing_ratio[row][:, ~places] == 0).all()
+
+
+@every_family
+@every_method
+def test_chunks_of_queries_change_nothing(name: str, method: str) -> None:
+    model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)
+    whole = METHODS[method](model).maps(inputs).self_attention
+    for chunk_bytes in (1, 3 * 4 * 11 * 5 * 4):
+        chunked = METHODS[method](model, chunk_bytes=chunk_bytes).maps(inputs).self_attention
+        torch.testing.assert_close(chunked, whole, rtol=1e-11, atol=1e-13)
+
+
+@every_family
+def test_gradients_flow_when_asked_for(name: str) -> None:
+    model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)
+    scope = SCOPES[FAMILIES[name].style][-1]
+    parameter = next(p for n, p in model.named_parameters() if FAMILIES[name].value.rpartition(".")[2] in n)
+    measured = NormMeter(model, differentiable=True).measure(inputs, scopes=[scope])
+    loss = (measured.norms[scope] * torch.rand_like(measured.norms[scope])).sum()
+    (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+@every_family
+def test_scopes_that_the_layers_lack_are_refused(name: str) -> None:
+    model, inputs = families.build(name), families.inputs(name)
+    available = SCOPES[FAMILIES[name].style]
+    for scope in ("attn", "attn_res", "attn_res_ln"):
+        if scope not in available:
+            with pytest.raises(UnsupportedScopeError, match=f"are {FAMILIES[name].style}, .* {', '.join(available)}"):
+                NormAttribution(model, scope).maps(inputs)  # type: ignore[arg-type]
