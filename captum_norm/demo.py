@@ -122,12 +122,14 @@ def show(findings: Findings, console: Console) -> None:
         f"{DEFAULT_MODEL}, {findings.sentences} captions. For each layer: how much attention weight a query gives to "
         "[CLS] and to all ordinary tokens together, and how long the vectors are that it receives from them.\n",
         markup=False,
+        highlight=False,
     )
     console.print(_table(findings))
     console.print(
         f"\n{_WEIGHT}, {_NORM}: per head, summed over the keys of the group (ordinary: all but [CLS] and [SEP]); mean "
         "over heads, queries and sentences.",
         markup=False,
+        highlight=False,
     )
     best = findings.layers[findings.layer]
     console.print(
@@ -135,10 +137,13 @@ def show(findings: Findings, console: Console) -> None:
         f"{best.cls_norm / (best.cls_norm + best.ordinary_norm):.0%} of the norm that comes from it and the ordinary "
         "tokens.\n",
         markup=False,
+        highlight=False,
     )
     for name, measured in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
         scores = measured.mean(0).tolist()
-        console.print(f"Layer {findings.layer + 1} by {name}, mean over heads and queries:", markup=False)
+        console.print(
+            f"Layer {findings.layer + 1} by {name}, mean over heads and queries:", markup=False, highlight=False
+        )
         show_tokens(console, findings.tokens, scores, unit=name)
         console.print()
 

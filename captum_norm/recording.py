@@ -7,7 +7,7 @@ long sequence; the other tensors of a block live until its last one has come. Th
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,13 @@ class BlockTensors:
         return BlockTensors(projected, residual, total, normed)
 
 
+class Part(NamedTuple):
+    """Some queries of some examples."""
+
+    examples: slice
+    rows: slice
+
+
 class Reducer(Protocol):
     """What is made of one attention block while the forward pass goes through it."""
 
@@ -54,8 +61,8 @@ class Reducer(Protocol):
         """Attention starts: values (B, H or fewer, K, d), the number of heads and of query positions."""
         ...
 
-    def consume(self, weights: Tensor, rows: slice) -> None:
-        """The attention weights of some query rows, (B, H, rows, K); all rows come once, in order."""
+    def consume(self, weights: Tensor, part: Part) -> None:
+        """The attention weights of a part, (examples, H, rows, K); every part comes once."""
         ...
 
     def finish(self, tensors: BlockTensors | None) -> None:
@@ -87,14 +94,13 @@ def record(
     Raises:
         UnsupportedModelError: if no attention was seen, or queries and keys are different sequences.
     """
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, call.real)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, several=_several(call))
     with hooked(recorder.hooks()), attention_through(call.model, recorder.attention), evaluating(call.model):
         call.run()
     if not recorder.layers:
         raise UnsupportedModelError(no_attention(call.model))
     recorder.expect_nothing_open()
-    several = call.length is None or (call.length if call.real is None else int(call.real.sum(1).max())) > 1
-    return recorder.looks_back_only if several else recorder.declared_causal
+    return recorder.causal
 
 
 @contextmanager
@@ -124,15 +130,15 @@ class _Recorder:
         make_reducer: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
         chunk_bytes: int,
-        real: Tensor | None,
+        *,
+        several: bool,
     ) -> None:
         self.layers = 0
-        self.looks_back_only = True
-        self.declared_causal = False
+        self.causal = False
+        self._several = several
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
-        self._real = real
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
     def hooks(self) -> Iterator[Any]:
@@ -167,35 +173,43 @@ class _Recorder:
             if block is None:
                 raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
         reducer = self._make_reducer(self.layers, block)
-        first_layer = self.layers == 0
         self.layers += 1
         if reducer is not None:
             reducer.begin(value, query.shape[1], query.shape[2])
         # Heads come as strided views, which every chunk's product would copy anew.
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-        if first_layer:
-            self.declared_causal = bool(getattr(module, "is_causal", False))
 
-        def attend(rows: slice, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
-            def part(option: Any) -> Any:
-                return _part(option, rows, keys, (query.shape[2], key.shape[2]))
+        def attend(part: Part, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
+            def cut(option: Any) -> Any:
+                return _cut(option, part, keys, (len(query), query.shape[2], key.shape[2]))
 
-            chosen = {name: part(option) for name, option in options.items()}
-            return eager(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], part(mask), **chosen)
+            heads = (tensor[part.examples] for tensor in (query[:, :, part.rows], key[:, :, keys], value[:, :, keys]))
+            return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
 
-        outputs = []
-        for rows in self._row_chunks(query, attend):
-            output, weights = attend(rows)
-            if first_layer and self.looks_back_only:
-                self.looks_back_only = _looks_back_only(weights, rows, self._real)
+        outputs: list[Tensor] = []
+        for part in self._parts(query, attend):
+            output, weights = attend(part)
+            if not outputs:
+                self._note_direction(module, weights[:, :, 0, 1:])
             if reducer is not None:
-                reducer.consume(weights, rows)
+                reducer.consume(weights, part)
             outputs.append(output)
         if reducer is not None and block is None:
             reducer.finish(None)
         elif block is not None:
             self._open[module].reducer = reducer
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        # Either examples or the rows of single examples were cut.
+        return _joined(outputs, len(query))
+
+    def _note_direction(self, module: nn.Module, later: Tensor) -> None:
+        """Whether the first position looks ahead; ``later`` are its weights for all others, (B, H, K-1)."""
+        causal = not bool(later.detach().any()) if self._several else bool(getattr(module, "is_causal", False))
+        if self.layers > 1 and causal != self.causal:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} in layer {self.layers - 1} looks {'back only' if causal else 'ahead'}, unlike the "
+                "layers before it: an encoder-decoder model has two stacks; pass its encoder (model.get_encoder())"
+            )
+        self.causal = causal
 
     def expect_nothing_open(self) -> None:
         """Every block that began must have been finished by the tensors it waits for."""
@@ -206,13 +220,16 @@ class _Recorder:
                     "not run in this forward pass"
                 )
 
-    def _row_chunks(self, query: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[slice]:
+    def _parts(self, query: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Part]:
+        """Whole examples as far as they fit the memory, else rows of single examples."""
         batch, heads, queries, _ = query.shape
-        rows = max(1, min(queries, self._chunk_bytes // (batch * heads * queries * ACCUMULATED_BYTES)))
-        if rows < queries and not _rows_are_independent(attend, queries):
-            rows = queries
-        for start in range(0, queries, rows):
-            yield slice(start, min(start + rows, queries))
+        fitting_rows = max(1, self._chunk_bytes // (heads * queries * ACCUMULATED_BYTES))
+        examples, rows = max(1, fitting_rows // queries), min(fitting_rows, queries)
+        if (examples < batch or rows < queries) and not _parts_are_independent(attend, queries):
+            examples, rows = batch, queries
+        for first in range(0, batch, examples):
+            for start in range(0, queries, rows):
+                yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
     def _at_input(self, block: Block, site: Site) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -236,6 +253,13 @@ class _Recorder:
                 opened.reducer.finish(_block_tensors(block, opened.tensors))
 
 
+def _several(call: ModelCall) -> bool:
+    """Whether some example has more than one real position, so that looking ahead can be seen."""
+    if call.length is None or call.real is None:
+        return call.length != 1
+    return int(call.real.sum(1).max()) > 1
+
+
 def _sites(block: Block) -> set[Site]:
     layout = block.layout
     sites = {Site(layout.projection, "output"), layout.residual, layout.total}
@@ -256,27 +280,30 @@ def _block_tensors(block: Block, tensors: Mapping[Site, Tensor]) -> BlockTensors
     return BlockTensors(projected.reshape(residual.shape), residual, total, normed)
 
 
-def _part(option: Any, rows: slice, keys: slice, shape: tuple[int, int]) -> Any:
-    """The part of a mask or bias over (…, Q, K) for some queries and keys; anything else as it is."""
-    if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != shape[1]:
+def _joined(outputs: list[Tensor], batch: int) -> Tensor:
+    """The attention output of all parts, (B, Q, H, d)."""
+    if len(outputs) == 1:
+        return outputs[0]
+    per_example = len(outputs) // batch
+    if per_example > 1:
+        outputs = [torch.cat(outputs[at : at + per_example], dim=1) for at in range(0, len(outputs), per_example)]
+    return torch.cat(outputs)
+
+
+def _cut(option: Any, part: Part, keys: slice, shape: tuple[int, int, int]) -> Any:
+    """The part of a mask or bias over ([B, H,] Q, K) for some examples, queries and keys; anything else as it is."""
+    if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != shape[2]:
         return option
+    if option.dim() == 4 and option.shape[0] == shape[0] > 1:
+        option = option[part.examples]
     if option.shape[-2] == 1:
         return option[..., keys]
-    return option[..., rows, keys] if option.shape[-2] == shape[0] else option
+    return option[..., part.rows, keys] if option.shape[-2] == shape[1] else option
 
 
-def _rows_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], queries: int) -> bool:
+def _parts_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], queries: int) -> bool:
     """Whether some query rows alone get what they get among all; seen on a corner of the attention."""
-    corner = min(8, queries)
-    whole, _ = attend(slice(0, corner), slice(0, corner))
-    part, _ = attend(slice(corner // 2, corner), slice(0, corner))
+    corner, first = min(8, queries), slice(0, 1)
+    whole, _ = attend(Part(first, slice(0, corner)), slice(0, corner))
+    part, _ = attend(Part(first, slice(corner // 2, corner)), slice(0, corner))
     return torch.allclose(part, whole[:, corner // 2 :], rtol=1e-2, atol=1e-4, equal_nan=True)
-
-
-def _looks_back_only(weights: Tensor, rows: slice, real: Tensor | None) -> bool:
-    """Whether no real query gives weight to a later key."""
-    later = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device).triu(rows.start + 1)
-    if real is not None:
-        # A padded query that may attend to nothing attends to everything alike.
-        later = later & real[:, None, rows, None].to(later.device)
-    return not bool((weights.detach() * later).any())

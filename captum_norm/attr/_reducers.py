@@ -10,6 +10,8 @@ from captum_norm.attr._products import ProductCache, Products
 from captum_norm.functional import (
     BlockRows,
     Carry,
+    CarriedAttention,
+    Scales,
     block_rows,
     chunks,
     head_norms,
@@ -22,7 +24,7 @@ from captum_norm.functional import (
 from captum_norm.models.layouts import Scope
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.resolver import Block
-from captum_norm.recording import BlockTensors, Reducer
+from captum_norm.recording import BlockTensors, Part, Reducer
 
 
 class WeightReducer:
@@ -38,8 +40,10 @@ class WeightReducer:
             del shape[1]
         self.map = values.new_empty(shape, dtype=accumulation_dtype(values.dtype))
 
-    def consume(self, weights: Tensor, rows: slice) -> None:
-        self.map[..., rows, :] = weights if self._per_head else weights.mean(1, dtype=self.map.dtype)
+    def consume(self, weights: Tensor, part: Part) -> None:
+        self.map[part.examples, ..., part.rows, :] = (
+            weights if self._per_head else weights.mean(1, dtype=self.map.dtype)
+        )
 
     def finish(self, tensors: BlockTensors | None) -> None:
         """Nothing is left to do."""
@@ -57,23 +61,34 @@ class _Form:
 
     def __init__(self, values: Tensor, products: Products, queries: int) -> None:
         self.form = key_gram(values, products.gram)
-        self._projected_keys = values @ products.sketch
-        batch, _, keys, _ = values.shape
+        self._projected_keys = values.transpose(1, 2) @ products.sketch
+        batch, keys, _, _ = values.shape
         self.norms = values.new_empty(batch, queries, keys)
         self.sketch = values.new_empty(batch, queries, products.sketch.shape[-1])
+        self._scale = values.new_empty(batch, queries, 1)
+        self._difference = values.new_empty(batch, queries)
 
-    def consume(self, weights: Tensor, rows: slice) -> None:
-        self.norms[:, rows] = summed_norms(weights, self.form)
-        self.sketch[:, rows] = (weights @ self._projected_keys).sum(1)
+    def consume(self, weights: Tensor, part: Part) -> None:
+        self.norms[part] = summed_norms(weights, self.form[part.examples])
+        self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
 
-    def discrepancy(self, rows: slice, own: Tensor, own_weights: Tensor) -> Tensor:
-        """How far the fast norm of each query's own vector is from the directly computed one, (B, rows).
+    def finish_rows(self, rows: slice, own_norm: Tensor, scales: Scales) -> None:
+        """Note the queries' 1/σ, and how far their own fast norm is from the directly computed one, (B, rows)."""
+        fast = self.norms[:, rows, rows].diagonal(dim1=-2, dim2=-1)
+        self._difference[:, rows] = (fast.square() - own_norm.square()).abs()
+        self._scale[:, rows] = scales.divide(torch.ones_like(own_norm).unsqueeze(-1))
+
+    def divided(self) -> Tensor:
+        """The norms divided by σ, (B, Q, K)."""
+        return self.norms * self._scale
+
+    def discrepancy(self, own_weights: Tensor) -> Tensor:
+        """How far the fast norms of the queries' own vectors were from the directly computed ones, (B,).
 
         Of the squared norms, relative to (Σ_h ‖α_ii f_h(x_i)‖)², the size that rounding goes by where heads cancel.
         """
-        fast = self.norms[:, rows, rows].diagonal(dim1=-2, dim2=-1).square()
-        size = (own_weights * transformed_norms(self.form)[..., rows]).sum(1).square()
-        return (fast - own.square().sum(-1)).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
+        size = (own_weights * transformed_norms(self.form)).sum(1).square()
+        return (self._difference / size.clamp(min=torch.finfo(size.dtype).tiny)).amax(1)
 
 
 class NormReducer:
@@ -119,6 +134,8 @@ class NormReducer:
         self.precision = block.precision
         self._real = real
         self._carries = {scope: block.carry(scope, dtype) for scope in scopes}
+        every = [*self._carries.values(), *([Carry()] if per_head else [])]
+        self._distinct = {_norms(carry): carry for carry in every}
         self._forms: dict[tuple[bool, bool], _Form] = {}
         self._values: Tensor
         self._own_weights: Tensor
@@ -130,54 +147,57 @@ class NormReducer:
         self.discrepancy: Tensor
 
     def begin(self, values: Tensor, heads: int, queries: int) -> None:
-        self.positions = queries
-        self._values = values = values.to(self._dtype).repeat_interleave(heads // values.shape[1], dim=1)
-        batch, _, keys, _ = values.shape
-        carries = [*self._carries.values(), *([Carry()] if self.per_head else [])]
-        for norms, carry in {_norms(carry): carry for carry in carries}.items():
+        values = values.transpose(1, 2).to(self._dtype)
+        batch, keys, own_heads, _ = values.shape
+        if own_heads < heads:
+            values = values.repeat_interleave(heads // own_heads, dim=2)
+        self.positions, self._values = queries, values
+        for norms, carry in self._distinct.items():
             self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self._dtype), queries)
         self._own_weights = values.new_empty(batch, heads, queries)
         if self.per_head:
             self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
             self.head_map = values.new_empty(batch, heads, queries, keys)
 
-    def consume(self, weights: Tensor, rows: slice) -> None:
+    def consume(self, weights: Tensor, part: Part) -> None:
         weights = weights.to(self._dtype)
         for form in self._forms.values():
-            form.consume(weights, rows)
+            form.consume(weights, part)
         if self.per_head:
-            self.head_map[:, :, rows] = head_norms(weights, self.transformed)
-        self._own_weights[:, :, rows] = weights.diagonal(rows.start, dim1=-2, dim2=-1)
+            self.head_map[part.examples, :, part.rows] = head_norms(weights, self.transformed[part.examples])
+        self._own_weights[part.examples, :, part.rows] = weights.diagonal(part.rows.start, dim1=-2, dim2=-1)
 
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
             raise ValueError("norms need the tensors of the block")
         weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
         batch, queries, width = tensors.residual.shape
-        rows_of: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
-        discrepancies = []
+        finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         for rows in chunks(queries, batch * width):
-            own_weights = self._own_weights[:, :, rows]
-            own_context = self._values[:, :, rows] * own_weights.unsqueeze(-1)
-            own_attention = own_context.transpose(1, 2).flatten(2) @ weight
             here = tensors.rows(rows, self._dtype)
-            for scope, carry in self._carries.items():
-                form = self._forms[_norms(carry)]
-                discrepancies.append(form.discrepancy(rows, carry.linear(own_attention), own_weights))
-                sketch, reference = form.sketch[:, rows], _reference(carry, here)
-                rows_of[scope].append(
-                    block_rows(carry, here.projected, here.residual, own_attention, bias, sketch, reference)
-                )
+            own_weights = self._own_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
+            own = (self._values[:, rows] * own_weights).flatten(2) @ weight
+            others = here.projected - own if bias is None else here.projected - own - bias
+            for norms, carry in self._distinct.items():
+                form, attention = self._forms[norms], CarriedAttention.of(carry, own, others)
+                scales = carry.scales(here.projected, here.total)
+                form.finish_rows(rows, attention.own_norm, scales)
+                sketch = form.sketch[:, rows]
+                for scope, pieces in finished.items():
+                    carry = self._carries[scope]
+                    if _norms(carry) == norms:
+                        reference = _reference(carry, here)
+                        pieces.append(block_rows(carry, scales, attention, here.residual, bias, sketch, reference))
         deltas = []
-        for scope, carry in self._carries.items():
-            whole = BlockRows(*(torch.cat(pieces, dim=1) for pieces in zip(*rows_of[scope], strict=True)))
-            self.maps[scope] = self._forms[_norms(carry)].norms * whole.scale.unsqueeze(-1)
-            if carry.residual:
-                self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
+        for scope, pieces in finished.items():
+            whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
             self.mixing_ratio[scope] = whole.mixing_ratio
             deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
+            self.maps[scope] = self._forms[_norms(self._carries[scope])].divided()
+            if self._carries[scope].residual:
+                self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
-        self.discrepancy = torch.cat(discrepancies, dim=1).amax(1)
+        self.discrepancy = torch.stack([form.discrepancy(self._own_weights) for form in self._forms.values()]).amax(0)
 
 
 def _norms(carry: Carry) -> tuple[bool, bool]:
@@ -199,17 +219,17 @@ class LayerReducer:
     weights: WeightReducer | None
     norms: NormReducer | None
 
-    def _parts(self) -> list[Reducer]:
-        return [part for part in (self.weights, self.norms) if part is not None]
+    def _reducers(self) -> list[Reducer]:
+        return [reducer for reducer in (self.weights, self.norms) if reducer is not None]
 
     def begin(self, values: Tensor, heads: int, queries: int) -> None:
-        for part in self._parts():
-            part.begin(values, heads, queries)
+        for reducer in self._reducers():
+            reducer.begin(values, heads, queries)
 
-    def consume(self, weights: Tensor, rows: slice) -> None:
-        for part in self._parts():
-            part.consume(weights, rows)
+    def consume(self, weights: Tensor, part: Part) -> None:
+        for reducer in self._reducers():
+            reducer.consume(weights, part)
 
     def finish(self, tensors: BlockTensors | None) -> None:
-        for part in self._parts():
-            part.finish(tensors)
+        for reducer in self._reducers():
+            reducer.finish(tensors)

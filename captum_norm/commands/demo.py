@@ -27,7 +27,7 @@ def _run(options: argparse.Namespace) -> None:
     write_outputs({options.out: figure_bytes(demo.draw(findings))})
     console = Console()
     demo.show(findings, console)
-    console.print(f"Both maps, side by side: {options.out}", markup=False, soft_wrap=True)
+    console.print(f"Both maps, side by side: {options.out}", markup=False, highlight=False, soft_wrap=True)
 
 
 COMMAND = Command("demo", "see on a real model why norms tell more than weights", _add_arguments, _run)

@@ -1,7 +1,7 @@
 """The mathematics: tensors in, tensors out; knows neither models nor Captum."""
 
-from captum_norm.functional.block import BlockRows, block_rows
-from captum_norm.functional.carry import Carry, FrozenCarry
+from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
+from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize
 from captum_norm.functional.norms import (
@@ -17,8 +17,9 @@ from captum_norm.functional.norms import (
 __all__ = [
     "BlockRows",
     "Carry",
-    "FrozenCarry",
+    "CarriedAttention",
     "Normalization",
+    "Scales",
     "apply_linear",
     "block_rows",
     "chunks",

@@ -1,27 +1,47 @@
 """What a block's own tensors say of each query: its own vector, what comes from elsewhere, and whether all adds up."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from captum_norm.functional.carry import Carry
+from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, squared_length
 from captum_norm.functional.norms import ratio
+
+
+@dataclass(frozen=True)
+class CarriedAttention:
+    """The attention output of each query in two parts, times M_b M_f, not yet divided by σ.
+
+    Attributes:
+        own: Σ_h α_ii f_h(x_i), (B, Q, D).
+        own_norm: its norm, (B, Q).
+        others_norm: ‖Σ_{j≠i} Σ_h α_ij f_h(x_j)‖, (B, Q).
+    """
+
+    own: Tensor
+    own_norm: Tensor
+    others_norm: Tensor
+
+    @classmethod
+    def of(cls, carry: Carry, own: Tensor, others: Tensor) -> "CarriedAttention":
+        """Carry both parts, (B, Q, D) each."""
+        own, others = carry.linear(own), carry.linear(others)
+        return cls(own, torch.linalg.vector_norm(own, dim=-1), torch.linalg.vector_norm(others, dim=-1))
 
 
 class BlockRows(NamedTuple):
     """Results for some query positions, each (B, Q).
 
     Attributes:
-        scale: 1/σ of the norms gone through, by which norms of the attention vectors are multiplied.
         own_norm: ‖v_ii‖, residual included if the carry adds it.
         mixing_ratio: ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖).
         squared_error: estimate of ‖Σ_j v_ij + bias − reference‖².
         squared_reference: ‖reference‖².
     """
 
-    scale: Tensor
     own_norm: Tensor
     mixing_ratio: Tensor
     squared_error: Tensor
@@ -30,9 +50,9 @@ class BlockRows(NamedTuple):
 
 def block_rows(
     carry: Carry,
-    projected: Tensor,
+    scales: Scales,
+    attention: CarriedAttention,
     residual: Tensor,
-    own_attention: Tensor,
     bias: Tensor | None,
     sketch: Tensor,
     reference: Tensor,
@@ -41,25 +61,35 @@ def block_rows(
 
     Args:
         carry: the scope's steps.
-        projected: the output projection's output as the model computed it, (B, Q, D).
+        scales: 1/σ of its norms.
+        attention: both parts of the attention output, carried alike.
         residual: x, (B, Q, D).
-        own_attention: Σ_h α_ii f_h(x_i), (B, Q, D).
-        bias: the output projection's bias, (D,), or None.
-        sketch: Σ_j Σ_h α_ij f_h(x_j) M Ω, M the carry's linear part and Ω the random directions, (B, Q, k).
+        bias: the output projection's bias b, (D,), or None.
+        sketch: Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, Ω the random directions, (B, Q, k).
         reference: what the model computed at the scope's end, (B, Q, D).
     """
-    frozen = carry.freeze(projected, residual)
-    stream = frozen.residual(residual)
-    own_norm = torch.linalg.vector_norm(frozen.attention(own_attention) + stream, dim=-1)
-    # The residual and its share belong to v_ii alone, so they drop out of the sum over the others.
-    others = projected - own_attention if bias is None else projected - own_attention - bias
-    others_norm = torch.linalg.vector_norm(frozen.attention(others), dim=-1)
-    rest = stream + frozen.bias(bias) - reference
-    error = sketch * frozen.scale + rest @ random_directions(rest.shape[-1], rest)
+    directions = random_directions(residual.shape[-1], residual)
+    # The residual and its share belong to v_ii alone, so they are not among the others.
+    own_norm, others_norm = attention.own_norm, attention.others_norm
+    total = sketch if bias is None else sketch + carry.linear(bias) @ directions
+    if scales.branch is not None:
+        total = total * scales.branch
+        own_norm, others_norm = own_norm * scales.branch.squeeze(-1), others_norm * scales.branch.squeeze(-1)
+    if carry.branch is not None and carry.branch.bias is not None:
+        total = total + carry.linear_final(carry.branch.bias) @ directions
+    if carry.residual:
+        stream = carry.linear_final(residual)
+        own = attention.own + stream if scales.branch is None else torch.addcmul(stream, attention.own, scales.branch)
+        own_norm = torch.linalg.vector_norm(own, dim=-1)
+        total = total + stream @ directions
+    if scales.final is not None:
+        own_norm, others_norm = own_norm * scales.final.squeeze(-1), others_norm * scales.final.squeeze(-1)
+        total = total * scales.final
+    if carry.final is not None and carry.final.bias is not None:
+        total = total + carry.final.bias @ directions
     return BlockRows(
-        scale=frozen.scale.expand(*projected.shape[:-1], 1).squeeze(-1),
         own_norm=own_norm,
         mixing_ratio=ratio(others_norm, own_norm),
-        squared_error=squared_length(error),
+        squared_error=squared_length(total - reference @ directions),
         squared_reference=reference.square().sum(-1),
     )

@@ -5,6 +5,8 @@ costs k/d of that, and for a vector e the mean of ‖eᵀΩ‖²/k is ‖e‖² 
 hide in all directions, and its size is estimated without bias (Freivalds' check of a matrix product).
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,14 @@ DIRECTIONS = 8
 
 def random_directions(width: int, like: Tensor) -> Tensor:
     """Ω, (D, k): random signs, the same on every call. dtype and device are those of ``like``."""
+    return _directions(width, like.dtype, like.device)
+
+
+@lru_cache(maxsize=16)
+def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator)
-    return (signs * 2 - 1).to(like)
+    return (signs * 2 - 1).to(device, dtype)
 
 
 def squared_length(sketch: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# Intermediate results of this many elements (2 MiB in float32) stay in a processor core's cache.
-CACHED_ELEMENTS = 2**19
+# Intermediate results of this many elements (1 MiB in float32) stay in a processor core's cache.
+CACHED_ELEMENTS = 2**18
 
 
 def chunks(length: int, width: int) -> Iterator[slice]:
@@ -44,25 +44,28 @@ def key_gram(values: Tensor, gram: Tensor) -> Tensor:
     """The quadratic form of every key: H×H inner products of its transformed vectors.
 
     Args:
-        values: (B, H, K, d); heads that share a value (grouped-query attention) repeat it.
+        values: (B, K, H, d); heads that share a value (grouped-query attention) repeat it.
         gram: :func:`weight_gram` of the output projection, (H·d, H·d).
 
     Returns:
         T, (B, H, H, K), upper triangular with the off-diagonal entries doubled, so that aᵀ T a = ‖Σ_h a_h f_h‖²:
         T_hh = ‖f_h‖², T_hg = 2⟨f_h, f_g⟩ for h < g, 0 for h > g.
     """
-    batch, heads, keys, width = values.shape
-    form = values.new_zeros(batch, heads, heads, keys)
-    for rows in chunks(keys, batch * heads * width):
-        flat = values[:, :, rows].transpose(1, 2).flatten(2)
-        for head in range(heads):
-            start = head * width
-            # One head against itself and all later ones.
-            through = flat[..., start : start + width] @ gram[start : start + width, start:]
-            products = (through * flat[..., start:]).unflatten(-1, (heads - head, width)).sum(-1)
-            products[..., 1:] *= 2
-            form[:, head, head:, rows] = products.transpose(1, 2)
-    return form
+    batch, keys, heads, width = values.shape
+    positions = values.reshape(batch * keys, heads * width)
+    form = values.new_zeros(batch * keys, heads, heads)
+    for rows in chunks(len(positions), heads * width):
+        flat = positions[rows]
+        group = max(1, CACHED_ELEMENTS // flat.numel())
+        for first in range(0, heads, group):
+            # A few heads against themselves and all later ones.
+            last, start = min(first + group, heads), first * width
+            left = flat[:, start : last * width].unflatten(-1, (last - first, width)).transpose(0, 1)
+            through = left @ gram[start : last * width, start:].unflatten(0, (last - first, width))
+            products = (through * flat[:, start:]).unflatten(-1, (heads - first, width)).sum(-1)
+            form[rows, first:last, first:] = products.transpose(0, 1)
+    ones = form.new_ones(heads, heads)
+    return (form * (ones.triu() + ones.triu(1))).unflatten(0, (batch, keys)).permute(0, 2, 3, 1).contiguous()
 
 
 def transformed_norms(form: Tensor) -> Tensor:
@@ -93,14 +96,13 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     Returns:
         (B, Q, K), in the units of the model's hidden states (or of what the projection was carried to).
     """
-    heads = weights.shape[1]
+    alphas = weights.unbind(1)
     squares = weights.new_zeros(())
-    for head in range(heads):
-        row = weights[:, head] * form[:, head, head, None]
-        for other in range(head + 1, heads):
-            row.addcmul_(weights[:, other], form[:, head, other, None])
-        # addcmul_ saves a temporary per head; the first head makes the accumulator.
-        squares = squares.addcmul_(row, weights[:, head]) if head else row * weights[:, head]
+    for head, entries in enumerate(form.unsqueeze(3).unbind(1)):
+        row = alphas[head] * entries[:, head]
+        for alpha, entry in zip(alphas[head + 1 :], entries.unbind(1)[head + 1 :], strict=True):
+            row.addcmul_(alpha, entry)
+        squares = squares.addcmul_(row, alphas[head]) if head else row * alphas[head]
     return _root(squares)
 
 

@@ -1,6 +1,6 @@
 """Scores in the terminal: tokens on a coloured ground, a legend, a small table.
 
-Where the terminal has no colour (a file, a pipe, ``NO_COLOR``), blocks and bars say the same.
+Where the terminal has no or few colours (a file, a pipe, ``NO_COLOR``), blocks and bars say the same.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: fl
 
 
 def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> None:
-    """Print the tokens and a legend: on coloured grounds, or with blocks where the console has no colour.
+    """Print the tokens and a legend: on coloured grounds, or with blocks where the console has few colours or none.
 
     Args:
         console: where to print.
@@ -84,7 +84,8 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         a█ b▅
         0 ▁▂▃▄▅▆▇█ 1 (norm)
     """
-    colored = console.color_system is not None and not console.no_color
+    # The 16 colours of older terminals cannot show the scale's order.
+    colored = console.color_system in ("256", "truecolor") and not console.no_color
     console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
     ramp = _colors() if colored else Text(_BLOCKS)
     console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))

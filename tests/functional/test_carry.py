@@ -42,31 +42,29 @@ def test_carried_norms_equal_the_direct_ones(
         residual,
         norms[1][1] if final else None,
     )
-    context = (weights @ values).transpose(1, 2).flatten(2)
-    frozen = carry.freeze(context @ projection.flatten(0, 1) + bias, stream)
-
-    fast = F.summed_norms(weights, F.key_gram(values, F.weight_gram(carry.linear(projection)))) * frozen.scale
+    attention = (weights @ values).transpose(1, 2).flatten(2) @ projection.flatten(0, 1)
+    projected = attention + bias
+    before_sum = norms[0][1].whole(projected) if branch else projected
+    scales = carry.scales(projected, before_sum + stream if residual else before_sum)
     own_weights = weights.diagonal(dim1=-2, dim2=-1)
-    own_attention = torch.einsum("bhq,bhqd,hde->bqe", own_weights, values, projection)
-    own = frozen.attention(own_attention) + frozen.residual(stream)
-    index = torch.arange(keys)
-    fast[:, index, index] = own.norm(dim=-1)
-    torch.testing.assert_close(fast, direct.norm(dim=-1), rtol=1e-11, atol=1e-12)
+    own = torch.einsum("bhq,bhqd,hde->bqe", own_weights, values, projection)
+    carried = F.CarriedAttention.of(carry, own, attention - own)
 
-    whole = frozen.attention(context @ projection.flatten(0, 1)) + frozen.residual(stream)
-    torch.testing.assert_close(whole, direct.sum(2), rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(frozen.bias(bias).expand_as(constant), constant, rtol=1e-11, atol=1e-11)
+    form = F.key_gram(values.transpose(1, 2), F.weight_gram(carry.linear(projection)))
+    fast = scales.divide(F.summed_norms(weights, form))
+    off_diagonal = ~torch.eye(keys, dtype=torch.bool)
+    exact = direct.norm(dim=-1)
+    torch.testing.assert_close(fast[:, off_diagonal], exact[:, off_diagonal], rtol=1e-11, atol=1e-12)
 
     directions = F.random_directions(model_width, stream)
-    sketch = context @ carry.linear(projection).flatten(0, 1) @ directions
+    sketch = carry.linear(attention) @ directions
     wrong = 1e-3 * random(batch, keys, model_width)
-    rows = F.block_rows(
-        carry, context @ projection.flatten(0, 1) + bias, stream, own_attention, bias, sketch, whole + constant - wrong
-    )
-    torch.testing.assert_close(rows.own_norm, own.norm(dim=-1), rtol=1e-11, atol=1e-12)
+    reference = direct.sum(2) + constant - wrong
+    rows = F.block_rows(carry, scales, carried, stream, bias, sketch, reference)
+    torch.testing.assert_close(rows.own_norm, exact[:, ~off_diagonal].reshape(batch, keys), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(rows.mixing_ratio, oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(rows.squared_error, F.squared_length(wrong @ directions), rtol=1e-8, atol=1e-18)
-    torch.testing.assert_close(rows.squared_reference, (whole + constant - wrong).square().sum(-1))
+    torch.testing.assert_close(rows.squared_reference, reference.square().sum(-1))
 
 
 @pytest.mark.parametrize("centered", [True, False])

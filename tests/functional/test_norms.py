@@ -27,7 +27,7 @@ def random_attention(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> t
 def test_norms_equal_the_direct_ones(shape: tuple[int, ...], seed: int, dtype: torch.dtype, tolerance: float) -> None:
     weights, values, projection = random_attention(seed, shape, dtype)
     vectors = oracle.vectors_per_head(weights.double(), values.double(), projection.double())
-    form = F.key_gram(values, F.weight_gram(projection))
+    form = F.key_gram(values.transpose(1, 2), F.weight_gram(projection))
     transformed = F.transformed_norms(form)
     direct_transformed = torch.einsum("bhkd,hde->bhke", values.double(), projection.double()).norm(dim=-1)
 
@@ -42,7 +42,7 @@ def test_norms_equal_the_direct_ones(shape: tuple[int, ...], seed: int, dtype: t
 def test_heads_that_cancel_leave_zero_and_not_nan() -> None:
     values = torch.randn(1, 1, 6, 4, dtype=torch.float64).repeat(1, 2, 1, 1)
     half = torch.randn(1, 4, 9, dtype=torch.float64)
-    form = F.key_gram(values.float(), F.weight_gram(torch.cat([half, -half]).float()))
+    form = F.key_gram(values.transpose(1, 2).float(), F.weight_gram(torch.cat([half, -half]).float()))
     weights = torch.full((1, 2, 6, 6), 1 / 6)
     norms = F.summed_norms(weights, form)
     scale = F.head_norms(weights, F.transformed_norms(form)).max()
@@ -53,7 +53,7 @@ def test_heads_that_cancel_leave_zero_and_not_nan() -> None:
 
 def test_the_gradient_is_finite_where_a_norm_is_zero() -> None:
     weights = torch.zeros(1, 2, 3, 3, requires_grad=True)
-    form = F.key_gram(torch.randn(1, 2, 3, 4), F.weight_gram(torch.randn(2, 4, 8)))
+    form = F.key_gram(torch.randn(1, 3, 2, 4), F.weight_gram(torch.randn(2, 4, 8)))
     F.summed_norms(weights, form).sum().backward()
     assert weights.grad is not None
     assert weights.grad.isfinite().all()
@@ -67,7 +67,7 @@ def test_gradients_equal_those_of_the_direct_norms(seed: int) -> None:
     for fast in (True, False):
         leaves = [tensor.clone().requires_grad_() for tensor in (weights, values, projection)]
         if fast:
-            norms = F.summed_norms(leaves[0], F.key_gram(leaves[1], F.weight_gram(leaves[2])))
+            norms = F.summed_norms(leaves[0], F.key_gram(leaves[1].transpose(1, 2), F.weight_gram(leaves[2])))
         else:
             norms = oracle.vectors_per_head(*leaves).sum(1).norm(dim=-1)
         gradients.append(torch.autograd.grad((norms * cotangent).sum(), leaves))

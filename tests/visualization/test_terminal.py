@@ -1,6 +1,7 @@
 """What is printed, and in which colours."""
 
 import io
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -44,8 +45,9 @@ def test_tokens_are_shown_and_not_obeyed() -> None:
             assert shown in output
 
 
-def test_without_colour_blocks_say_the_score() -> None:
-    console = Console(file=io.StringIO(), color_system=None, width=80)
+@pytest.mark.parametrize("color_system", [None, "standard"])
+def test_without_enough_colours_blocks_say_the_score(color_system: Literal["standard"] | None) -> None:
+    console = Console(file=io.StringIO(), color_system=color_system, force_terminal=True, width=80)
     show_tokens(console, ["a", "b", "c"], [0.0, 0.5, 1.0], unit="norm")
     file = console.file
     assert isinstance(file, io.StringIO)
