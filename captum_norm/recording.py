@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.blocks import Block
 from captum_norm.models.huggingface import EagerAttention, attention_through
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
-from captum_norm.models.resolver import Block, no_attention
+from captum_norm.models.resolver import no_attention
 from captum_norm.models.tracing import first_tensor, hooked, input_tensor
 
 # Attention weights of this size stay in the processor's cache between their making and their reduction.
-CHUNK_BYTES = 8 * 2**20
+CHUNK_BYTES = 4 * 2**20
 ACCUMULATED_BYTES = 4
 
 
@@ -162,21 +163,12 @@ class _Recorder:
         **options: Any,
     ) -> Tensor:
         """Stands in for the model's attention function."""
-        if query.shape[2] != key.shape[2]:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {query.shape[2]} to {key.shape[2]} positions; only self-attention "
-                "without a cache is supported: pass the encoder of an encoder-decoder model (model.get_encoder())"
-            )
-        block = None
-        if self._blocks is not None:
-            block = self._blocks.get(module)
-            if block is None:
-                raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
+        block = self._block_of(module, query, key)
         reducer = self._make_reducer(self.layers, block)
         self.layers += 1
         if reducer is not None:
             reducer.begin(value, query.shape[1], query.shape[2])
-        # Heads come as strided views, which every chunk's product would copy anew.
+        # Heads come as strided views, which every part's product would copy anew.
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
 
         def attend(part: Part, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
@@ -194,20 +186,32 @@ class _Recorder:
             if reducer is not None:
                 reducer.consume(weights, part)
             outputs.append(output)
-        if reducer is not None and block is None:
-            reducer.finish(None)
-        elif block is not None:
+        if block is not None:
             self._open[module].reducer = reducer
-        # Either examples or the rows of single examples were cut.
+        elif reducer is not None:
+            reducer.finish(None)
         return _joined(outputs, len(query))
+
+    def _block_of(self, module: nn.Module, query: Tensor, key: Tensor) -> Block | None:
+        if query.shape[2] != key.shape[2]:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends from {query.shape[2]} to {key.shape[2]} positions; only "
+                "self-attention over the whole sequence is supported: pass no past_key_values, and of an "
+                "encoder-decoder model the encoder (model.get_encoder())"
+            )
+        if self._blocks is None:
+            return None
+        if module not in self._blocks:
+            raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
+        return self._blocks[module]
 
     def _note_direction(self, module: nn.Module, later: Tensor) -> None:
         """Whether the first position looks ahead; ``later`` are its weights for all others, (B, H, K-1)."""
         causal = not bool(later.detach().any()) if self._several else bool(getattr(module, "is_causal", False))
         if self.layers > 1 and causal != self.causal:
             raise UnsupportedModelError(
-                f"{type(module).__name__} in layer {self.layers - 1} looks {'back only' if causal else 'ahead'}, unlike the "
-                "layers before it: an encoder-decoder model has two stacks; pass its encoder (model.get_encoder())"
+                f"{type(module).__name__} in layer {self.layers - 1} looks {'back only' if causal else 'ahead'}, "
+                "unlike the layers before it; of an encoder-decoder model pass the encoder (model.get_encoder())"
             )
         self.causal = causal
 
@@ -232,13 +236,13 @@ class _Recorder:
                 yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
     def _at_input(self, block: Block, site: Site) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._arrive(block, site, input_tensor(args, kwargs))
 
         return hook
 
     def _at_output(self, block: Block, site: Site) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             self._arrive(block, site, first_tensor(output))
 
         return hook

@@ -15,7 +15,7 @@ from tests.oracle import DirectNorm
 
 VOCABULARY = 60
 HEADS = 4
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -28,7 +28,7 @@ TEXT = {
 }
 GROUPED = TEXT | {"num_key_value_heads": 2}
 WINDOWED = GROUPED | {"head_dim": 12, "sliding_window": 4}
-SPECIAL = {"cls_token_id": 1, "sep_token_id": 2}
+SPECIAL: dict[str, Any] = {"cls_token_id": 1, "sep_token_id": 2}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Family:
         if name is None:
             return None
         module: Any = layer.get_submodule(name)
-        eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+        eps = module.eps if hasattr(module, "eps") else module.variance_epsilon
         bias = getattr(module, "bias", None)
         gain = module.weight.detach() + self.gain_offset
         return DirectNorm(self.centered, gain, torch.zeros_like(gain) if bias is None else bias.detach(), float(eps))
@@ -81,10 +81,11 @@ def third(part: int) -> Callable[[Tensor], Tensor]:
 
 def interleaved(output: Tensor) -> Tensor:
     """GPT-NeoX: each head's queries, keys and values stand together."""
-    return output.unflatten(-1, (HEADS, 3, -1))[..., 2, :].flatten(-2)
+    heads: Tensor = output.unflatten(-1, (HEADS, 3, -1))
+    return heads[..., 2, :].flatten(-2)
 
 
-BERT = {
+BERT: dict[str, Any] = {
     "value": "attention.self.value",
     "projection": "attention.output.dense",
     "final_norm": "attention.output.LayerNorm",

@@ -69,8 +69,9 @@ def mixing_ratio(vectors: Tensor) -> Tensor:
     """(B, Q, K, D) -> (B, Q)."""
     own_index = torch.arange(vectors.shape[1])
     own = vectors[:, own_index, own_index]
-    others = (vectors.sum(2) - own).norm(dim=-1)
-    return others / (others + own.norm(dim=-1))
+    length = torch.linalg.vector_norm
+    others: Tensor = length(vectors.sum(2) - own, dim=-1)
+    return others.div(others + length(own, dim=-1))
 
 
 @dataclass

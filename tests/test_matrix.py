@@ -1,7 +1,7 @@
 """Every method × every family × the properties that hold for all of them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,10 +16,11 @@ from captum_norm import (
     NormMeter,
     UnsupportedScopeError,
 )
+from captum_norm.models import Scope
 from tests import families, oracle
 from tests.families import FAMILIES
 
-SCOPES = {
+SCOPES: dict[str, tuple[Scope, ...]] = {
     "post-norm": ("attn", "attn_res", "attn_res_ln", "atb"),
     "pre-norm": ("attn", "attn_res", "atb"),
     "parallel": ("attn", "attn_res", "atb"),
@@ -186,8 +187,8 @@ def test_padding_and_batching_change_nothing(name: str, method: str, side: str) 
     examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate(lengths)]
     batch, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
     for row, example in enumerate(examples):
-        places = slice(0, lengths[row]) if side == "right" else slice(11 - lengths[row], 11)
-        batch[row, places], mask[row, places] = example[0], 1
+        filled = slice(0, lengths[row]) if side == "right" else slice(11 - lengths[row], 11)
+        batch[row, filled], mask[row, filled] = example[0], 1
     maps = explain.maps({"input_ids": batch, "attention_mask": mask})
     scores = explain.attribute(batch, additional_forward_args=mask)
     assert torch.equal(maps.real, mask.bool())
@@ -231,7 +232,8 @@ def test_gradients_flow_when_asked_for(name: str) -> None:
 def test_scopes_that_the_layers_lack_are_refused(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     available = SCOPES[FAMILIES[name].style]
-    for scope in ("attn", "attn_res", "attn_res_ln"):
+    scopes: tuple[Literal["attn", "attn_res", "attn_res_ln"], ...] = ("attn", "attn_res", "attn_res_ln")
+    for scope in scopes:
         if scope not in available:
             with pytest.raises(UnsupportedScopeError, match=f"are {FAMILIES[name].style}, .* {', '.join(available)}"):
-                NormAttribution(model, scope).maps(inputs)  # type: ignore[arg-type]
+                NormAttribution(model, scope).maps(inputs)

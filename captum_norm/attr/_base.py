@@ -1,7 +1,7 @@
 """The common interface of all methods: ``attribute`` and ``maps``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 import torch
@@ -68,7 +68,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Inputs,
+        inputs: Tensor | Mapping[str, Any],
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -80,7 +80,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Inputs,
+        inputs: Tensor | Mapping[str, Any],
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -88,6 +88,18 @@ class AttentionMapAttribution(Attribution, ABC):
         layer: int | None = None,
         return_convergence_delta: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: tuple[Tensor, ...],
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: bool = False,
+    ) -> tuple[Any, ...]: ...
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -99,7 +111,7 @@ class AttentionMapAttribution(Attribution, ABC):
         position: Position = None,
         layer: int | None = None,
         return_convergence_delta: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Tensor | tuple[Any, ...]:
         """How much each input position contributes to one output position.
 
         Args:
@@ -114,7 +126,8 @@ class AttentionMapAttribution(Attribution, ABC):
             return_convergence_delta: also return the largest completeness error of the layers, (B,).
 
         Returns:
-            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout sum to 1.
+            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout sum to 1. A tuple of
+            this one tensor if ``inputs`` is a tuple, as everywhere in Captum.
 
         Raises:
             InvalidInputError: for a position outside the sequence or in its padding, an unknown layer, or
@@ -127,11 +140,9 @@ class AttentionMapAttribution(Attribution, ABC):
         with torch.set_grad_enabled(self._meter.differentiable):
             rows = _rows(position, maps, self.model).unsqueeze(1)
             stack = maps.self_attention
-            if layer is None:
-                rows = AGGREGATIONS[self.aggregation](self._prepare(stack), rows)
-            else:
-                rows = rows @ stack[:, 0]
-            attributions = rows.squeeze(1)
+            rows = self._aggregate(stack, rows) if layer is None else rows @ stack[:, 0]
+            # As everywhere in Captum, a tuple in gives a tuple out.
+        attributions = (rows.squeeze(1),) if isinstance(inputs, tuple) else rows.squeeze(1)
         if maps.convergence_delta is None or not return_convergence_delta:
             return attributions
         return attributions, maps.convergence_delta.amax(1)
@@ -165,9 +176,9 @@ class AttentionMapAttribution(Attribution, ABC):
     ) -> AttributionMaps:
         """What :meth:`maps` returns."""
 
-    def _prepare(self, stack: Tensor) -> Tensor:
-        """What is aggregated, from the maps (B, L, Q, K)."""
-        return stack
+    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
+        return AGGREGATIONS[self.aggregation](stack, rows)
 
 
 def attribution_maps(measured: Measurements, stack: Tensor, mixing_ratio: Tensor | None) -> AttributionMaps:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.functional import Carry, random_directions, weight_gram
-from captum_norm.models.resolver import Block
+from captum_norm.models.blocks import Block
 
 
 @dataclass(frozen=True)

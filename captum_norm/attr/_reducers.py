@@ -9,8 +9,8 @@ from torch import Tensor
 from captum_norm.attr._products import ProductCache, Products
 from captum_norm.functional import (
     BlockRows,
-    Carry,
     CarriedAttention,
+    Carry,
     Scales,
     block_rows,
     chunks,
@@ -21,9 +21,9 @@ from captum_norm.functional import (
     summed_norms,
     transformed_norms,
 )
+from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
 from captum_norm.models.parameters import accumulation_dtype
-from captum_norm.models.resolver import Block
 from captum_norm.recording import BlockTensors, Part, Reducer
 
 
@@ -184,10 +184,10 @@ class NormReducer:
                 form.finish_rows(rows, attention.own_norm, scales)
                 sketch = form.sketch[:, rows]
                 for scope, pieces in finished.items():
-                    carry = self._carries[scope]
-                    if _norms(carry) == norms:
-                        reference = _reference(carry, here)
-                        pieces.append(block_rows(carry, scales, attention, here.residual, bias, sketch, reference))
+                    steps = self._carries[scope]
+                    if _norms(steps) == norms:
+                        reference = _reference(steps, here)
+                        pieces.append(block_rows(steps, scales, attention, here.residual, bias, sketch, reference))
         deltas = []
         for scope, pieces in finished.items():
             whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
@@ -198,6 +198,9 @@ class NormReducer:
                 self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
         self.discrepancy = torch.stack([form.discrepancy(self._own_weights) for form in self._forms.values()]).amax(0)
+        # Only the results outlive the layer.
+        self._forms.clear()
+        del self._values, self._own_weights
 
 
 def _norms(carry: Carry) -> tuple[bool, bool]:

@@ -42,8 +42,8 @@ class ScopedNorms(AttentionMapAttribution):
         """True: the vectors must add up to what the model computed."""
         return True
 
-    def _prepare(self, stack: Tensor) -> Tensor:
+    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         # A rollout multiplies the ways through the layers; without the residual connection half of them are missing.
         if self.scope == "attn" and self.aggregation == "rollout":
-            return add_half_identity(normalize_rows(stack))
-        return stack
+            stack = add_half_identity(normalize_rows(stack))
+        return super()._aggregate(stack, rows)

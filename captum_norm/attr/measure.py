@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,10 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
+from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import Scope
-from captum_norm.models.resolver import Block, resolve
+from captum_norm.models.resolver import resolve
 from captum_norm.recording import CHUNK_BYTES, evaluating, record
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
@@ -41,7 +42,7 @@ class MeterOptions(TypedDict, total=False):
     Attributes:
         accumulate: the least precise dtype to compute in, float32 if not given; float64 where the vectors of the heads
             nearly cancel.
-        chunk_bytes: how much memory the attention weights may take at a time, 8 MiB if not given.
+        chunk_bytes: how much memory the attention weights may take at a time, 4 MiB if not given.
         differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; False if not given.
     """
 
@@ -86,7 +87,9 @@ class NormMeter:
 
     Args:
         model: a Hugging Face model, in any mode and dtype, on any device; left as it is.
-        options: see :class:`MeterOptions`.
+        accumulate: see :class:`MeterOptions`.
+        chunk_bytes: see :class:`MeterOptions`.
+        differentiable: see :class:`MeterOptions`.
 
     Example:
         >>> import torch
@@ -98,13 +101,20 @@ class NormMeter:
         (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4]))
     """
 
-    def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        accumulate: torch.dtype = torch.float32,
+        chunk_bytes: int = CHUNK_BYTES,
+        differentiable: bool = False,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
         self.model = model
-        self.differentiable = options.get("differentiable", False)
-        self._accumulate = options.get("accumulate", torch.float32)
-        self._chunk_bytes = options.get("chunk_bytes", CHUNK_BYTES)
+        self.differentiable = differentiable
+        self._accumulate = accumulate
+        self._chunk_bytes = chunk_bytes
         self._cache = ProductCache()
         self._blocks: dict[nn.Module, Block] | None = None
 
@@ -226,6 +236,8 @@ class NormMeter:
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     """Indices into ``count`` layers, negative ones from the last; all of them for None."""
     chosen = range(count) if layers is None else layers
+    if not chosen:
+        raise InvalidInputError(f"got an empty selection of layers; the model has {count}")
     for layer in chosen:
         if not -count <= layer < count:
             raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}, or -{count} to -1")

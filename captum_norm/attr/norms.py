@@ -15,9 +15,8 @@ class NormAttribution(ScopedNorms):
 
     - ``attn``: ‖Σ_h α_ij f_h(x_j)‖, with f_h(x_j) key j's value vector through head h's slice of the output projection
       (value bias included, output bias not) [2020, section 3]; with ``per_head`` ‖α_ij f_h(x_j)‖;
-    - ``attn_res``: the residual connection's x_i joins the vector of j = i [2021, section 3];
-    - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021,
-      section 3].
+    - ``attn_res``: the residual connection's x_i joins the vector of j = i [2021];
+    - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021].
 
     Args:
         model: a Hugging Face model; left exactly as it is.

@@ -47,3 +47,7 @@ class AttentionRollout(AttentionWeights):
             return None if stack is None else rollout(stack)[:, chosen]
 
         return replace(maps, encoder=roll(maps.encoder), decoder=roll(maps.decoder), mixing_ratio=None)
+
+    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        # The last map is the product of all layers already.
+        return rows @ stack[:, -1]

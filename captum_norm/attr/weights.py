@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from captum_norm.aggregation import add_half_identity
 from captum_norm.attr._base import AttentionMapAttribution, attribution_maps

@@ -16,8 +16,8 @@ from captum_norm.functional.norms import (
 
 __all__ = [
     "BlockRows",
-    "Carry",
     "CarriedAttention",
+    "Carry",
     "Normalization",
     "Scales",
     "apply_linear",

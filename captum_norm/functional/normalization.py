@@ -46,7 +46,7 @@ def apply_linear(norm: Normalization, part: Tensor) -> Tensor:
     """The linear part of the normalisation, without 1/σ and without β.
 
     Multiplied by :func:`inverse_scale` of the whole input this is the share of ``part`` in the normalised output:
-    γ ⊙ (part − mean(part)) / σ [Kobayashi et al. 2021, eq. 9].
+    γ ⊙ (part − mean(part)) / σ [Kobayashi et al. 2021].
 
     Args:
         norm: the normalisation.

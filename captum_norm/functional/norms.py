@@ -65,7 +65,8 @@ def key_gram(values: Tensor, gram: Tensor) -> Tensor:
             products = (through * flat[:, start:]).unflatten(-1, (heads - first, width)).sum(-1)
             form[rows, first:last, first:] = products.transpose(0, 1)
     ones = form.new_ones(heads, heads)
-    return (form * (ones.triu() + ones.triu(1))).unflatten(0, (batch, keys)).permute(0, 2, 3, 1).contiguous()
+    form = form * (ones.triu() + ones.triu(1))
+    return form.reshape(batch, keys, heads, heads).permute(0, 2, 3, 1).contiguous()
 
 
 def transformed_norms(form: Tensor) -> Tensor:
@@ -81,7 +82,7 @@ def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
         transformed: :func:`transformed_norms`, (B, H, K).
 
     Returns:
-        (B, H, Q, K), in the units of the model's hidden states. Weights are non-negative, so no absolute value is taken.
+        (B, H, Q, K), in the units of the model's hidden states; no absolute value is taken, weights are not negative.
     """
     return weights * transformed.unsqueeze(2)
 
@@ -107,10 +108,10 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
 
 
 def ratio(others: Tensor, own: Tensor) -> Tensor:
-    """others / (others + own) of two non-negative tensors, 0 where both are 0.
+    """The share others / (others + own) of two non-negative tensors, 0 where both are 0.
 
     Of norms ‖Σ_{j≠i} v_ij‖ and ‖v_ii‖ it is the mixing ratio: how much of an output comes from elsewhere
-    [Kobayashi et al. 2021, section 4].
+    [Kobayashi et al. 2021].
     """
     total = others + own
     return others / torch.where(total > 0, total, torch.ones_like(total))

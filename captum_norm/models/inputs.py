@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ class ModelCall:
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except (ValueError, IndexError, RuntimeError, TypeError) as error:
+            if _raised_here(error):
+                raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InvalidInputError(
                 f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}"
@@ -70,6 +73,12 @@ class ModelCall:
         return rows
 
 
+def _raised_here(error: Exception) -> bool:
+    """Whether an error comes from our own hooks rather than from the model's code."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("captum_norm.")
+
+
 def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any = None) -> ModelCall:
     """Bind inputs to a model.
 
@@ -96,8 +105,8 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
             )
         main, arguments = _main_argument(inputs, parameters), dict(inputs)
     else:
-        several = isinstance(inputs, (tuple, list)) and len(inputs) > 0
-        main, rest = (inputs[0], inputs[1:]) if several else (inputs, ())
+        tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
+        main, *rest = tensors
         if not isinstance(main, Tensor):
             raise InvalidInputError(
                 f"got inputs of type {type(main).__name__}; expected a tensor, a tuple or a mapping"

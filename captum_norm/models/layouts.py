@@ -111,10 +111,8 @@ def register_layout(layer_class: str, layout: Layout) -> None:
 
     Args:
         layer_class: the name of the layer's class, for example ``"MyDecoderLayer"``.
-        layout: the parts. They are checked against the layer's output when a model with such layers is first used.
-
-    Raises:
-        InvalidInputError: if another layout is registered for this class.
+        layout: the parts, checked against the layer's tensors when a model with such layers is first used. A later
+            declaration for the same class replaces an earlier one.
 
     Example:
         >>> register_layout("DocumentedLayer", Layout(
@@ -123,8 +121,7 @@ def register_layout(layer_class: str, layout: Layout) -> None:
         >>> registered_layouts()["DocumentedLayer"].style
         'post-norm'
     """
-    if _registered.setdefault(layer_class, layout) != layout:
-        raise InvalidInputError(f'another layout is already registered for the class "{layer_class}"')
+    _registered[layer_class] = layout
 
 
 def registered_layouts() -> Mapping[str, Layout]:

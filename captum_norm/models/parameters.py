@@ -30,6 +30,8 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
         summands: tensors whose size bounds the rounding error, where they may cancel.
         precision: the dtype that was rounded to; that of ``actual`` if None.
     """
+    if any(tensor.numel() != actual.numel() for tensor in (computed, *summands)):
+        return False
     shape = actual.shape
     sizes = [tensor.reshape(shape).double().norm(dim=-1) for tensor in (actual, *summands)]
     error = (computed.reshape(shape).double() - actual.double()).norm(dim=-1)

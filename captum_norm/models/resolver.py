@@ -13,51 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.functional import Carry
+from captum_norm.models.blocks import Block, bind, sum_of
 from captum_norm.models.huggingface import EagerAttention, attention_through
-from captum_norm.models.layouts import Layout, Scope, Site, registered_layouts
-from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
+from captum_norm.models.layouts import Layout, Site, registered_layouts
+from captum_norm.models.parameters import read_norm, read_projection, reproduces
 from captum_norm.models.tracing import Call, Event, Trace, first_tensor, hooked, input_tensor
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
-
-
-@dataclass(frozen=True)
-class Block:
-    """One attention block of a model, with its parts found and checked.
-
-    Attributes:
-        name: the layer's name in the model.
-        layer: the module in which the block was found.
-        layout: where its parts are.
-        attention: the module that calls the attention function.
-        projection: the output projection.
-        branch_norm: the norm before the residual sum, or None.
-        final_norm: the norm behind it, or None.
-    """
-
-    name: str
-    layer: nn.Module
-    layout: Layout
-    attention: nn.Module
-    projection: Projection
-    branch_norm: NormReader | None
-    final_norm: NormReader | None
-
-    @property
-    def precision(self) -> torch.dtype:
-        """The least precise dtype that the block's modules compute in."""
-        norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        return max([self.projection.parameter.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
-
-    def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
-        """The steps that a scope includes in this block; ``scope`` must be one of the layout's."""
-        if scope == "attn":
-            return Carry()
-        branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
-        if scope == "attn_res" or self.final_norm is None:
-            return Carry(branch, residual=True)
-        return Carry(branch, residual=True, final=self.final_norm.read(dtype))
 
 
 @dataclass
@@ -100,7 +62,7 @@ class _Probe:
         self.starts.append(len(self.events))
         self._note(module, "input", input_tensor(args, kwargs))
 
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def leave(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         start = self.starts.pop()
         self._note(module, "output", first_tensor(output))
         inside = [call for call in self.open_calls if call.order >= start]
@@ -122,11 +84,8 @@ class _Probe:
 
     def _settle(self, trace: Trace, call: _AttentionCall, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
-        if declared is not None:
-            return bind(self.names[trace.layer], trace, declared)
-        for layout in _candidates(trace, call.module, call.output, call.order - start):
-            return bind(self.names[trace.layer], trace, layout)
-        return None
+        layout = declared or next(_candidates(trace, call.module, call.output, call.order - start), None)
+        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module)
 
 
 def resolve(model: nn.Module, forward: Callable[[], object]) -> dict[nn.Module, Block]:
@@ -149,7 +108,7 @@ def resolve(model: nn.Module, forward: Callable[[], object]) -> dict[nn.Module, 
         for module in model.modules()
         for handle in (
             module.register_forward_pre_hook(probe.enter, with_kwargs=True),
-            module.register_forward_hook(probe.leave, with_kwargs=True),
+            module.register_forward_hook(probe.leave),
         )
     ]
     with hooked(handles), attention_through(model, probe.attention):
@@ -169,55 +128,6 @@ def no_attention(model: nn.Module) -> str:
     )
 
 
-def bind(name: str, trace: Trace, layout: Layout) -> Block:
-    """Read a layout's parts off a layer's modules and check its equations on the layer's own tensors.
-
-    Raises:
-        UnsupportedModelError: if a part is missing or an equation does not hold.
-    """
-    layer = trace.layer
-
-    def refuse(problem: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f'the {layout.style} layout of {type(layer).__name__} ("{name}") does not hold: {problem}. {HOW_TO}'
-        )
-
-    def module(part: str) -> nn.Module:
-        try:
-            return layer.get_submodule(part)
-        except AttributeError:
-            raise refuse(f'there is no module "{part}"') from None
-
-    def tensor(site: Site) -> Tensor:
-        found = trace.at(site)
-        if found is None:
-            raise refuse(f'no tensor passed "{site}"')
-        return found
-
-    def norm(part: str) -> NormReader:
-        reader = read_norm(module(part), tensor(Site(part, "input")), tensor(Site(part, "output")))
-        if reader is None:
-            raise refuse(f'"{part}" is no LayerNorm or RMSNorm of the parameters it holds')
-        return reader
-
-    attention = module(layout.attention)
-    branch = tensor(Site(layout.projection, "output"))
-    projection = read_projection(module(layout.projection), tensor(Site(layout.projection, "input")), branch)
-    if projection is None:
-        raise refuse(f'"{layout.projection}" does not compute input @ weight + bias')
-    branch_norm = final_norm = None
-    if layout.branch_norm is not None:
-        branch_norm = norm(layout.branch_norm)
-        branch = tensor(Site(layout.branch_norm, "output"))
-    residual, total = tensor(layout.residual), tensor(layout.total)
-    summands = [residual, branch] if layout.minus is None else [residual, branch, tensor(layout.minus)]
-    if any(part.numel() != total.numel() for part in summands) or not reproduces(_sum(*summands), total, *summands):
-        raise refuse(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
-    if layout.final_norm is not None:
-        final_norm = norm(layout.final_norm)
-    return Block(name, layer, layout, attention, projection, branch_norm, final_norm)
-
-
 def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int) -> Iterator[Layout]:
     """The layouts under which the layer's output follows from attention's output ``context`` (B, Q, H·d)."""
     output = trace.at(Site("", "output"))
@@ -229,9 +139,11 @@ def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int)
         before = _distinct(event for event in streams if event in trace.events[:order])
         after = [event for event in streams if event in trace.events[projection.order + 1 :]]
         branches: list[tuple[str | None, Tensor]] = [(None, projection.output)]
-        for call in trace.calls_on(projection.output):
-            if read_norm(call.module, call.inputs, call.output) is not None:
-                branches.append((trace.name(call.module), call.output))
+        branches += [
+            (trace.name(call.module), call.output)
+            for call in trace.calls_on(projection.output)
+            if read_norm(call.module, call.inputs, call.output) is not None
+        ]
         for branch_norm, branch in branches:
             for stream in before:
                 end = _end(trace, stream.tensor, branch, streams, after, output)
@@ -261,7 +173,7 @@ def _end(
     trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], output: Tensor
 ) -> tuple[Site, Site | None, str | None] | None:
     """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
-    total = _sum(residual, branch)
+    total = sum_of(residual, branch)
     sums = [event for event in after if reproduces(total, event.tensor, residual, branch)]
     if sums:
         if _continues(trace, total, after, output):
@@ -272,7 +184,7 @@ def _end(
                 return Site(name, "input"), None, name
         return None
     for other in reversed(streams):
-        if other.end == "output" and reproduces(_sum(total, other.tensor), output, residual, branch, other.tensor):
+        if other.end == "output" and reproduces(sum_of(total, other.tensor), output, residual, branch, other.tensor):
             return Site("", "output"), trace.site(other), None
     return None
 
@@ -284,7 +196,7 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], output: Tensor)
     for other in after:
         if other.end == "input":
             continue
-        total = _sum(stream, other.tensor)
+        total = sum_of(stream, other.tensor)
         if reproduces(total, output, stream, other.tensor):
             return True
         for event in after:
@@ -293,12 +205,6 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], output: Tensor)
                 if call is not None and reproduces(call.output, output):
                     return True
     return False
-
-
-def _sum(first: Tensor, *others: Tensor) -> Tensor:
-    for other in others:
-        first = first + other.reshape(first.shape)
-    return first
 
 
 def _distinct(events: Iterator[Event]) -> list[Event]:

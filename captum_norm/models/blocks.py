@@ -1,0 +1,127 @@
+"""An attention block of a model: its parts, read off its modules and checked on the layer's own tensors."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import Carry
+from captum_norm.models.layouts import Layout, Scope, Site
+from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
+from captum_norm.models.tracing import Trace
+
+
+@dataclass(frozen=True)
+class Block:
+    """One attention block of a model, with its parts found and checked.
+
+    Attributes:
+        name: the layer's name in the model.
+        layer: the module in which the block was found.
+        layout: where its parts are.
+        attention: the module that calls the attention function.
+        projection: the output projection.
+        branch_norm: the norm before the residual sum, or None.
+        final_norm: the norm behind it, or None.
+    """
+
+    name: str
+    layer: nn.Module
+    layout: Layout
+    attention: nn.Module
+    projection: Projection
+    branch_norm: NormReader | None
+    final_norm: NormReader | None
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The least precise dtype that the block's modules compute in."""
+        norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
+        return max([self.projection.parameter.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
+
+    def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
+        """The steps that a scope includes in this block; ``scope`` must be one of the layout's."""
+        if scope == "attn":
+            return Carry()
+        branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
+        if scope == "attn_res" or self.final_norm is None:
+            return Carry(branch, residual=True)
+        return Carry(branch, residual=True, final=self.final_norm.read(dtype))
+
+
+def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module) -> Block:
+    """Read a layout's parts off a layer's modules and check its equations on the layer's own tensors.
+
+    Args:
+        name: the layer's name in the model.
+        trace: what happened inside the layer.
+        layout: where the parts are said to be.
+        caller: the module that called the attention function.
+
+    Raises:
+        UnsupportedModelError: if a part is missing or an equation does not hold.
+    """
+    parts = _Parts(name, trace, layout)
+    if parts.module(layout.attention) is not caller:
+        raise parts.refusal(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
+    projection = parts.projection(layout.projection)
+    branch_norm = final_norm = None
+    branch = parts.tensor(Site(layout.projection, "output"))
+    if layout.branch_norm is not None:
+        branch_norm = parts.norm(layout.branch_norm)
+        branch = parts.tensor(Site(layout.branch_norm, "output"))
+    summands = [parts.tensor(layout.residual), branch, *([parts.tensor(layout.minus)] if layout.minus else [])]
+    total = parts.tensor(layout.total)
+    if any(part.numel() != total.numel() for part in summands) or not reproduces(sum_of(*summands), total, *summands):
+        raise parts.refusal(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
+    if layout.final_norm is not None:
+        final_norm = parts.norm(layout.final_norm)
+    return Block(name, trace.layer, layout, caller, projection, branch_norm, final_norm)
+
+
+def sum_of(first: Tensor, *others: Tensor) -> Tensor:
+    """The sum of tensors with as many elements, in the shape of the first."""
+    for other in others:
+        first = first + other.reshape(first.shape)
+    return first
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts that a layout names; what is missing is refused."""
+
+    name: str
+    trace: Trace
+    layout: Layout
+
+    def refusal(self, problem: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f'the {self.layout.style} layout of {type(self.trace.layer).__name__} ("{self.name}") does not hold: '
+            f'{problem}; see "Describe a new model" in the documentation'
+        )
+
+    def module(self, part: str) -> nn.Module:
+        try:
+            return self.trace.layer.get_submodule(part)
+        except AttributeError:
+            raise self.refusal(f'there is no module "{part}"') from None
+
+    def tensor(self, site: Site) -> Tensor:
+        found = self.trace.at(site)
+        if found is None:
+            raise self.refusal(f'no tensor passed "{site}"')
+        return found
+
+    def norm(self, part: str) -> NormReader:
+        reader = read_norm(self.module(part), self.tensor(Site(part, "input")), self.tensor(Site(part, "output")))
+        if reader is None:
+            raise self.refusal(f'"{part}" is no LayerNorm or RMSNorm of the parameters it holds')
+        return reader
+
+    def projection(self, part: str) -> Projection:
+        module, inputs = self.module(part), self.tensor(Site(part, "input"))
+        projection = read_projection(module, inputs, self.tensor(Site(part, "output")))
+        if projection is None:
+            raise self.refusal(f'"{part}" does not compute input @ weight + bias')
+        return projection
