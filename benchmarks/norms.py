@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -60,7 +61,8 @@ def direct(model: BertModel, ids: Tensor) -> list[Tensor]:
     """AttnResLn-N maps of all layers the direct way: every vector materialised, one layer at a time."""
     output = model(ids, output_attentions=True, output_hidden_states=True)
     maps = []
-    for layer, weights, hidden in zip(model.encoder.layer, output.attentions, output.hidden_states, strict=False):
+    layers: Any = model.encoder.layer
+    for layer, weights, hidden in zip(layers, output.attentions, output.hidden_states, strict=False):
         attention, self_output = layer.attention.self, layer.attention.output
         heads = weights.shape[1]
         values = attention.value(hidden).unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -92,7 +94,8 @@ def bert_table(console: Console, repeats: int) -> None:
         "batch × length",
         "forward",
         "AttnResLn-N",
-        "all norms and ratios",
+        "norms, ratios, α",
+        "… per head too",
         "weights only",
         "direct AttnResLn-N",
         "memory ÷ one layer's α",
@@ -103,15 +106,18 @@ def bert_table(console: Console, repeats: int) -> None:
         runs: list[Run] = [
             partial(model, ids),
             partial(meter.measure, ids, scopes=["attn_res_ln"]),
-            partial(meter.measure, ids, scopes=SCOPES, weights=True, per_head=True),
+            partial(meter.measure, ids, scopes=SCOPES, weights=True),
+            partial(meter.measure, ids, scopes=SCOPES, weights=True, head_norms=True),
             partial(meter.measure, ids, weights=True),
         ]
-        plain, norms, everything, weights = alternate(runs, repeats if batch * length <= 512 else max(3, repeats // 3))
+        plain, norms, everything, heads, weights = alternate(
+            runs, repeats if batch * length <= 512 else max(3, repeats // 3)
+        )
         direct_ratio = "–"
         if batch == 1 and length == 128:
             (slow,) = alternate([partial(direct, eager, ids)], 1)
             direct_ratio = f"{slow / plain:.1f}"
-        one_layer = batch * model.config.num_attention_heads * length**2 * 4
+        one_layer = batch * model.model.config.num_attention_heads * length**2 * 4
         extra = (peak_bytes(runs[1]) - peak_bytes(runs[0])) / one_layer
         reach = TARGETS[length]
         table.add_row(
@@ -119,6 +125,7 @@ def bert_table(console: Console, repeats: int) -> None:
             f"{plain * 1e3:.0f} ms",
             f"{norms / plain:.2f} (≤ {reach[0]})",
             f"{everything / plain:.2f} (≤ {reach[1]})",
+            f"{heads / plain:.2f}",
             f"{weights / plain:.2f}",
             direct_ratio,
             f"{extra:.2f} (≤ 3)",
@@ -141,14 +148,14 @@ def first_use(console: Console) -> None:
 
 def long_input(console: Console, length: int) -> None:
     """One LLaMA-shaped layer on a long input: the weights of all queries are never held."""
-    config = LlamaConfig(vocab_size=64, num_hidden_layers=1, max_position_embeddings=length, attn_implementation="sdpa")
-    model = LlamaModel(config).eval()
+    model: Any = LlamaModel(LlamaConfig(vocab_size=64, num_hidden_layers=1, max_position_embeddings=length))
+    model.train(False)
     meter = NormMeter(model, chunk_bytes=64 * 2**20)
     ids = torch.randint(0, 64, (1, length))
     runs: list[Run] = [partial(model, ids), partial(meter.measure, ids, scopes=["atb"])]
     plain, norms = alternate(runs, 1)
     memory, more = (peak_bytes(run) for run in runs)
-    weights = config.num_attention_heads * length**2 * 4
+    weights = model.config.num_attention_heads * length**2 * 4
     console.print(
         f"one LLaMA-shaped layer (32 heads, D 4096), length {length}: {norms / plain:.2f} × the forward pass of "
         f"{plain:.1f} s; memory above it {(more - memory) / 2**30:.2f} GiB, its map {length**2 * 4 / 2**30:.2f} GiB, "

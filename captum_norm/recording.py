@@ -7,6 +7,7 @@ long sequence; the other tensors of a block live until its last one has come. Th
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from captum_norm.models.huggingface import EagerAttention, attention_through
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.resolver import no_attention
+from captum_norm.models.stack import Stack
 from captum_norm.models.tracing import first_tensor, hooked, input_tensor
 
 # Attention weights of this size stay in the processor's cache between their making and their reduction.
@@ -95,13 +97,15 @@ def record(
     Raises:
         UnsupportedModelError: if no attention was seen, or queries and keys are different sequences.
     """
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, several=_several(call))
-    with hooked(recorder.hooks()), attention_through(call.model, recorder.attention), evaluating(call.model):
+    stack = Stack(several=call.has_several_positions)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stack)
+    # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
+    with attention_through(call.model, recorder.attention), hooked(recorder.hooks()), evaluating(call.model):
         call.run()
-    if not recorder.layers:
+    if not stack.layers:
         raise UnsupportedModelError(no_attention(call.model))
     recorder.expect_nothing_open()
-    return recorder.causal
+    return stack.causal
 
 
 @contextmanager
@@ -131,12 +135,9 @@ class _Recorder:
         make_reducer: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
         chunk_bytes: int,
-        *,
-        several: bool,
+        stack: Stack,
     ) -> None:
-        self.layers = 0
-        self.causal = False
-        self._several = several
+        self._stack = stack
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
@@ -163,9 +164,9 @@ class _Recorder:
         **options: Any,
     ) -> Tensor:
         """Stands in for the model's attention function."""
-        block = self._block_of(module, query, key)
-        reducer = self._make_reducer(self.layers, block)
-        self.layers += 1
+        block = self._block_of(module)
+        reducer = self._make_reducer(self._stack.layers, block)
+        self._stack.begin(module, query, key)
         if reducer is not None:
             reducer.begin(value, query.shape[1], query.shape[2])
         # Heads come as strided views, which every part's product would copy anew.
@@ -182,7 +183,7 @@ class _Recorder:
         for part in self._parts(query, attend):
             output, weights = attend(part)
             if not outputs:
-                self._note_direction(module, weights[:, :, 0, 1:])
+                self._stack.look(module, weights)
             if reducer is not None:
                 reducer.consume(weights, part)
             outputs.append(output)
@@ -192,28 +193,12 @@ class _Recorder:
             reducer.finish(None)
         return _joined(outputs, len(query))
 
-    def _block_of(self, module: nn.Module, query: Tensor, key: Tensor) -> Block | None:
-        if query.shape[2] != key.shape[2]:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {query.shape[2]} to {key.shape[2]} positions; only "
-                "self-attention over the whole sequence is supported: pass no past_key_values, and of an "
-                "encoder-decoder model the encoder (model.get_encoder())"
-            )
+    def _block_of(self, module: nn.Module) -> Block | None:
         if self._blocks is None:
             return None
         if module not in self._blocks:
             raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
         return self._blocks[module]
-
-    def _note_direction(self, module: nn.Module, later: Tensor) -> None:
-        """Whether the first position looks ahead; ``later`` are its weights for all others, (B, H, K-1)."""
-        causal = not bool(later.detach().any()) if self._several else bool(getattr(module, "is_causal", False))
-        if self.layers > 1 and causal != self.causal:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} in layer {self.layers - 1} looks {'back only' if causal else 'ahead'}, "
-                "unlike the layers before it; of an encoder-decoder model pass the encoder (model.get_encoder())"
-            )
-        self.causal = causal
 
     def expect_nothing_open(self) -> None:
         """Every block that began must have been finished by the tensors it waits for."""
@@ -228,7 +213,7 @@ class _Recorder:
         """Whole examples as far as they fit the memory, else rows of single examples."""
         batch, heads, queries, _ = query.shape
         fitting_rows = max(1, self._chunk_bytes // (heads * queries * ACCUMULATED_BYTES))
-        examples, rows = max(1, fitting_rows // queries), min(fitting_rows, queries)
+        examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
         if (examples < batch or rows < queries) and not _parts_are_independent(attend, queries):
             examples, rows = batch, queries
         for first in range(0, batch, examples):
@@ -255,13 +240,6 @@ class _Recorder:
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
                 opened.reducer.finish(_block_tensors(block, opened.tensors))
-
-
-def _several(call: ModelCall) -> bool:
-    """Whether some example has more than one real position, so that looking ahead can be seen."""
-    if call.length is None or call.real is None:
-        return call.length != 1
-    return int(call.real.sum(1).max()) > 1
 
 
 def _sites(block: Block) -> set[Site]:

@@ -58,7 +58,7 @@ def test_norms_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> Non
     # The oracle sees the same parameters in float64: what a float32 model rounds is part of the deviation.
     exact = oracle.layers(family, model.double(), inputs.double() if inputs.is_floating_point() else inputs)
     scopes = SCOPES[family.style]
-    measured = NormMeter(model.to(dtype)).measure(inputs, scopes=scopes, weights=True, per_head=True)
+    measured = NormMeter(model.to(dtype)).measure(inputs, scopes=scopes, weights=True, per_head=True, head_norms=True)
     assert measured.causal == family.causal
     vectors = {scope: torch.stack([layer.vectors(scope)[0] for layer in exact], 1) for scope in scopes}
     for scope in scopes:

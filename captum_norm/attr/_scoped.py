@@ -33,7 +33,7 @@ class ScopedNorms(AttentionMapAttribution):
         if per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         measured = self._meter.measure(
-            inputs, additional_forward_args, scopes=[self.scope], per_head=per_head, layers=layers
+            inputs, additional_forward_args, scopes=[self.scope], head_norms=per_head, layers=layers
         )
         stack = measured.norms[self.scope] if measured.head_norms is None else measured.head_norms
         return attribution_maps(measured, stack, measured.mixing_ratio[self.scope])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -126,6 +125,7 @@ class NormMeter:
         scopes: Sequence[Scope] = (),
         weights: bool = False,
         per_head: bool = False,
+        head_norms: bool = False,
         layers: Sequence[int] | None = None,
     ) -> Measurements:
         """Run the model once and measure.
@@ -136,7 +136,8 @@ class NormMeter:
             additional_forward_args: the model's further positional arguments (attention mask first).
             scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``.
             weights: also return the attention weights.
-            per_head: return weights per head, and with scopes the norms of each head's vectors.
+            per_head: return the attention weights of each head rather than their mean.
+            head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
             layers: 0-based indices of the layers to measure, negative ones from the last; all if None.
 
         Raises:
@@ -152,21 +153,22 @@ class NormMeter:
             call = bind_inputs(self.model, inputs, additional_forward_args)
             blocks = self._understand(call) if scopes else None
             self._check_scopes(scopes, blocks or {})
+            wanted = _Wanted(scopes, weights, per_head, head_norms, layers)
             try:
-                return self._measure(call, blocks, scopes, weights, per_head, layers)
+                return self._measure(call, blocks, wanted)
             except IncompleteDecompositionError:
                 # A weight written through .data changes without a trace; made anew, the products are right again.
                 self._cache.clear()
-                return self._measure(call, blocks, scopes, weights, per_head, layers)
+                return self._measure(call, blocks, wanted)
 
     def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
         if self._blocks is None:
             with torch.no_grad(), evaluating(self.model):
                 try:
-                    self._blocks = resolve(self.model, call.excerpt(PROBE_LENGTH).run)
+                    self._blocks = resolve(call.excerpt(PROBE_LENGTH))
                 except InvalidInputError:
                     # Arguments that an excerpt does not fit, a mask over (Q, K) for example.
-                    self._blocks = resolve(self.model, call.run)
+                    self._blocks = resolve(call)
                 except UnsupportedModelError:
                     _refuse_non_finite(self.model)
                     raise
@@ -181,56 +183,67 @@ class NormMeter:
                         f"which have the scopes {', '.join(block.layout.scopes)}"
                     )
 
-    def _measure(
-        self,
-        call: ModelCall,
-        blocks: Mapping[nn.Module, Block] | None,
-        scopes: Sequence[Scope],
-        weights: bool,
-        per_head: bool,
-        layers: Sequence[int] | None,
-    ) -> Measurements:
-        wanted = None if layers is None or min(layers, default=0) < 0 else set(layers)
+    def _measure(self, call: ModelCall, blocks: Mapping[nn.Module, Block] | None, wanted: "_Wanted") -> Measurements:
         reducers: list[LayerReducer | None] = []
 
         def make(index: int, block: Block | None) -> LayerReducer | None:
-            reducer = None
-            if wanted is None or index in wanted:
-                norms = None
-                if block is not None:
-                    dtype = torch.promote_types(self._accumulate, block.projection.parameter.dtype)
-                    norms = NormReducer(block, scopes, self._cache, dtype, per_head=per_head, real=call.real)
-                reducer = LayerReducer(WeightReducer(per_head=per_head) if weights else None, norms)
+            reducer = wanted.reducer(block, self._cache, self._accumulate, call.real) if wanted.has(index) else None
             reducers.append(reducer)
             return reducer
 
         causal = record(call, make, blocks, self._chunk_bytes)
-        chosen = [reducers[index] for index in layer_indices(layers, len(reducers))]
-        measured = [reducer for reducer in chosen if reducer is not None]
-        self._check(measured)
-        return _assemble(call, measured, causal)
+        measured = {index: reducers[index] for index in layer_indices(wanted.layers, len(reducers))}
+        layers = {index: reducer for index, reducer in measured.items() if reducer is not None}
+        for index, layer in layers.items():
+            self._check(index, layer)
+        return _assemble(call, list(layers.values()), causal)
 
-    def _check(self, layers: Sequence[LayerReducer]) -> None:
-        for index, layer in enumerate(layers):
-            if layer.weights is not None and not layer.weights.map.detach().sum().isfinite():
-                _refuse_non_finite(self.model)
-                raise NonFiniteError(f"the attention weights of layer {index} contain NaN or infinity")
-            if layer.norms is None:
-                continue
-            delta, discrepancy = layer.norms.delta.max().item(), layer.norms.discrepancy.max().item()
-            tolerance = TOLERANCE[layer.norms.precision]
-            if isnan(delta) or isnan(discrepancy):
-                _refuse_non_finite(self.model)
-            if not delta <= tolerance:
-                raise IncompleteDecompositionError(
-                    f"the vectors of layer {index} do not add up to what {type(self.model).__name__} computed: "
-                    f"relative error {delta:.1e}, accepted {tolerance:.0e} for {layer.norms.precision}"
-                )
-            if not discrepancy <= tolerance:
-                raise IncompleteDecompositionError(
-                    f"the fast norms of layer {index} differ from directly computed ones by {discrepancy:.1e}, "
-                    f"accepted {tolerance:.0e} for {layer.norms.precision}"
-                )
+    def _check(self, index: int, layer: LayerReducer) -> None:
+        numbers = [] if layer.weights is None else [layer.weights.map.detach().sum()]
+        if layer.norms is not None:
+            numbers += [layer.norms.delta.max(), layer.norms.discrepancy.max()]
+        if not all(number.isfinite() for number in numbers):
+            _refuse_non_finite(self.model)
+            raise NonFiniteError(f"what {type(self.model).__name__} computes in layer {index} contains NaN or infinity")
+        if layer.norms is None:
+            return
+        precision = layer.norms.precision
+        tolerance, delta, discrepancy = TOLERANCE[precision], *(number.item() for number in numbers[-2:])
+        if delta > tolerance:
+            raise IncompleteDecompositionError(
+                f"the vectors of layer {index} do not add up to what {type(self.model).__name__} computed: relative "
+                f"error {delta:.1e}, accepted {tolerance:.0e} for {precision}"
+            )
+        if discrepancy > tolerance:
+            raise IncompleteDecompositionError(
+                f"the fast norms of layer {index} differ from directly computed ones by {discrepancy:.1e}, accepted "
+                f"{tolerance:.0e} for {precision}"
+            )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What was asked for."""
+
+    scopes: Sequence[Scope]
+    weights: bool
+    per_head: bool
+    head_norms: bool
+    layers: Sequence[int] | None
+
+    def has(self, index: int) -> bool:
+        """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
+        return self.layers is None or min(self.layers, default=0) < 0 or index in self.layers
+
+    def reducer(
+        self, block: Block | None, cache: ProductCache, accumulate: torch.dtype, real: Tensor | None
+    ) -> LayerReducer:
+        """What reduces one layer."""
+        norms = None
+        if block is not None:
+            dtype = torch.promote_types(accumulate, block.projection.parameter.dtype)
+            norms = NormReducer(block, self.scopes, cache, dtype, per_head=self.head_norms, real=real)
+        return LayerReducer(WeightReducer(per_head=self.per_head) if self.weights else None, norms)
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:

@@ -36,6 +36,13 @@ class ModelCall:
     shift: Tensor | None
     tokens: Sequence[Sequence[str]] | None
 
+    @property
+    def has_several_positions(self) -> bool:
+        """Whether some example has more than one real position."""
+        if self.length is None or self.real is None:
+            return self.length != 1
+        return int(self.real.sum(1).max()) > 1
+
     def run(self) -> None:
         """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
         try:

@@ -1,0 +1,139 @@
+"""Rows, positions and aggregation of ``attribute``, each against what it is defined to be."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from captum.attr import Attribution, NoiseTunnel
+from captum.metrics import infidelity, sensitivity_max
+from torch import Tensor
+
+from captum_norm import AttentionBlockAttribution, AttentionRollout, AttentionWeights, NormAttribution
+from tests import families
+
+
+def rollout(stack: Tensor) -> Tensor:
+    """(L, Q, K) -> (Q, K), written out."""
+    total = torch.eye(stack.shape[-1], dtype=stack.dtype)
+    for layer in stack:
+        total = (layer / layer.sum(-1, keepdim=True)) @ total
+    return total
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2"])
+def test_aggregations_are_what_they_say(name: str) -> None:
+    model, ids = families.build(name, dtype=torch.float64), families.inputs(name)
+
+    def stacks(method: Any) -> Tensor:
+        stack: Tensor = method.maps(ids).self_attention
+        return stack
+
+    identity = torch.eye(ids.shape[1], dtype=torch.float64)
+    norms, weights, block = (
+        stacks(method(model)) for method in (NormAttribution, AttentionWeights, AttentionBlockAttribution)
+    )
+    shares = norms / norms.sum(-1, keepdim=True)
+    expected = [
+        (NormAttribution(model), torch.stack([rollout((s + identity) / 2) for s in shares])),
+        (NormAttribution(model, aggregation="mean"), norms.mean(1)),
+        (AttentionBlockAttribution(model), torch.stack([rollout(s) for s in block])),
+        (AttentionWeights(model), weights.mean(1)),
+        (AttentionWeights(model, aggregation="rollout"), torch.stack([rollout(s) for s in weights])),
+        (AttentionWeights(model, "attn_res", "mean"), (weights.mean(1) + identity) / 2),
+        (AttentionRollout(model), torch.stack([rollout((s + identity) / 2) for s in weights])),
+    ]
+    for method, whole in expected:
+        for position in range(ids.shape[1]):
+            torch.testing.assert_close(method.attribute(ids, position=position), whole[:, position])
+        torch.testing.assert_close(method.attribute(ids, position="mean"), whole.mean(1))
+
+
+def test_maps_of_a_rollout_are_the_products_so_far() -> None:
+    model, ids = families.build("bert", dtype=torch.float64), families.inputs("bert")
+    residual = AttentionWeights(model, "attn_res").maps(ids).self_attention
+    maps = AttentionRollout(model).maps(ids)
+    torch.testing.assert_close(maps.self_attention[:, 0], residual[:, 0])
+    torch.testing.assert_close(maps.self_attention[:, 1], torch.stack([rollout(s) for s in residual]))
+    assert maps.mixing_ratio is None
+    torch.testing.assert_close(AttentionRollout(model).attribute(ids, position=4), maps.self_attention[:, -1, 4])
+
+
+def test_positions_with_padding_on_both_sides() -> None:
+    model, ids = families.build("gpt2"), families.inputs("gpt2")
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[1, 7:] = 0, 0
+    method = NormAttribution(model, aggregation="mean")
+
+    def at(position: Any) -> Tensor:
+        return method.attribute(ids, additional_forward_args=mask, position=position)
+
+    torch.testing.assert_close(at("first"), at([4, 0, 0]))
+    torch.testing.assert_close(at("last"), at([10, 6, -1]))
+    torch.testing.assert_close(at(None), at("last"))
+    torch.testing.assert_close(at(torch.tensor([5, 5, 5])), at(5))
+    mean = torch.stack(
+        [
+            torch.stack([at(p)[row] for p in places]).mean(0)
+            for row, places in enumerate([range(4, 11), range(7), range(11)])
+            if row == 2
+        ]
+    )
+    torch.testing.assert_close(at("mean")[2:], mean)
+
+
+@pytest.mark.parametrize(
+    ("model", "position"),
+    [
+        (lambda: hf.BertForSequenceClassification(hf.BertConfig(**families.TEXT)), "first"),
+        (lambda: hf.BertForMaskedLM(hf.BertConfig(**families.TEXT)), "mean"),
+        (
+            lambda: hf.GPT2ForSequenceClassification(hf.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4)),
+            "last",
+        ),
+        (
+            lambda: hf.ModernBertForSequenceClassification(
+                hf.ModernBertConfig(**families.TEXT, **families.SPECIAL, classifier_pooling="mean")
+            ),
+            "mean",
+        ),
+    ],
+)
+def test_the_position_that_the_head_reads_is_the_default(model: Any, position: Any) -> None:
+    built, ids = model(), families.inputs("bert", batch=1)
+    method = AttentionWeights(built)
+    assert torch.equal(method.attribute(ids), method.attribute(ids, position=position))
+
+
+def test_one_token_is_explained_by_itself() -> None:
+    for name in ("bert", "gpt2"):
+        maps = NormAttribution(families.build(name)).maps(families.inputs(name, length=1))
+        assert (maps.decoder is not None) == (name == "gpt2")
+        assert maps.mixing_ratio is not None
+        assert maps.mixing_ratio.abs().max() < 1e-5
+
+
+def test_captums_tools_work_on_the_methods() -> None:
+    model, ids = families.build("bert"), families.inputs("bert", batch=2)
+    embeddings = model.get_input_embeddings()(ids).detach()
+    mask = torch.ones_like(ids)
+    for method in (NormAttribution(model), AttentionBlockAttribution(model), AttentionWeights(model)):
+        assert isinstance(method, Attribution)
+        torch.manual_seed(0)
+        smooth = NoiseTunnel(method).attribute(
+            embeddings, nt_samples=3, nt_type="smoothgrad", stdevs=0.0, additional_forward_args=mask
+        )
+        torch.testing.assert_close(smooth, method.attribute(embeddings, additional_forward_args=mask))
+        still = sensitivity_max(method.attribute, embeddings, perturb_radius=0.0, additional_forward_args=mask)
+        assert still.abs().max() < 1e-5
+        moved = sensitivity_max(method.attribute, embeddings, perturb_radius=0.5, additional_forward_args=mask)
+        assert (moved > 1e-4).all()
+
+    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        noise = 0.01 * torch.randn_like(inputs)
+        return noise, inputs - noise
+
+    scores = NormAttribution(model).attribute(embeddings)[..., None].expand_as(embeddings)
+    values = infidelity(lambda e: model(inputs_embeds=e).last_hidden_state[:, 0, 0], perturb, embeddings, scores)
+    assert values.shape == (2,)
+    assert values.isfinite().all()

@@ -1,0 +1,199 @@
+"""What users give: every accepted form means the same, everything else gets one sentence."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from captum_norm import (
+    AttentionRollout,
+    AttentionWeights,
+    InvalidInputError,
+    NonFiniteError,
+    NormAttribution,
+    NormMeter,
+    UnsupportedModelError,
+    UnsupportedScopeError,
+)
+from tests import families
+from tests.tiny import tokenizer
+
+
+@pytest.fixture
+def bert() -> Any:
+    return families.build("bert")
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return families.inputs("bert")
+
+
+def test_all_forms_of_one_input_give_the_same_maps(bert: Any, ids: Tensor) -> None:
+    method = NormAttribution(bert)
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    kinds = torch.randint(0, 2, ids.shape)
+    expected = method.maps({"input_ids": ids, "attention_mask": mask, "token_type_ids": kinds}).encoder
+    assert expected is not None
+    embeddings = bert.get_input_embeddings()(ids).detach()
+    same = [
+        method.maps(ids, (mask, kinds)),
+        method.maps((ids, mask, kinds)),
+        method.maps((ids, mask), kinds),
+        method.maps({"inputs_embeds": embeddings, "attention_mask": mask, "token_type_ids": kinds}),
+        method.maps(embeddings, (mask, kinds)),
+        method.maps(ids, (mask.bool(), kinds)),
+        method.maps(ids, (mask.float(), kinds)),
+    ]
+    for maps in same:
+        assert maps.encoder is not None
+        torch.testing.assert_close(maps.encoder, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tuple_in_gives_a_tuple_out(bert: Any, ids: Tensor) -> None:
+    method = NormAttribution(bert)
+    (scores,) = method.attribute((ids,))
+    assert torch.equal(scores, method.attribute(ids))
+
+
+def test_a_mask_that_the_cache_stands_before_still_comes_first() -> None:
+    model, ids = families.build("gpt2"), families.inputs("gpt2")
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    named = NormAttribution(model).maps({"input_ids": ids, "attention_mask": mask}).decoder
+    positional = NormAttribution(model).maps(ids, mask).decoder
+    assert named is not None
+    assert positional is not None
+    assert torch.equal(named, positional)
+
+
+def test_a_fast_tokenizer_brings_tokens() -> None:
+    model = hf.BertModel(hf.BertConfig(**families.TEXT))
+    maps = NormAttribution(model).maps(tokenizer()(["a dog runs", "the cat"], padding=True, return_tensors="pt"))
+    assert maps.tokens == [["[CLS]", "a", "dog", "runs", "[SEP]"], ["[CLS]", "the", "cat", "[SEP]", "[PAD]"]]
+
+
+def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> None:
+    expected = NormAttribution(bert).attribute(ids)
+    bert.train()
+    bert.encoder.layer[0].eval()
+    modes = [module.training for module in bert.modules()]
+    assert torch.equal(NormAttribution(bert).attribute(ids), expected)
+    assert [module.training for module in bert.modules()] == modes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda ids: {"inputs": ids[:, :0]}, r"empty inputs of shape \(3, 0\)"),
+        (lambda ids: {"inputs": ids[0]}, r"token ids of shape \(11,\); expected \(batch, sequence\)"),
+        (lambda ids: {"inputs": ids.float()}, r"inputs of shape \(3, 11\) and dtype torch.float32; expected token ids"),
+        (lambda ids: {"inputs": ids + 55}, r"the token id \d+; BertModel knows the ids 0 to 59"),
+        (lambda ids: {"inputs": ids - 50}, r"the token id -\d+; BertModel knows the ids 0 to 59"),
+        (lambda ids: {"inputs": ids.repeat(1, 6)}, "a sequence of 66 positions; BertModel allows at most 64"),
+        (lambda _: {"inputs": "text"}, "inputs of type str; expected a tensor, a tuple or a mapping"),
+        (lambda _: {"inputs": None}, "inputs of type NoneType"),
+        (lambda _: {"inputs": ()}, "inputs of type tuple"),
+        (lambda ids: {"inputs": {"ids": ids}}, r"the keys \['ids'\]; expected input_ids"),
+        (
+            lambda ids: {"inputs": {"input_ids": ids, "token_type_ids": ids[:, :3]}},
+            "the forward pass of BertModel does not accept these inputs: ",
+        ),
+        (lambda ids: {"inputs": {"input_ids": ids}, "additional_forward_args": ids}, "beside a mapping"),
+        (lambda ids: {"inputs": ids, "additional_forward_args": (ids,) * 20}, "21 positional arguments, but"),
+        (lambda ids: {"inputs": ids, "additional_forward_args": ids[:, :5]}, r"mask of shape \(3, 5\) for inputs"),
+        (lambda ids: {"inputs": ids, "additional_forward_args": 0 * ids}, "leaves no position of example 0"),
+        (lambda ids: {"inputs": ids, "position": 11}, "position 11; the sequence has 11 positions, 0 to 10"),
+        (lambda ids: {"inputs": ids, "position": -12}, "position -12"),
+        (lambda ids: {"inputs": ids, "position": [1, 2]}, "2 positions for 3 examples"),
+        (lambda ids: {"inputs": ids, "position": "middle"}, 'the position "middle"; expected an index, "first"'),
+        (lambda ids: {"inputs": ids, "layer": 2}, "layer 2; the model has 2: 0 to 1, or -2 to -1"),
+        (lambda ids: {"inputs": ids, "layer": -3}, "layer -3"),
+    ],
+)
+def test_bad_input_gets_one_sentence(bert: Any, ids: Tensor, arguments: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        NormAttribution(bert).attribute(**arguments(ids))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_position_in_the_padding_is_refused(bert: Any, ids: Tensor) -> None:
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    with pytest.raises(InvalidInputError, match="position 2, which is padding in example 1"):
+        NormAttribution(bert).attribute(ids, additional_forward_args=mask, position=2)
+    NormAttribution(bert).attribute(ids, additional_forward_args=mask, position=[0, 3, 0])
+
+
+def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
+    with pytest.raises(UnsupportedScopeError, match='"ff"; NormAttribution has the scopes attn, attn_res'):
+        NormAttribution(bert, "ff")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match='"max"; expected one of rollout, mean'):
+        NormAttribution(bert, aggregation="max")
+    with pytest.raises(InvalidInputError, match=r"type dict; expected a torch\.nn\.Module"):
+        NormAttribution({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="chunk_byte"):
+        NormAttribution(bert, chunk_byte=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidInputError, match="nothing to measure"):
+        NormMeter(bert).measure(ids)
+    with pytest.raises(InvalidInputError, match="empty selection of layers"):
+        NormMeter(bert).measure(ids, weights=True, layers=[])
+    for method in (NormAttribution(bert, "attn_res"), AttentionWeights(bert, "attn_res"), AttentionRollout(bert)):
+        with pytest.raises(InvalidInputError, match="per_head=True"):
+            method.maps(ids, per_head=True)
+    with pytest.raises(InvalidInputError, match="AttentionWeights decomposes nothing"):
+        AttentionWeights(bert).attribute(ids, return_convergence_delta=True)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_named(bert: Any, ids: Tensor, bad: float) -> None:
+    with torch.no_grad():
+        bert.encoder.layer[1].attention.self.value.weight[3, 2] = bad
+    with pytest.raises(NonFiniteError, match=r'"encoder\.layer\.1\.attention\.self\.value\.weight" of BertModel'):
+        NormAttribution(bert).maps(ids)
+    with torch.no_grad():
+        bert.encoder.layer[1].attention.self.query.weight[3, 2] = bad
+    with pytest.raises(NonFiniteError, match="contains NaN or infinity"):
+        AttentionWeights(bert).maps(ids)
+
+
+@pytest.mark.parametrize("method", [NormAttribution, AttentionWeights])
+def test_models_that_are_not_understood_are_refused(method: Any, ids: Tensor) -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(families.VOCABULARY, 8)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            embedded: Tensor = self.embedding(ids)
+            return embedded.mean(1)
+
+    with pytest.raises(UnsupportedModelError, match="no attention was seen in Bag"):
+        method(Bag()).maps(ids)
+    bart = hf.BartModel(
+        hf.BartConfig(
+            vocab_size=families.VOCABULARY,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=32,
+            pad_token_id=0,
+            decoder_start_token_id=2,
+        )
+    )
+    with pytest.raises(UnsupportedModelError, match=r"pass the encoder \(model\.get_encoder\(\)\)"):
+        method(bart).maps(ids)
+    assert method(bart.get_encoder()).maps(ids).encoder.shape == (3, 1, 11, 11)
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_inputs(bert: Any, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("captum_norm.recording.ACCUMULATED_BYTES", None)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        AttentionWeights(bert).maps(ids)

@@ -1,0 +1,78 @@
+"""Structures that are found, structures that are refused, and declarations."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from captum_norm import AttentionBlockAttribution, UnsupportedModelError
+from captum_norm.models.inputs import bind_inputs
+from captum_norm.models.layouts import Layout, Site
+from captum_norm.models.resolver import resolve
+from tests import families
+from tests.families import FAMILIES
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) -> None:
+    """Freshly initialised models too, whose attention adds next to nothing to the residual stream."""
+    torch.manual_seed(1)
+    model: Any = families.build(name, 1, dtype) if noise else FAMILIES[name].build().eval().to(dtype)
+    inputs = families.inputs(name, 1, dtype=dtype)
+    with torch.no_grad():
+        blocks = resolve(bind_inputs(model, inputs))
+    family = FAMILIES[name]
+    assert {block.layout.style for block in blocks.values()} == {family.style}
+    for block in blocks.values():
+        assert f"{block.name}.{block.layout.projection}".endswith(family.projection)
+        for found, expected in ((block.branch_norm, family.branch_norm), (block.final_norm, family.final_norm)):
+            assert (found is None) == (expected is None)
+    assert len(blocks) == (1 if name == "albert" else 2)
+
+
+def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None:
+    config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
+    with pytest.raises(UnsupportedModelError) as caught:
+        AttentionBlockAttribution(hf.GraniteForCausalLM(config)).maps(families.inputs("llama"))
+    message = str(caught.value)
+    for part in ("GraniteForCausalLM", '"model.layers.0.self_attn"', 'self_attn.o_proj"', "Missing: a residual sum"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"attention": "mlp"}, 'attention is called by "self_attn", not by "mlp"'),
+        ({"projection": "self_attn.q"}, 'there is no module "self_attn.q"'),
+        ({"projection": "mlp.act_fn"}, '"mlp.act_fn" does not compute input @ weight'),
+        ({"residual": Site.parse("input_layernorm.output")}, 'is not the sum of "input_layernorm.output"'),
+        ({"total": Site.parse("nothing.output")}, 'no tensor passed "nothing.output"'),
+        ({"branch_norm": "mlp"}, '"mlp" is no LayerNorm or RMSNorm'),
+    ],
+)
+def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str) -> None:
+    right: dict[str, Any] = {
+        "attention": "self_attn",
+        "projection": "self_attn.o_proj",
+        "residual": Site.parse("input"),
+        "total": Site.parse("post_attention_layernorm.input"),
+        "normed_input": True,
+    }
+    monkeypatch.setattr("captum_norm.models.layouts._registered", {"LlamaDecoderLayer": Layout(**right)})
+    model, ids = families.build("llama"), families.inputs("llama")
+    torch.testing.assert_close(
+        AttentionBlockAttribution(model).maps(ids).decoder, _found(model, ids, monkeypatch), rtol=0, atol=0
+    )
+    monkeypatch.setattr("captum_norm.models.layouts._registered", {"LlamaDecoderLayer": Layout(**right | changes)})
+    with pytest.raises(UnsupportedModelError, match=r"layout of LlamaDecoderLayer .* does not hold") as caught:
+        AttentionBlockAttribution(model).maps(ids)
+    assert problem in str(caught.value)
+
+
+def _found(model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor | None:
+    with monkeypatch.context() as undeclared:
+        undeclared.setattr("captum_norm.models.layouts._registered", {})
+        return AttentionBlockAttribution(model).maps(ids).decoder
