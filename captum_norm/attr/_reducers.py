@@ -105,6 +105,7 @@ class NormReducer:
     Attributes:
         scopes: the scopes.
         per_head: whether head norms are kept.
+        dtype: what norms are computed in.
         positions: Q.
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
         maps: (B, Q, K) of each scope.
@@ -127,7 +128,7 @@ class NormReducer:
     ) -> None:
         self._block = block
         self._cache = cache
-        self._dtype = dtype
+        self.dtype = dtype
         self.scopes = tuple(scopes)
         self.per_head = per_head
         self.positions = 0
@@ -147,20 +148,20 @@ class NormReducer:
         self.discrepancy: Tensor
 
     def begin(self, values: Tensor, heads: int, queries: int) -> None:
-        values = values.transpose(1, 2).to(self._dtype)
+        values = values.transpose(1, 2).to(self.dtype)
         batch, keys, own_heads, _ = values.shape
         if own_heads < heads:
             values = values.repeat_interleave(heads // own_heads, dim=2)
         self.positions, self._values = queries, values
         for norms, carry in self._distinct.items():
-            self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self._dtype), queries)
+            self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self.dtype), queries)
         self._own_weights = values.new_empty(batch, heads, queries)
         if self.per_head:
             self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
             self.head_map = values.new_empty(batch, heads, queries, keys)
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        weights = weights.to(self._dtype)
+        weights = weights.to(self.dtype)
         for form in self._forms.values():
             form.consume(weights, part)
         if self.per_head:
@@ -170,11 +171,11 @@ class NormReducer:
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
             raise ValueError("norms need the tensors of the block")
-        weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
+        weight, bias = self._block.projection.weight(self.dtype), self._block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         for rows in chunks(queries, batch * width):
-            here = tensors.rows(rows, self._dtype)
+            here = tensors.rows(rows, self.dtype)
             own_weights = self._own_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
             own = (self._values[:, rows] * own_weights).flatten(2) @ weight
             others = here.projected - own if bias is None else here.projected - own - bias

@@ -207,17 +207,17 @@ class NormMeter:
             raise NonFiniteError(f"what {type(self.model).__name__} computes in layer {index} contains NaN or infinity")
         if layer.norms is None:
             return
-        precision = layer.norms.precision
-        tolerance, delta, discrepancy = TOLERANCE[precision], *(number.item() for number in numbers[-2:])
-        if delta > tolerance:
+        delta, discrepancy = (number.item() for number in numbers[-2:])
+        name, precision, dtype = type(self.model).__name__, layer.norms.precision, layer.norms.dtype
+        if delta > TOLERANCE[precision]:
             raise IncompleteDecompositionError(
-                f"the vectors of layer {index} do not add up to what {type(self.model).__name__} computed: relative "
-                f"error {delta:.1e}, accepted {tolerance:.0e} for {precision}"
+                f"the vectors of layer {index} do not add up to what {name} computed: relative error {delta:.1e}, "
+                f"accepted {TOLERANCE[precision]:.0e} for {precision}"
             )
-        if discrepancy > tolerance:
+        if discrepancy > TOLERANCE[dtype]:
             raise IncompleteDecompositionError(
-                f"the fast norms of layer {index} differ from directly computed ones by {discrepancy:.1e}, accepted "
-                f"{tolerance:.0e} for {precision}"
+                f"the fast norms of layer {index} of {name} differ from directly computed ones by {discrepancy:.1e}, "
+                f"accepted {TOLERANCE[dtype]:.0e} for {dtype}"
             )
 
 
