@@ -117,7 +117,7 @@ def bert_table(console: Console, repeats: int) -> None:
         if batch == 1 and length == 128:
             (slow,) = alternate([partial(direct, eager, ids)], 1)
             direct_ratio = f"{slow / plain:.1f}"
-        one_layer = batch * model.model.config.num_attention_heads * length**2 * 4
+        one_layer = batch * model.config.num_attention_heads * length**2 * 4
         extra = (peak_bytes(runs[1]) - peak_bytes(runs[0])) / one_layer
         reach = TARGETS[length]
         table.add_row(

@@ -5,8 +5,8 @@ long sequence; the other tensors of a block live until its last one has come. Th
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.resolver import no_attention
 from captum_norm.models.stack import Stack
-from captum_norm.models.tracing import first_tensor, hooked, input_tensor
+from captum_norm.models.tracing import evaluating, hooked
 
 # Attention weights of this size stay in the processor's cache between their making and their reduction.
 CHUNK_BYTES = 4 * 2**20
@@ -108,19 +108,6 @@ def record(
     return stack.causal
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """``eval()`` for a while; every module's own mode is restored."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 @dataclass
 class _OpenBlock:
     """A block that the forward pass is in."""
@@ -147,11 +134,11 @@ class _Recorder:
         """A hook at every site of every block."""
         for block in (self._blocks or {}).values():
             for site in _sites(block):
-                module = block.layer.get_submodule(site.module)
-                if site.end == "input":
-                    yield module.register_forward_pre_hook(self._at_input(block, site), with_kwargs=True)
-                else:
-                    yield module.register_forward_hook(self._at_output(block, site))
+                try:
+                    module = block.layer.get_submodule(site.module)
+                except AttributeError:
+                    raise UnsupportedModelError(f'the layer "{block.name}" has no "{site.module}" any more') from None
+                yield module, site.end, partial(self._arrive, block, site)
 
     def attention(
         self,
@@ -182,11 +169,12 @@ class _Recorder:
         outputs: list[Tensor] = []
         for part in self._parts(query, attend):
             output, weights = attend(part)
-            if not outputs:
-                self._stack.look(module, weights)
+            if part.rows.start == 0:
+                self._stack.look(weights)
             if reducer is not None:
                 reducer.consume(weights, part)
             outputs.append(output)
+        self._stack.end(module)
         if block is not None:
             self._open[module].reducer = reducer
         elif reducer is not None:
@@ -214,25 +202,13 @@ class _Recorder:
         batch, heads, queries, _ = query.shape
         fitting_rows = max(1, self._chunk_bytes // (heads * queries * ACCUMULATED_BYTES))
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
-        if (examples < batch or rows < queries) and not _parts_are_independent(attend, queries):
+        if (examples < batch or rows < queries) and not _parts_are_independent(attend, batch, queries):
             examples, rows = batch, queries
         for first in range(0, batch, examples):
             for start in range(0, queries, rows):
                 yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
-    def _at_input(self, block: Block, site: Site) -> Callable[..., None]:
-        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._arrive(block, site, input_tensor(args, kwargs))
-
-        return hook
-
-    def _at_output(self, block: Block, site: Site) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            self._arrive(block, site, first_tensor(output))
-
-        return hook
-
-    def _arrive(self, block: Block, site: Site, tensor: Tensor | None) -> None:
+    def _arrive(self, block: Block, site: Site, _module: nn.Module, tensor: Tensor | None) -> None:
         opened = self._open[block.attention]
         if tensor is not None:
             opened.tensors[site] = tensor
@@ -283,9 +259,10 @@ def _cut(option: Any, part: Part, keys: slice, shape: tuple[int, int, int]) -> A
     return option[..., part.rows, keys] if option.shape[-2] == shape[1] else option
 
 
-def _parts_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], queries: int) -> bool:
-    """Whether some query rows alone get what they get among all; seen on a corner of the attention."""
-    corner, first = min(8, queries), slice(0, 1)
-    whole, _ = attend(Part(first, slice(0, corner)), slice(0, corner))
-    part, _ = attend(Part(first, slice(corner // 2, corner)), slice(0, corner))
-    return torch.allclose(part, whole[:, corner // 2 :], rtol=1e-2, atol=1e-4, equal_nan=True)
+def _parts_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], batch: int, queries: int) -> bool:
+    """Whether single examples and rows get what they get among all; seen on a corner of the attention."""
+    corner, examples = min(8, queries), min(2, batch)
+    whole, _ = attend(Part(slice(0, examples), slice(0, corner)), slice(0, corner))
+    part, _ = attend(Part(slice(examples - 1, examples), slice(corner // 2, corner)), slice(0, corner))
+    expected = whole[-1:, corner // 2 :].float()
+    return bool((part.float() - expected).norm() <= torch.finfo(part.dtype).eps ** 0.5 * expected.norm())

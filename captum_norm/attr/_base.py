@@ -10,7 +10,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
-from captum_norm.attr.measure import Measurements, MeterOptions, NormMeter
+from captum_norm.attr.measure import Measurements, MeterOptions, NormMeter, as_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import ReadPosition, read_position
@@ -33,8 +33,8 @@ class AttentionMapAttribution(Attribution, ABC):
     """
 
     def __init__(self, model: nn.Module, aggregation: str, **options: Unpack[MeterOptions]) -> None:
-        if aggregation not in AGGREGATIONS:
-            raise InvalidInputError(f'got the aggregation "{aggregation}"; expected one of {", ".join(AGGREGATIONS)}')
+        if aggregation not in tuple(AGGREGATIONS):
+            raise InvalidInputError(f"got the aggregation {aggregation!r}; expected one of {', '.join(AGGREGATIONS)}")
         super().__init__(model)
         self.model = model
         self.aggregation = aggregation
@@ -52,7 +52,8 @@ class AttentionMapAttribution(Attribution, ABC):
 
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
-                tokenizer's output.
+                tokenizer's output. A left-padded batch is explained as its examples would be alone: each is moved to
+                begin at position 0 before the model sees it, which matters where positions are absolute (GPT-2, BERT).
             additional_forward_args: the model's further positional arguments (attention mask first).
             layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
             per_head: one map a head instead of one a layer.
@@ -148,7 +149,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return attributions, maps.convergence_delta.amax(1)
 
     def compute_convergence_delta(
-        self, attributions: Tensor, inputs: Inputs, additional_forward_args: Any = None
+        self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None
     ) -> Tensor:
         """The largest completeness error of the layers for some inputs.
 
@@ -166,6 +167,7 @@ class AttentionMapAttribution(Attribution, ABC):
         delta = self.maps(inputs, additional_forward_args).convergence_delta
         if delta is None:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
         if len(attributions) != len(delta):
             raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
         return delta.amax(1)
@@ -208,10 +210,11 @@ def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor
         if wanted is None:
             raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
         return (counted == wanted.to(counted)).to(stack)
-    places = torch.as_tensor(position, dtype=torch.long).reshape(-1)
+    entries = position.tolist() if isinstance(position, Tensor) else position
+    places = [as_index("position", entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
     if len(places) not in (1, batch):
         raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
-    index = places.expand(batch)
+    index = torch.tensor(places).expand(batch)
     for example, place in enumerate(index.tolist()):
         if not -length <= place < length:
             raise InvalidInputError(f"got position {place}; the sequence has {length} positions, 0 to {length - 1}")

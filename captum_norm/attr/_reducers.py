@@ -112,7 +112,7 @@ class NormReducer:
         mixing_ratio: (B, Q) of each scope.
         head_map: (B, H, Q, K), with ``per_head``.
         transformed: (B, H, K), with ``per_head``.
-        delta: completeness error, the largest of the scopes', (B,).
+        delta: completeness error, the largest of the scopes' and of the attention output's alone, (B,).
         discrepancy: of fast from direct norms on the diagonal, (B,).
     """
 
@@ -194,6 +194,7 @@ class NormReducer:
             whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
             self.mixing_ratio[scope] = whole.mixing_ratio
             deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
+            deltas.append(relative_error(whole.squared_attention_error, whole.squared_attention, self._real))
             self.maps[scope] = self._forms[_norms(self._carries[scope])].divided()
             if self._carries[scope].residual:
                 self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)

@@ -1,7 +1,8 @@
 """Several norm analyses from one forward pass; what the attribution methods stand on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index as integer
 from types import MappingProxyType
 from typing import Any, TypedDict
 
@@ -21,7 +22,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import Scope
 from captum_norm.models.resolver import resolve
-from captum_norm.recording import CHUNK_BYTES, evaluating, record
+from captum_norm.recording import CHUNK_BYTES, record
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -110,6 +111,10 @@ class NormMeter:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        if accumulate not in (torch.float32, torch.float64):
+            raise InvalidInputError(f"got accumulate={accumulate!r}; expected torch.float32 or torch.float64")
+        if as_index("chunk_bytes", chunk_bytes) < 1:
+            raise InvalidInputError(f"got chunk_bytes={chunk_bytes}; expected a positive number of bytes")
         self.model = model
         self.differentiable = differentiable
         self._accumulate = accumulate
@@ -147,32 +152,44 @@ class NormMeter:
             IncompleteDecompositionError: the vectors do not add up to what the model computed.
             NonFiniteError: the model's weights or activations contain NaN or infinity.
         """
-        if not scopes and not weights:
-            raise InvalidInputError("nothing to measure: got no scopes and weights=False")
+        if isinstance(scopes, str):
+            raise InvalidInputError(f'got scopes="{scopes}"; expected a sequence, such as ["{scopes}"]')
+        if not scopes and (head_norms or not weights):
+            raise InvalidInputError("nothing to measure norms of: got no scopes")
+        if per_head and not weights:
+            raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
+        if layers is not None:
+            layers = [as_index("layer", layer) for layer in as_sequence("layers", layers)]
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            blocks = self._understand(call) if scopes else None
-            self._check_scopes(scopes, blocks or {})
             wanted = _Wanted(scopes, weights, per_head, head_norms, layers)
+            known = self._blocks is not None
             try:
-                return self._measure(call, blocks, wanted)
-            except IncompleteDecompositionError:
-                # A weight written through .data changes without a trace; made anew, the products are right again.
+                return self._measure(call, wanted)
+            except NonFiniteError:
+                _refuse_non_finite(self.model)
+                raise
+            except (IncompleteDecompositionError, UnsupportedModelError):
+                # A weight written through .data changes without a trace, and so does a module that was exchanged.
+                if not known:
+                    raise
                 self._cache.clear()
-                return self._measure(call, blocks, wanted)
+                self._blocks = None
+                return self._measure(call, wanted)
 
     def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
-        if self._blocks is None:
-            with torch.no_grad(), evaluating(self.model):
-                try:
-                    self._blocks = resolve(call.excerpt(PROBE_LENGTH))
-                except InvalidInputError:
-                    # Arguments that an excerpt does not fit, a mask over (Q, K) for example.
-                    self._blocks = resolve(call)
-                except UnsupportedModelError:
-                    _refuse_non_finite(self.model)
-                    raise
-        return self._blocks
+        known = self._blocks
+        if known is None or any(block.projection.parameter.dtype != block.dtype for block in known.values()):
+            try:
+                known = resolve(call.excerpt(PROBE_LENGTH))
+            except InvalidInputError:
+                # Some argument does not fit an excerpt.
+                known = resolve(call)
+            except UnsupportedModelError:
+                _refuse_non_finite(self.model)
+                raise
+            self._blocks = known
+        return known
 
     def _check_scopes(self, scopes: Sequence[Scope], blocks: Mapping[nn.Module, Block]) -> None:
         for block in blocks.values():
@@ -183,7 +200,9 @@ class NormMeter:
                         f"which have the scopes {', '.join(block.layout.scopes)}"
                     )
 
-    def _measure(self, call: ModelCall, blocks: Mapping[nn.Module, Block] | None, wanted: "_Wanted") -> Measurements:
+    def _measure(self, call: ModelCall, wanted: "_Wanted") -> Measurements:
+        blocks = self._understand(call) if wanted.scopes else None
+        self._check_scopes(wanted.scopes, blocks or {})
         reducers: list[LayerReducer | None] = []
 
         def make(index: int, block: Block | None) -> LayerReducer | None:
@@ -192,11 +211,13 @@ class NormMeter:
             return reducer
 
         causal = record(call, make, blocks, self._chunk_bytes)
-        measured = {index: reducers[index] for index in layer_indices(wanted.layers, len(reducers))}
-        layers = {index: reducer for index, reducer in measured.items() if reducer is not None}
-        for index, layer in layers.items():
-            self._check(index, layer)
-        return _assemble(call, list(layers.values()), causal)
+        layers = []
+        for index in layer_indices(wanted.layers, len(reducers)):
+            layer = reducers[index]
+            if layer is not None:
+                self._check(index, layer)
+                layers.append(layer)
+        return _assemble(call, layers, causal)
 
     def _check(self, index: int, layer: LayerReducer) -> None:
         numbers = [] if layer.weights is None else [layer.weights.map.detach().sum()]
@@ -244,6 +265,23 @@ class _Wanted:
             dtype = torch.promote_types(accumulate, block.projection.parameter.dtype)
             norms = NormReducer(block, self.scopes, cache, dtype, per_head=self.head_norms, real=real)
         return LayerReducer(WeightReducer(per_head=self.per_head) if self.weights else None, norms)
+
+
+def as_index(name: str, value: object) -> int:
+    """An integer of any kind but a truth value."""
+    try:
+        if not isinstance(value, bool):
+            return integer(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise InvalidInputError(f"got {name} {value!r}; expected an integer")
+
+
+def as_sequence(name: str, values: object) -> list[object]:
+    """The items of anything but a text."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidInputError(f"got {name} {values!r}; expected a sequence of integers")
+    return list(values)
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:

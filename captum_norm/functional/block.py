@@ -19,17 +19,20 @@ class CarriedAttention:
         own: Σ_h α_ii f_h(x_i), (B, Q, D).
         own_norm: its norm, (B, Q).
         others_norm: ‖Σ_{j≠i} Σ_h α_ij f_h(x_j)‖, (B, Q).
+        whole: both parts together, as the model computed them, (B, Q, D).
     """
 
     own: Tensor
     own_norm: Tensor
     others_norm: Tensor
+    whole: Tensor
 
     @classmethod
     def of(cls, carry: Carry, own: Tensor, others: Tensor) -> "CarriedAttention":
         """Carry both parts, (B, Q, D) each."""
         own, others = carry.linear(own), carry.linear(others)
-        return cls(own, torch.linalg.vector_norm(own, dim=-1), torch.linalg.vector_norm(others, dim=-1))
+        own_norm, others_norm = torch.linalg.vector_norm(own, dim=-1), torch.linalg.vector_norm(others, dim=-1)
+        return cls(own, own_norm, others_norm, own + others)
 
 
 class BlockRows(NamedTuple):
@@ -40,12 +43,17 @@ class BlockRows(NamedTuple):
         mixing_ratio: ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖).
         squared_error: estimate of ‖Σ_j v_ij + bias − reference‖².
         squared_reference: ‖reference‖².
+        squared_attention_error: the same for the attention output alone, where no residual can hide an error;
+            times M_b M_f, not divided by σ.
+        squared_attention: the squared norm of what the model computed there, alike.
     """
 
     own_norm: Tensor
     mixing_ratio: Tensor
     squared_error: Tensor
     squared_reference: Tensor
+    squared_attention_error: Tensor
+    squared_attention: Tensor
 
 
 def block_rows(
@@ -71,7 +79,9 @@ def block_rows(
     directions = random_directions(residual.shape[-1], residual)
     # The residual and its share belong to v_ii alone, so they are not among the others.
     own_norm, others_norm = attention.own_norm, attention.others_norm
+    output = attention.whole if bias is None else attention.whole + carry.linear(bias)
     total = sketch if bias is None else sketch + carry.linear(bias) @ directions
+    attention_error = total - output @ directions
     if scales.branch is not None:
         total = total * scales.branch
         own_norm, others_norm = own_norm * scales.branch.squeeze(-1), others_norm * scales.branch.squeeze(-1)
@@ -92,4 +102,6 @@ def block_rows(
         mixing_ratio=ratio(others_norm, own_norm),
         squared_error=squared_length(total - reference @ directions),
         squared_reference=reference.square().sum(-1),
+        squared_attention_error=squared_length(attention_error),
+        squared_attention=output.square().sum(-1),
     )

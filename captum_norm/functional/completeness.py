@@ -20,9 +20,11 @@ def random_directions(width: int, like: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator)
-    return (signs * 2 - 1).to(device, dtype)
+    # Kept for later calls, which may want gradients that tensors of inference mode cannot take part in.
+    with torch.inference_mode(False):
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator)
+        return (signs * 2 - 1).to(device, dtype)
 
 
 def squared_length(sketch: Tensor) -> Tensor:

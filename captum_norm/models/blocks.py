@@ -24,6 +24,7 @@ class Block:
         projection: the output projection.
         branch_norm: the norm before the residual sum, or None.
         final_norm: the norm behind it, or None.
+        dtype: the dtype of the projection when the block was read.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Block:
     projection: Projection
     branch_norm: NormReader | None
     final_norm: NormReader | None
+    dtype: torch.dtype
 
     @property
     def precision(self) -> torch.dtype:
@@ -69,15 +71,15 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module) -> Block:
     branch_norm = final_norm = None
     branch = parts.tensor(Site(layout.projection, "output"))
     if layout.branch_norm is not None:
-        branch_norm = parts.norm(layout.branch_norm)
+        branch_norm = parts.norm(layout.branch_norm, branch)
         branch = parts.tensor(Site(layout.branch_norm, "output"))
     summands = [parts.tensor(layout.residual), branch, *([parts.tensor(layout.minus)] if layout.minus else [])]
     total = parts.tensor(layout.total)
     if any(part.numel() != total.numel() for part in summands) or not reproduces(sum_of(*summands), total, *summands):
         raise parts.refusal(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
     if layout.final_norm is not None:
-        final_norm = parts.norm(layout.final_norm)
-    return Block(name, trace.layer, layout, caller, projection, branch_norm, final_norm)
+        final_norm = parts.norm(layout.final_norm, total)
+    return Block(name, trace.layer, layout, caller, projection, branch_norm, final_norm, projection.parameter.dtype)
 
 
 def sum_of(first: Tensor, *others: Tensor) -> Tensor:
@@ -113,8 +115,11 @@ class _Parts:
             raise self.refusal(f'no tensor passed "{site}"')
         return found
 
-    def norm(self, part: str) -> NormReader:
-        reader = read_norm(self.module(part), self.tensor(Site(part, "input")), self.tensor(Site(part, "output")))
+    def norm(self, part: str, expected: Tensor) -> NormReader:
+        received = self.tensor(Site(part, "input"))
+        if received.numel() != expected.numel() or not torch.equal(received.reshape(expected.shape), expected):
+            raise self.refusal(f'"{part}" does not receive what it is said to normalise')
+        reader = read_norm(self.module(part), received, self.tensor(Site(part, "output")))
         if reader is None:
             raise self.refusal(f'"{part}" is no LayerNorm or RMSNorm of the parameters it holds')
         return reader

@@ -50,7 +50,8 @@ _selecting = threading.RLock()
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
     """While open, every attention call of ``model`` that goes through ``AttentionInterface`` runs ``function``.
 
-    The configuration is left as it was, also when the body raises.
+    The configuration is left as it was, also when the body raises. Other threads that explain a model wait; a plain
+    call of this model in another thread meanwhile raises RuntimeError.
     """
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, eager_mask)
@@ -77,7 +78,13 @@ def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     eager = _eager_attention(module)
-    return _current.get()(eager, module, query, key, value, attention_mask, **options), None
+    function = _current.get(None)
+    if function is None:
+        # Its mask may have been made for another attention function, so going on could give a wrong output.
+        raise RuntimeError(
+            f"{type(module).__name__} was run while another thread explains its model; run it afterwards, or a copy"
+        )
+    return function(eager, module, query, key, value, attention_mask, **options), None
 
 
 def _eager_attention(module: nn.Module) -> EagerAttention:

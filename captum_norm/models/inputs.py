@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.models.stack import ENCODER_ALONE
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
@@ -53,8 +54,10 @@ class ModelCall:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            two_stacks = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
+            hint = f" ({ENCODER_ALONE})" if two_stacks else ""
             raise InvalidInputError(
-                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}"
+                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
             ) from error
 
     def excerpt(self, length: int) -> "ModelCall":
@@ -66,7 +69,8 @@ class ModelCall:
             sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
             return value[:1, :length] if sequence else value[:1]
 
-        return replace(self, arguments={name: cut(value) for name, value in self.arguments.items()})
+        arguments = {name: cut(value) for name, value in self.arguments.items()}
+        return replace(self, arguments=arguments, batch=1, real=cut(self.real))
 
     def unshift(self, rows: Tensor, *axes: int) -> Tensor:
         """Move results back to the positions that the user's inputs had, along the given axes of length S."""
@@ -115,9 +119,8 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
         main, *rest = tensors
         if not isinstance(main, Tensor):
-            raise InvalidInputError(
-                f"got inputs of type {type(main).__name__}; expected a tensor, a tuple or a mapping"
-            )
+            got = "an empty tuple" if inputs == () else f"inputs of type {type(main).__name__}"
+            raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
         arguments = _named(model, parameters, main, [*rest, *positional])
     length = _check_main(model, main)
     real = _real_positions(arguments.get("attention_mask"), main, length)
@@ -174,6 +177,8 @@ def _check_main(model: nn.Module, main: Tensor) -> int | None:
             f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
             "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
         )
+    if main.is_complex():
+        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
     if main.numel() == 0:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
     if main.dim() > 3:
@@ -190,7 +195,10 @@ def _check_main(model: nn.Module, main: Tensor) -> int | None:
 
 def _check_vocabulary(model: nn.Module, ids: Tensor) -> None:
     get_embeddings = getattr(model, "get_input_embeddings", None)
-    embeddings = get_embeddings() if callable(get_embeddings) else None
+    try:
+        embeddings = get_embeddings() if callable(get_embeddings) else None
+    except NotImplementedError:  # models of several towers
+        return
     if not isinstance(embeddings, nn.Embedding):
         return
     smallest, largest = int(ids.min()), int(ids.max())
@@ -223,13 +231,17 @@ POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
 def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | None:
-    if not isinstance(mask, Tensor) or length is None or mask.dim() > 2:
+    if mask is None or length is None:
         return None
+    if not isinstance(mask, Tensor):
+        raise InvalidInputError(f"got an attention mask of type {type(mask).__name__}; expected a tensor")
     if mask.shape != main.shape[:2]:
         raise InvalidInputError(
             f"got an attention mask of shape {tuple(mask.shape)} for inputs of shape {tuple(main.shape)}; expected "
             f"{tuple(main.shape[:2])}"
         )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise InvalidInputError("the attention mask has other values than 1 (real position) and 0 (padding)")
     real = mask.bool()
     empty = (~real.any(1)).nonzero()
     if len(empty):

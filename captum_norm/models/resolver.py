@@ -19,7 +19,7 @@ from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
 from captum_norm.models.parameters import read_norm, read_projection, reproduces
 from captum_norm.models.stack import Stack
-from captum_norm.models.tracing import Call, Event, Trace, first_tensor, hooked, input_tensor
+from captum_norm.models.tracing import Call, Event, Trace, evaluating, hooked
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
 
@@ -56,7 +56,8 @@ class _Probe:
     ) -> Tensor:
         self.stack.begin(module, query, key)
         output, weights = eager(module, query, key, value, mask, **options)
-        self.stack.look(module, weights)
+        self.stack.look(weights)
+        self.stack.end(module)
         if module not in self.blocks:
             self.open_calls.append(_AttentionCall(module, output.reshape(*output.shape[:2], -1), len(self.events)))
         return output
@@ -64,16 +65,16 @@ class _Probe:
     def hooks(self) -> Iterator[Any]:
         """A hook at both ends of every module."""
         for module in self.names:
-            yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
-            yield module.register_forward_hook(self.leave)
+            yield module, "input", self.enter
+            yield module, "output", self.leave
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(self, module: nn.Module, tensor: Tensor | None) -> None:
         self.starts.append(len(self.events))
-        self._note(module, "input", input_tensor(args, kwargs))
+        self._note(module, "input", tensor)
 
-    def leave(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def leave(self, module: nn.Module, tensor: Tensor | None) -> None:
         start = self.starts.pop()
-        self._note(module, "output", first_tensor(output))
+        self._note(module, "output", tensor)
         inside = [call for call in self.open_calls if call.order >= start]
         if inside:
             trace = Trace(module, self.events[start:])
@@ -120,7 +121,7 @@ def resolve(call: ModelCall) -> dict[nn.Module, Block]:
     model = call.model
     names = {module: name for name, module in model.named_modules()}
     probe = _Probe(model, Stack(several=call.has_several_positions), names)
-    with attention_through(model, probe.attention), hooked(probe.hooks()):
+    with torch.no_grad(), attention_through(model, probe.attention), hooked(probe.hooks()), evaluating(model):
         call.run()
     if not probe.stack.layers:
         raise UnsupportedModelError(no_attention(model))
@@ -155,12 +156,13 @@ def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int,
         streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
         before = _distinct(event for event in streams if event in trace.events[:order])
         after = [event for event in streams if event in trace.events[projection.order + 1 :]]
-        branches: list[tuple[str | None, Tensor]] = [(None, projection.output)]
-        branches += [
+        # A norm that receives attention's output is what the layer adds, even if rounding hides it behind the stream.
+        branches: list[tuple[str | None, Tensor]] = [
             (trace.name(call.module), call.output)
             for call in trace.calls_on(projection.output)
             if read_norm(call.module, call.inputs, call.output) is not None
         ]
+        branches.append((None, projection.output))
         for branch_norm, branch in branches:
             for stream in before:
                 end = _end(trace, stream.tensor, branch, streams, after, output, same)
@@ -191,6 +193,8 @@ def _end(
 ) -> tuple[Site, Site | None, str | None] | None:
     """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
     total = sum_of(residual, branch)
+    if reproduces(total, branch.reshape(total.shape)):
+        return None  # a residual that vanishes beside attention's output cannot be told from none
     sums = [event for event in after if same(total, event.tensor, residual, branch)]
     if sums:
         if _continues(trace, total, after, output, same):

@@ -1,9 +1,10 @@
 """What the modules of one layer received and returned, while a forward pass runs."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, Literal
 
 import torch
@@ -40,12 +41,6 @@ def first_tensor(value: Any) -> Tensor | None:
     elif not isinstance(value, Sequence) or isinstance(value, str):
         return None
     return next((tensor for item in value if (tensor := first_tensor(item)) is not None), None)
-
-
-def input_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The first floating-point tensor that a module's call was given."""
-    tensor = first_tensor(args)
-    return first_tensor(kwargs) if tensor is None else tensor
 
 
 class Trace:
@@ -96,10 +91,52 @@ class Trace:
                 yield Call(event.module, opened.pop(event.module), event.tensor, order)
 
 
+Hook = Callable[..., None]
+
+
 @contextmanager
-def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """Removes the hooks when the context closes, whatever happens."""
+def hooked(hooks: Iterable[tuple[nn.Module, Literal["input", "output"], Hook]]) -> Iterator[None]:
+    """Hooks at ends of modules while open, called in this thread alone.
+
+    Args:
+        hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
+            none).
+    """
+    thread = get_ident()
+
+    def at_input(hook: Hook) -> Hook:
+        def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if get_ident() == thread:
+                tensor = first_tensor(args)
+                hook(module, first_tensor(kwargs) if tensor is None else tensor)
+
+        return call
+
+    def at_output(hook: Hook) -> Hook:
+        def call(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            if get_ident() == thread:
+                hook(module, first_tensor(output))
+
+        return call
+
     with ExitStack() as stack:
-        for handle in handles:
+        for module, end, hook in hooks:
+            if end == "input":
+                handle = module.register_forward_pre_hook(at_input(hook), with_kwargs=True)
+            else:
+                handle = module.register_forward_hook(at_output(hook))
             stack.callback(handle.remove)
         yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """``eval()`` for a while; every module's own mode is restored."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

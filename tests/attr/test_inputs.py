@@ -94,9 +94,9 @@ def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> N
         (lambda ids: {"inputs": ids + 55}, r"the token id \d+; BertModel knows the ids 0 to 59"),
         (lambda ids: {"inputs": ids - 50}, r"the token id -\d+; BertModel knows the ids 0 to 59"),
         (lambda ids: {"inputs": ids.repeat(1, 6)}, "a sequence of 66 positions; BertModel allows at most 64"),
-        (lambda _: {"inputs": "text"}, "inputs of type str; expected a tensor, a tuple or a mapping"),
+        (lambda _: {"inputs": "text"}, "inputs of type str; expected a tensor, a tuple of tensors or a mapping"),
         (lambda _: {"inputs": None}, "inputs of type NoneType"),
-        (lambda _: {"inputs": ()}, "inputs of type tuple"),
+        (lambda _: {"inputs": ()}, "got an empty tuple"),
         (lambda ids: {"inputs": {"ids": ids}}, r"the keys \['ids'\]; expected input_ids"),
         (
             lambda ids: {"inputs": {"input_ids": ids, "token_type_ids": ids[:, :3]}},
@@ -105,11 +105,18 @@ def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> N
         (lambda ids: {"inputs": {"input_ids": ids}, "additional_forward_args": ids}, "beside a mapping"),
         (lambda ids: {"inputs": ids, "additional_forward_args": (ids,) * 20}, "21 positional arguments, but"),
         (lambda ids: {"inputs": ids, "additional_forward_args": ids[:, :5]}, r"mask of shape \(3, 5\) for inputs"),
+        (lambda ids: {"inputs": ids, "additional_forward_args": ids[:, None, None]}, r"mask of shape \(3, 1, 1, 11\)"),
+        (lambda ids: {"inputs": ids, "additional_forward_args": -1.0 * ids}, "other values than 1"),
+        (lambda ids: {"inputs": ids, "additional_forward_args": [1]}, "mask of type list; expected a tensor"),
+        (lambda ids: {"inputs": ids * 1j}, "dtype torch.complex64; expected integers or floating-point"),
         (lambda ids: {"inputs": ids, "additional_forward_args": 0 * ids}, "leaves no position of example 0"),
         (lambda ids: {"inputs": ids, "position": 11}, "position 11; the sequence has 11 positions, 0 to 10"),
         (lambda ids: {"inputs": ids, "position": -12}, "position -12"),
         (lambda ids: {"inputs": ids, "position": [1, 2]}, "2 positions for 3 examples"),
         (lambda ids: {"inputs": ids, "position": "middle"}, 'the position "middle"; expected an index, "first"'),
+        (lambda ids: {"inputs": ids, "position": 1.5}, "position 1.5; expected an integer"),
+        (lambda ids: {"inputs": ids, "position": torch.tensor([True] * 3)}, "position True; expected an integer"),
+        (lambda ids: {"inputs": ids, "layer": 1.0}, "layer 1.0; expected an integer"),
         (lambda ids: {"inputs": ids, "layer": 2}, "layer 2; the model has 2: 0 to 1, or -2 to -1"),
         (lambda ids: {"inputs": ids, "layer": -3}, "layer -3"),
     ],
@@ -131,7 +138,7 @@ def test_a_position_in_the_padding_is_refused(bert: Any, ids: Tensor) -> None:
 def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
     with pytest.raises(UnsupportedScopeError, match='"ff"; NormAttribution has the scopes attn, attn_res'):
         NormAttribution(bert, "ff")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match='"max"; expected one of rollout, mean'):
+    with pytest.raises(InvalidInputError, match="'max'; expected one of rollout, mean"):
         NormAttribution(bert, aggregation="max")
     with pytest.raises(InvalidInputError, match=r"type dict; expected a torch\.nn\.Module"):
         NormAttribution({})  # type: ignore[arg-type]
@@ -139,6 +146,16 @@ def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
         NormAttribution(bert, chunk_byte=3)  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="nothing to measure"):
         NormMeter(bert).measure(ids)
+    with pytest.raises(InvalidInputError, match="nothing to measure"):
+        NormMeter(bert).measure(ids, weights=True, head_norms=True)
+    with pytest.raises(InvalidInputError, match="got per_head=True"):
+        NormMeter(bert).measure(ids, scopes=["attn"], per_head=True)
+    with pytest.raises(InvalidInputError, match=r'got scopes="attn"; expected a sequence, such as \["attn"\]'):
+        NormMeter(bert).measure(ids, scopes="attn")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="chunk_bytes=-5; expected a positive number"):
+        NormMeter(bert, chunk_bytes=-5)
+    with pytest.raises(InvalidInputError, match=r"accumulate=torch\.int8; expected torch\.float32 or torch\.float64"):
+        NormMeter(bert, accumulate=torch.int8)
     with pytest.raises(InvalidInputError, match="empty selection of layers"):
         NormMeter(bert).measure(ids, weights=True, layers=[])
     for method in (NormAttribution(bert, "attn_res"), AttentionWeights(bert, "attn_res"), AttentionRollout(bert)):
@@ -158,6 +175,31 @@ def test_weights_that_are_not_finite_are_named(bert: Any, ids: Tensor, bad: floa
         bert.encoder.layer[1].attention.self.query.weight[3, 2] = bad
     with pytest.raises(NonFiniteError, match="contains NaN or infinity"):
         AttentionWeights(bert).maps(ids)
+
+
+@pytest.mark.parametrize("method", [NormAttribution, AttentionWeights])
+def test_a_causal_model_that_is_not_finite_is_not_taken_for_two_stacks(method: Any) -> None:
+    model = families.build("llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[1, 1] = torch.nan
+    with pytest.raises(NonFiniteError, match=r'"model\.layers\.0\.mlp\.down_proj\.weight" of LlamaForCausalLM'):
+        method(model).maps(families.inputs("llama"))
+
+
+def test_layers_come_as_often_as_they_are_asked_for(bert: Any, ids: Tensor) -> None:
+    every = NormAttribution(bert).maps(ids).self_attention
+    assert torch.equal(NormAttribution(bert).maps(ids, layers=[1, 0, -1]).self_attention, every[:, [1, 0, 1]])
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1024, 2**22])
+def test_one_short_example_does_not_make_a_model_causal(bert: Any, ids: Tensor, chunk_bytes: int) -> None:
+    mask = torch.ones_like(ids)
+    mask[0, 1:], mask[1, :5] = 0, 0
+    maps = NormAttribution(bert, chunk_bytes=chunk_bytes).maps(ids, mask)
+    whole = NormAttribution(bert).maps(ids, mask)
+    assert maps.encoder is not None
+    assert whole.encoder is not None
+    torch.testing.assert_close(maps.encoder, whole.encoder, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", [NormAttribution, AttentionWeights])

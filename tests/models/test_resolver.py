@@ -9,6 +9,7 @@ import transformers as hf
 from captum_norm import AttentionBlockAttribution, UnsupportedModelError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
+from captum_norm.models.parameters import read_norm
 from captum_norm.models.resolver import resolve
 from tests import families
 from tests.families import FAMILIES
@@ -33,6 +34,33 @@ def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) ->
     assert len(blocks) == (1 if name == "albert" else 2)
 
 
+def test_a_norm_that_rounding_hides_behind_the_stream_is_found() -> None:
+    """In bfloat16 a residual stream 3000 times larger swallows whatever is added to it."""
+    model = families.build("olmo2", dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(3000)
+    blocks = resolve(bind_inputs(model, families.inputs("olmo2")))
+    assert {block.layout.style for block in blocks.values()} == {"norm-on-output"}
+
+
+@pytest.mark.parametrize("width", [256, 2304])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("centered", [True, False])
+def test_norms_are_read_as_what_they_are(width: int, dtype: torch.dtype, centered: bool) -> None:
+    torch.manual_seed(0)
+    for _ in range(10):
+        norm: Any = (torch.nn.LayerNorm if centered else torch.nn.RMSNorm)(width, eps=1e-6)
+        with torch.no_grad():
+            norm.weight.add_(0.1 * torch.randn(width))
+            if centered:
+                norm.bias.add_(0.1 * torch.randn(width))
+        norm, inputs = norm.to(dtype), torch.randn(1, 8, width).to(dtype)
+        with torch.no_grad():
+            reader = read_norm(norm, inputs, norm(inputs))
+        assert reader is not None
+        assert (reader.centered, reader.gain_offset, reader.eps) == (centered, 0, 1e-6)
+
+
 def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None:
     config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
     with pytest.raises(UnsupportedModelError) as caught:
@@ -50,7 +78,7 @@ def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None
         ({"projection": "mlp.act_fn"}, '"mlp.act_fn" does not compute input @ weight'),
         ({"residual": Site.parse("input_layernorm.output")}, 'is not the sum of "input_layernorm.output"'),
         ({"total": Site.parse("nothing.output")}, 'no tensor passed "nothing.output"'),
-        ({"branch_norm": "mlp"}, '"mlp" is no LayerNorm or RMSNorm'),
+        ({"branch_norm": "mlp"}, '"mlp" does not receive what it is said to normalise'),
     ],
 )
 def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str) -> None:
