@@ -17,22 +17,22 @@ class CarriedAttention:
 
     Attributes:
         own: Σ_h α_ii f_h(x_i), (B, Q, D).
-        own_norm: its norm, (B, Q).
-        others_norm: ‖Σ_{j≠i} Σ_h α_ij f_h(x_j)‖, (B, Q).
-        whole: both parts together, as the model computed them, (B, Q, D).
+        others: Σ_{j≠i} Σ_h α_ij f_h(x_j), (B, Q, D).
+        own_norm: ‖own‖, (B, Q).
+        others_norm: ‖others‖, (B, Q).
     """
 
     own: Tensor
+    others: Tensor
     own_norm: Tensor
     others_norm: Tensor
-    whole: Tensor
 
     @classmethod
     def of(cls, carry: Carry, own: Tensor, others: Tensor) -> "CarriedAttention":
         """Carry both parts, (B, Q, D) each."""
         own, others = carry.linear(own), carry.linear(others)
         own_norm, others_norm = torch.linalg.vector_norm(own, dim=-1), torch.linalg.vector_norm(others, dim=-1)
-        return cls(own, own_norm, others_norm, own + others)
+        return cls(own, others, own_norm, others_norm)
 
 
 class BlockRows(NamedTuple):
@@ -45,7 +45,7 @@ class BlockRows(NamedTuple):
         squared_reference: ‖reference‖².
         squared_attention_error: the same for the attention output alone, where no residual can hide an error;
             times M_b M_f, not divided by σ.
-        squared_attention: the squared norm of what the model computed there, alike.
+        squared_attention: the size of what the model computed there, alike: (‖own‖ + ‖others‖ + ‖bias‖)².
     """
 
     own_norm: Tensor
@@ -79,9 +79,12 @@ def block_rows(
     directions = random_directions(residual.shape[-1], residual)
     # The residual and its share belong to v_ii alone, so they are not among the others.
     own_norm, others_norm = attention.own_norm, attention.others_norm
-    output = attention.whole if bias is None else attention.whole + carry.linear(bias)
-    total = sketch if bias is None else sketch + carry.linear(bias) @ directions
-    attention_error = total - output @ directions
+    attention_error = sketch - (attention.own + attention.others) @ directions
+    attention_size = own_norm + others_norm
+    total = sketch
+    if bias is not None:
+        carried_bias = carry.linear(bias)
+        total, attention_size = sketch + carried_bias @ directions, attention_size + carried_bias.norm()
     if scales.branch is not None:
         total = total * scales.branch
         own_norm, others_norm = own_norm * scales.branch.squeeze(-1), others_norm * scales.branch.squeeze(-1)
@@ -103,5 +106,5 @@ def block_rows(
         squared_error=squared_length(total - reference @ directions),
         squared_reference=reference.square().sum(-1),
         squared_attention_error=squared_length(attention_error),
-        squared_attention=output.square().sum(-1),
+        squared_attention=attention_size.square(),
     )
