@@ -1,9 +1,9 @@
 """The baseline: attention weights themselves."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity
 from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
@@ -53,8 +53,7 @@ class AttentionWeights(AttentionMapAttribution):
         if per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         measured = self._meter.measure(inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers)
-        stack = measured.weights
-        assert stack is not None  # asked for
+        stack = cast(Tensor, measured.weights)  # asked for
         if self.scope == "attn_res":
             return attribution_maps(measured, add_half_identity(stack), measured.mixing_ratio["weights_res"])
         return attribution_maps(measured, stack, measured.mixing_ratio["weights"])
