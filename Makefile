@@ -48,4 +48,4 @@ constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
 
 clean: ## Remove everything that was installed, built or cached here
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
-	find benchmarks captum_norm docs tests -name __pycache__ -prune -exec rm -rf {} +
+	find alignment benchmarks captum_norm docs tests -name __pycache__ -prune -exec rm -rf {} +

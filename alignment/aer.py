@@ -1,0 +1,183 @@
+"""Alignment error rate, as a sacrebleu metric and as a plain function."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from sacrebleu.metrics.base import Metric, Score
+
+from alignment.formats import parse_pharaoh, parse_talp
+from alignment.links import Alignment, GoldAlignment
+from captum_norm import InvalidInputError
+
+
+class AERScore(Score):
+    """Alignment error rate with what it is made of; rates are percentages, as everywhere in sacrebleu.
+
+    Lower is better. With A the links proposed, S the sure and P the possible gold links, all counted over the whole
+    corpus first [Och & Ney 2003, section 5]:
+
+    - ``aer`` = ``score`` = ``1 − (|A∩S| + |A∩P|) / (|A| + |S|)``, and 0 where there is neither a link nor a sure one;
+    - ``precision`` = ``|A∩P| / |A|``, and 100 % where A is empty: nothing is wrong;
+    - ``recall`` = ``|A∩S| / |S|``, and 100 % where S is empty: nothing is missing;
+    - ``f1`` = 2 · precision · recall / (precision + recall), and 0 where both are 0.
+
+    An empty hypothesis thus has AER 100 % if there are sure links, and a hypothesis for a gold without sure links has
+    AER = 1 − precision.
+
+    Args:
+        links: ``|A|``.
+        sure_links: ``|S|``.
+        sure_hits: ``|A∩S|``.
+        possible_hits: ``|A∩P|``.
+
+    >>> score = AERScore(links=4, sure_links=2, sure_hits=1, possible_hits=3)
+    >>> score
+    AER = 33.33 (precision 75.00, recall 50.00, F1 60.00, 4 links)
+    """
+
+    def __init__(self, links: int, sure_links: int, sure_hits: int, possible_hits: int) -> None:
+        self.links = links
+        self.sure_links = sure_links
+        self.sure_hits = sure_hits
+        self.possible_hits = possible_hits
+        self.precision = 100 * possible_hits / links if links else 100.0
+        self.recall = 100 * sure_hits / sure_links if sure_links else 100.0
+        both = self.precision + self.recall
+        self.f1 = 2 * self.precision * self.recall / both if both else 0.0
+        total = links + sure_links
+        super().__init__("AER", 100 * (1 - (sure_hits + possible_hits) / total) if total else 0.0)
+        rates = f"precision {self.precision:.2f}, recall {self.recall:.2f}, F1 {self.f1:.2f}"
+        self._verbose = f"({rates}, {links} links)"
+
+    @property
+    def aer(self) -> float:
+        """The alignment error rate in percent, which is ``score`` by its own name."""
+        return self.score
+
+
+class AER(Metric):
+    """Alignment error rate as a sacrebleu ``Metric``: confidence intervals and significance tests come with it.
+
+    Hypotheses are ``Alignment`` objects or lines in Pharaoh format (``i-j``), gold alignments ``GoldAlignment`` objects
+    or talp lines (``i-j`` sure, ``ipj`` possible), all counted from 0. As in sacrebleu, ``references`` is a sequence
+    of streams; here of one, since a gold alignment itself says what its annotators disagree on.
+
+    Lower is better. sacrebleu's paired tests are two-sided, on the absolute difference of two scores, so their
+    p-values hold as they are; the better of two systems is the one with the smaller score. Of two systems with the very
+    same links they say nothing: counting strictly larger differences, they give these the smallest p-value there is.
+
+    Args:
+        references: the one stream of gold alignments, in a list, to be parsed once for many systems.
+
+    Raises:
+        InvalidInputError: if there is not exactly one stream of gold alignments, if it is not as long as the
+            hypotheses, if both are empty, or if a line is malformed.
+
+    >>> metric = AER()
+    >>> metric.corpus_score(["0-0 1-1", "0-0"], [["0-0 1p1", "0-0 1-1"]], n_bootstrap=100)
+    AER = 16.67 (μ = 15.83 ± 16.67) (precision 100.00, recall 66.67, F1 80.00, 3 links)
+    >>> metric.get_signature().format(short=True).split("|v:")[0]
+    '#:1|bs:100|rs:12345'
+
+    Two systems, by approximate randomisation:
+
+    >>> from sacrebleu.significance import PairedTest
+    >>> systems = [("baseline", ["0-0 1-0"] * 20), ("system", ["0-0 1-1"] * 20)]
+    >>> test = PairedTest(systems, {"AER": AER()}, [["0-0 1-1"] * 20], test_type="ar", n_samples=500)
+    >>> baseline, system = test()[1]["AER"]
+    >>> baseline.score, system.score, system.p_value < 0.01
+    (50.0, 0.0, True)
+    """
+
+    def __init__(self, references: Sequence[Sequence[GoldAlignment | str]] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # sacrebleu annotates everything but this
+        if references is not None:
+            self._ref_cache = self._cache_references(references)
+
+    def sentence_score(self, hypothesis: Alignment | str, references: Sequence[GoldAlignment | str]) -> AERScore:
+        """The score of one sentence pair against its gold alignment, given in a list of one."""
+        return self._aggregate_and_compute(self._extract_corpus_statistics([hypothesis], [references]))
+
+    def corpus_score(
+        self,
+        hypotheses: Sequence[Alignment | str],
+        references: Sequence[Sequence[GoldAlignment | str]] | None,
+        n_bootstrap: int = 1,
+    ) -> AERScore:
+        """The score of a corpus.
+
+        Args:
+            hypotheses: one alignment for each sentence pair.
+            references: the one stream of gold alignments, in a list; None: those given when making the metric.
+            n_bootstrap: number of bootstrap resamples for the 95 % confidence interval; 1: none.
+        """
+        # sacrebleu's annotations know strings alone.
+        score: AERScore = super().corpus_score(cast(Any, hypotheses), cast(Any, references), n_bootstrap)
+        return score
+
+    def _check_corpus_score_args(self, hyps: Sequence[Any], refs: Sequence[Any] | None) -> None:
+        """What sacrebleu checks here would refuse everything but strings; the parsing checks it instead."""
+
+    def _cache_references(self, references: Sequence[Any]) -> list[dict[str, GoldAlignment]]:
+        streams = [] if isinstance(references, str) else references
+        if len(streams) != 1 or isinstance(streams[0], str | GoldAlignment):
+            raise InvalidInputError("expected the references as one stream of gold alignments in a list: [gold]")
+        return super()._cache_references(references)
+
+    def _extract_corpus_statistics(
+        self, hypotheses: Sequence[Any], references: Sequence[Any] | None
+    ) -> list[list[int]]:
+        gold = self._ref_cache if references is None else self._cache_references(references)
+        if gold is None:
+            raise InvalidInputError("got no gold alignments; pass them here or when making the metric")
+        if not len(hypotheses) == len(gold) > 0:
+            found = f"got {len(hypotheses)} hypotheses for {len(gold)} gold alignments"
+            raise InvalidInputError(f"{found}, expected one for each, and at least one")
+        return [self._compute_segment_statistics(*pair) for pair in zip(hypotheses, gold, strict=True)]
+
+    def _preprocess_segment(self, sent: Any) -> Any:
+        return sent
+
+    def _extract_reference_info(self, refs: Sequence[Any]) -> dict[str, GoldAlignment]:
+        gold = refs[0] if refs else None
+        if isinstance(gold, str):
+            gold = parse_talp(gold)
+        if not isinstance(gold, GoldAlignment):
+            raise InvalidInputError(f"got {gold!r} as a gold alignment, expected a GoldAlignment or a talp line")
+        return {"gold": gold}
+
+    def _compute_segment_statistics(self, hypothesis: Any, ref_kwargs: dict[str, GoldAlignment]) -> list[int]:
+        if isinstance(hypothesis, str):
+            hypothesis = parse_pharaoh(hypothesis)
+        if not isinstance(hypothesis, Alignment):
+            raise InvalidInputError(f"got {hypothesis!r} as a hypothesis, expected an Alignment or a Pharaoh line")
+        return _count(hypothesis, ref_kwargs["gold"])
+
+    def _aggregate_and_compute(self, stats: Iterable[Sequence[float]]) -> AERScore:
+        return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
+
+    def _compute_score_from_stats(self, stats: Sequence[float]) -> AERScore:
+        return AERScore(*map(int, stats))
+
+
+def alignment_error_rate(hypotheses: Iterable[Alignment], gold: Iterable[GoldAlignment]) -> AERScore:
+    """Alignment error rate of a corpus, links counted over all sentence pairs first.
+
+    Args:
+        hypotheses: the alignment of each sentence pair; a generator will do.
+        gold: the gold alignment of each.
+
+    Raises:
+        InvalidInputError: there are not equally many of the two, or none.
+
+    >>> gold = GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(1, 1)]))
+    >>> alignment_error_rate([Alignment([(0, 0), (1, 1)])], [gold]).aer
+    0.0
+    """
+    return AER().corpus_score(list(hypotheses), [list(gold)])
+
+
+def _count(hypothesis: Alignment, gold: GoldAlignment) -> list[int]:
+    """|A|, |S|, |A∩S| and |A∩P|: what ``AERScore`` is made of."""
+    links, sure, possible = hypothesis.links, gold.sure.links, gold.possible.links
+    return [len(links), len(sure), len(links & sure), len(links & possible)]

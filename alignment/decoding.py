@@ -1,0 +1,150 @@
+"""Decoders: from one word map to an alignment.
+
+Of equally good choices the first wins, that is the lowest source index, the null column last; of equally good paths
+that whose last link has the lowest. A row of zeros says nothing; its word gets no link.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from alignment.links import Alignment
+from alignment.word_maps import WordMap, check_factor, checked_map, normalize_rows, split_null
+from captum_norm import InvalidInputError
+
+
+def argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
+    """Each target word's highest entry, null column included; null is no link [Kobayashi et al. 2020].
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite, negative entries allowed.
+        null: whether the last column is the null column.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix.
+
+    >>> argmax([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    Alignment([(0, 0)])
+    """
+    sources = _best_sources(checked_map(word_map, null=null, signed=True), null)
+    return _links(np.arange(len(sources)), sources)
+
+
+def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
+    """The links of ``argmax`` whose entry is the highest of its column, too.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite, negative entries allowed.
+        null: whether the last column is the null column.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix.
+
+    >>> mutual_argmax([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])
+    Alignment([(0, 0)])
+    """
+    matrix = checked_map(word_map, null=null, signed=True)
+    sources = _best_sources(matrix, null)
+    linked = np.flatnonzero(sources >= 0)
+    if not linked.size:
+        return Alignment()
+    targets = matrix.argmax(0)
+    mutual = linked[targets[sources[linked]] == linked]
+    return _links(mutual, sources[mutual])
+
+
+def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignment:
+    """All links whose entry is more than a share of its row's sum, null column included: several links a word.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        share: 0 ≤ share < 1.
+        null: whether the last column is the null column.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries, or the share is out of range.
+
+    >>> threshold([[5, 4, 1]], share=0.3)
+    Alignment([(0, 0), (1, 0)])
+    """
+    if not 0 <= share < 1:
+        raise InvalidInputError(f"got share {share}, expected 0 ≤ share < 1")
+    words, _ = split_null(normalize_rows(word_map, null=null), null=null)
+    return _links(*np.nonzero(words > share))
+
+
+def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True) -> Alignment:
+    """The best path of a first-order hidden Markov model over source positions [Vogel et al. 1996].
+
+    Target word t emits at source position a_t with log-probability log map[t, a_t], up to a constant of each row; going
+    from one position to the next costs ``jump_penalty · |a_t − a_u − 1|``, where u is the last word before t with a
+    link, and a_u = −1 if there is none. So monotone steps of one are free. A word may emit from null instead, at
+    log map[t, null] − ``null_penalty``; then the position is kept for the next word [Och & Ney 2003].
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        jump_penalty: nats for each position that a jump is off; 0 gives ``argmax``.
+        null_penalty: nats for each word that emits from null.
+        null: whether the last column is the null column.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries, or a penalty is negative.
+
+    >>> hmm_viterbi([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
+    Alignment([(0, 0), (1, 1)])
+    """
+    check_factor("jump_penalty", jump_penalty)
+    check_factor("null_penalty", null_penalty)
+    words, null_column = split_null(checked_map(word_map, null=null), null=null)
+    with np.errstate(divide="ignore"):
+        emissions = np.log(words)
+        null_emissions = np.log(null_column) - null_penalty
+    null_emissions[~words.any(1) & (null_column == 0)] = 0.0
+    targets_count, sources_count = words.shape
+    # A state is the source word of the last link; the last state, no link so far, is a place before the first word.
+    states = np.append(np.arange(sources_count), -1)
+    jumps = jump_penalty * np.abs(np.arange(sources_count) - states[:, None] - 1)
+    scores = np.where(states < 0, 0.0, -np.inf)
+    origins = np.zeros((targets_count, sources_count), np.intp)
+    linked = np.zeros((targets_count, len(states)), np.bool_)
+    for target in range(targets_count):
+        arrivals = scores[:, None] - jumps
+        origins[target] = arrivals.argmax(0)
+        links = arrivals.max(0) + emissions[target]
+        scores = scores + null_emissions[target]
+        linked[target, :-1] = (links >= scores[:-1]) & (links > -np.inf)
+        scores[:-1] = np.maximum(scores[:-1], links)
+    return _trace(int(scores.argmax()), origins, linked)
+
+
+def _trace(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> Alignment:
+    links = []
+    for target in reversed(range(len(linked))):
+        if linked[target, state]:
+            links.append((state, target))
+            state = int(origins[target, state])
+    return Alignment(links)
+
+
+DECODERS: Mapping[str, Callable[..., Alignment]] = MappingProxyType(
+    {"argmax": argmax, "mutual-argmax": mutual_argmax, "threshold": threshold, "hmm-viterbi": hmm_viterbi}
+)
+"""The decoders by name, each ``decoder(word_map, *, null=True, **its own parameters) -> Alignment``."""
+
+
+def _best_sources(matrix: WordMap, null: bool) -> NDArray[np.intp]:
+    """The column of each row's highest entry, (T,): −1 where it is the null column or the row is zeros."""
+    if not matrix.shape[1]:
+        return np.full(len(matrix), -1)
+    sources: NDArray[np.intp] = matrix.argmax(1)
+    sources[~matrix.any(1)] = -1
+    if null:
+        sources[sources == matrix.shape[1] - 1] = -1
+    return sources
+
+
+def _links(targets: NDArray[np.intp], sources: NDArray[np.intp]) -> Alignment:
+    linked = sources >= 0
+    return Alignment(zip(sources[linked].tolist(), targets[linked].tolist(), strict=True))

@@ -1,0 +1,19 @@
+"""Files of alignments, gold alignments and parallel text."""
+
+from alignment.formats.gold import GoldFormat, parse_talp, read_gold
+from alignment.formats.parallel import read_parallel
+from alignment.formats.pharaoh import format_pharaoh, parse_pharaoh, read_pharaoh, write_pharaoh
+from alignment.formats.text import TextSource, split_words
+
+__all__ = [
+    "GoldFormat",
+    "TextSource",
+    "format_pharaoh",
+    "parse_pharaoh",
+    "parse_talp",
+    "read_gold",
+    "read_parallel",
+    "read_pharaoh",
+    "split_words",
+    "write_pharaoh",
+]

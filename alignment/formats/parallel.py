@@ -1,0 +1,71 @@
+"""Parallel text: ``source ||| target`` lines, or two files line by line."""
+
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+
+from alignment.formats.text import TextSource, error_at, scan_lines, source_name
+from captum_norm import InvalidInputError
+
+_SEPARATOR = "|||"
+
+
+def read_parallel(
+    source: TextSource,
+    target: TextSource | None = None,
+    *,
+    on_error: Callable[[InvalidInputError], None] | None = None,
+) -> Iterator[tuple[str, str]]:
+    r"""The sentence pairs of a parallel text, without spaces and tabs at the ends, read as they are asked for.
+
+    Args:
+        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz`` and
+            ``.xz`` are decompressed) or open stream.
+        target: the target sentences, one a line.
+        on_error: told of each pair that cannot be read (not UTF-8, no ``|||``), for which ("", "") is yielded, so that
+            the n-th pair is always that of the n-th line; None raises instead.
+
+    Raises:
+        InvalidInputError: a line is malformed, or one file ends before the other; file and line are named.
+
+    >>> import io
+    >>> list(read_parallel(io.StringIO("das Haus ||| the house\n")))
+    [('das Haus', 'the house')]
+    """
+    pairs = _split_lines(source) if target is None else _zipped_lines(source, target)
+    for pair in pairs:
+        if isinstance(pair, InvalidInputError):
+            if on_error is None:
+                raise pair
+            on_error(pair)
+            yield "", ""
+        else:
+            yield pair
+
+
+def _split_lines(source: TextSource) -> Iterator[tuple[str, str] | InvalidInputError]:
+    for number, line in scan_lines(source):
+        if isinstance(line, InvalidInputError):
+            yield line
+            continue
+        sides = line.split(_SEPARATOR)
+        if len(sides) == 2:
+            yield sides[0].strip(" \t"), sides[1].strip(" \t")
+        else:
+            found = f"got {len(sides) - 1} times {_SEPARATOR}, expected source {_SEPARATOR} target"
+            yield error_at(source, number, f"{found}; or give the two sides in two files")
+
+
+def _zipped_lines(source: TextSource, target: TextSource) -> Iterator[tuple[str, str] | InvalidInputError]:
+    for left, right in zip_longest(scan_lines(source), scan_lines(target)):
+        if left is None or right is None:
+            shorter, longer = (source, target) if left is None else (target, source)
+            number, _ = left or right
+            message = f"got no such line, but {source_name(longer)} has it; the two must have equally many"
+            raise error_at(shorter, number, message)
+        (_, source_line), (_, target_line) = left, right
+        if isinstance(source_line, InvalidInputError):
+            yield source_line
+        elif isinstance(target_line, InvalidInputError):
+            yield target_line
+        else:
+            yield source_line.strip(" \t"), target_line.strip(" \t")

@@ -1,0 +1,72 @@
+"""Pharaoh format: one sentence pair a line, its links as ``i-j``, both counted from 0."""
+
+import re
+from collections.abc import Iterable, Iterator
+from os import PathLike
+
+from alignment.formats.text import TextSource, located, read_lines, write_lines
+from alignment.links import Alignment
+from captum_norm import InvalidInputError
+
+# Nine digits bound the numbers: no sentence is longer, and int() refuses very long ones with an error of its own.
+_LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+
+
+def parse_pharaoh(line: str) -> Alignment:
+    """The alignment that a line in Pharaoh format holds; an empty line holds no link.
+
+    Raises:
+        InvalidInputError: something in the line is no ``i-j``.
+
+    >>> parse_pharaoh("2-1 0-0")
+    Alignment([(0, 0), (2, 1)])
+    """
+    matches = [(token, _LINK.fullmatch(token)) for token in line.split()]
+    for token, match in matches:
+        if match is None:
+            raise InvalidInputError(f"got {token!r}, expected i-j; read sure and possible links with read_gold")
+    return Alignment([(int(match[1]), int(match[2])) for _, match in matches if match])
+
+
+def format_pharaoh(alignment: Alignment) -> str:
+    """An alignment as a line in Pharaoh format, in ascending order.
+
+    >>> format_pharaoh(Alignment([(2, 1), (0, 0)]))
+    '0-0 2-1'
+    """
+    return " ".join([f"{source}-{target}" for source, target in alignment])
+
+
+def read_pharaoh(source: TextSource) -> Iterator[Alignment]:
+    r"""The alignments in a file or open stream, one a line, read as they are asked for.
+
+    Args:
+        source: path (``.gz`` and ``.xz`` are decompressed) or open stream of text or bytes.
+
+    Raises:
+        InvalidInputError: a line is malformed; file and line are named.
+
+    >>> import io
+    >>> list(read_pharaoh(io.StringIO("0-0 1-2\n\n")))
+    [Alignment([(0, 0), (1, 2)]), Alignment([])]
+    """
+    for number, line in read_lines(source):
+        with located(source, number):
+            alignment = parse_pharaoh(line)
+        yield alignment
+
+
+def write_pharaoh(path: str | PathLike[str], alignments: Iterable[Alignment]) -> None:
+    """Write alignments, one a line in ascending order: the whole file at once or, if anything fails, nothing.
+
+    Args:
+        path: the file to make or replace; ``.gz`` and ``.xz`` are compressed.
+        alignments: consumed as they come, so a generator of any length will do.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_pharaoh(f"{folder}/hyp.gz", [Alignment([(1, 0), (0, 0)]), Alignment()])
+    ...     list(read_pharaoh(f"{folder}/hyp.gz"))
+    [Alignment([(0, 0), (1, 0)]), Alignment([])]
+    """
+    write_lines(path, map(format_pharaoh, alignments))

@@ -1,0 +1,223 @@
+"""From pieces to words: which word each piece belongs to, and word maps made of piece maps.
+
+Word ids are a list with one entry a piece: the index of its word, or None for a special token. They are found by
+laying the pieces' characters over the words' characters; a tokenizer's marks are stripped, never trusted
+(``word_ids_from_pieces``, ``word_ids_from_offsets``). Where a tokenizer can be run word by word, ``encode_words`` needs
+none of this.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from alignment.pieces import PieceScheme
+from alignment.word_maps import WordMap
+from captum_norm import InvalidInputError
+
+Piece = TypeVar("Piece")
+
+
+def encode_words(words: Iterable[str], encode_one: Callable[[str], Sequence[Piece]]) -> tuple[list[Piece], list[int]]:
+    """Pieces of a sentence whose words are encoded one by one, and the word id of each.
+
+    The sure way to word ids, at the price that a tokenizer which looks beyond a word may cut it differently here.
+
+    Args:
+        words: the words.
+        encode_one: a word -> its pieces or their ids, without special tokens.
+
+    >>> encode_words(["ab", "c"], list)
+    (['a', 'b', 'c'], [0, 0, 1])
+    """
+    encoded = [encode_one(word) for word in words]
+    ids = [index for index, pieces in enumerate(encoded) for _ in pieces]
+    return [piece for pieces in encoded for piece in pieces], ids
+
+
+def word_ids_from_pieces(
+    words: Sequence[str],
+    pieces: Sequence[str],
+    scheme: PieceScheme,
+    *,
+    special: Collection[str] = (),
+    normalize: Callable[[str], str] = str,
+) -> list[int | None]:
+    """The word of each piece, found by laying the pieces' text over the words' text.
+
+    A piece without text, such as a lone ``▁``, belongs to the word that comes next, at the end to the last one. An
+    unknown piece stands for as much of a word as makes the others fit.
+
+    Args:
+        words: the words of the sentence; joined by spaces, they are what was tokenised.
+        pieces: its pieces, in order.
+        scheme: how they are written, such as ``PIECE_SCHEMES["sentencepiece"]``.
+        special: pieces that belong to no word, such as ``{"</s>"}``.
+        normalize: a word -> its text after the tokenizer's own normalisation (NFKC, lower case, ...).
+
+    Raises:
+        InvalidInputError: the texts differ, or a piece holds text of two words; the word where they part is named.
+
+    >>> from alignment.pieces import PIECE_SCHEMES
+    >>> pieces = ["▁", "Häus", "er", "▁am", "▁See", "</s>"]
+    >>> word_ids_from_pieces(["Häuser", "am", "See"], pieces, PIECE_SCHEMES["sentencepiece"], special={"</s>"})
+    [0, 0, 0, 1, 2, None]
+    """
+    text = _Text([normalize(word) for word in words])
+    real = [piece for piece in pieces if piece not in special]
+    # For each piece, the places where it can end and the earliest start for each: one place, but for unknown pieces.
+    steps: list[dict[int, int]] = []
+    reached: Collection[int] = [0]
+    for piece in real:
+        surface = None if piece == scheme.unknown else _without_spaces(scheme.surface(piece))
+        step: dict[int, int] = {}
+        for start in sorted(reached):
+            for end in text.ends(start, surface):
+                step.setdefault(end, start)
+        if not step:
+            raise text.mismatch(min(reached), f"the piece {piece!r}")
+        steps.append(step)
+        reached = step
+    place = text.length
+    if place not in reached:
+        raise text.mismatch(min(reached), "no more piece")
+    ids = []
+    for step in reversed(steps):
+        place = step[place]
+        ids.append(text.word_at(place))
+    return [None if piece in special else ids.pop() for piece in pieces]
+
+
+class _Text:
+    """The words' UTF-8 text without white space, and which word each byte is of."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = words
+        bare = [_without_spaces(word.encode()) for word in words]
+        self.bytes = b"".join(bare)
+        self.length = len(self.bytes)
+        self._owners = [index for index, word in enumerate(bare) for _ in word]
+
+    def word_at(self, place: int) -> int | None:
+        """The word that has this byte, past the end the last; None if there is no text."""
+        return self._owners[min(place, self.length - 1)] if self._owners else None
+
+    def rest(self, place: int) -> bytes:
+        """What is left of the word that has this byte."""
+        end = place
+        while end < self.length and self._owners[end] == self._owners[place]:
+            end += 1
+        return self.bytes[place:end]
+
+    def ends(self, start: int, surface: bytes | None) -> Iterable[int]:
+        """Where a piece that starts here can end; None is the unknown piece."""
+        rest = self.rest(start)
+        if surface is None:
+            return range(start + 1, start + len(rest) + 1)
+        return [start + len(surface)] if rest.startswith(surface) else []
+
+    def mismatch(self, place: int, found: str) -> InvalidInputError:
+        if place == self.length:
+            return InvalidInputError(f"got {found} after the last word, expected the end; name the special pieces")
+        word = self._owners[place]
+        expected = f"expected {self.rest(place).decode(errors='replace')!r} of word {word} ({self.words[word]!r})"
+        hint = "give the words that were tokenised, the scheme, the special pieces and the tokenizer's normalisation"
+        return InvalidInputError(f"got {found}, {expected}; {hint}")
+
+
+def _without_spaces(text: bytes) -> bytes:
+    return b"".join(text.split())
+
+
+def word_ids_from_offsets(
+    words: Sequence[str], offsets: Sequence[tuple[int, int]], special_mask: Sequence[int | bool]
+) -> list[int | None]:
+    """The word of each piece, from the character offsets that a fast tokenizer returns.
+
+    Args:
+        words: the words; joined by single spaces, they are what was tokenised.
+        offsets: start and end of each piece in that text (``return_offsets_mapping=True``); the space before a word
+            may be part of its first piece.
+        special_mask: 1 for special tokens (``return_special_tokens_mask=True``).
+
+    Raises:
+        InvalidInputError: there are not equally many offsets and mask entries, an offset lies outside the text, a
+            piece holds text of two words, or words at the end have no piece, as after truncation.
+
+    >>> word_ids_from_offsets(["ab", "c"], [(0, 1), (1, 2), (2, 4), (0, 0)], [0, 0, 0, 1])
+    [0, 0, 1, None]
+    """
+    if len(offsets) != len(special_mask):
+        raise InvalidInputError(f"got {len(offsets)} offsets and {len(special_mask)} mask entries, expected as many")
+    text = " ".join(words)
+    # A space is of the word after it.
+    owners = [index for index, word in enumerate(words) for _ in range((index > 0) + len(word))]
+    ids: list[int | None] = []
+    covered = 0
+    for (start, end), is_special in zip(offsets, special_mask, strict=True):
+        if is_special:
+            ids.append(None)
+            continue
+        if not 0 <= start <= end <= len(text):
+            found = f"got offsets {start} to {end} in a text of {len(text)} characters"
+            raise InvalidInputError(f"{found}; give the words that were tokenised, joined by single spaces")
+        touched = sorted({owners[place] for place in range(start, end) if text[place] != " "})
+        if len(touched) > 1:
+            found = f"got the piece {text[start:end]!r}, which holds text of words {touched[0]} to {touched[-1]}"
+            raise InvalidInputError(f"{found}, expected one word; encode the words one by one with encode_words")
+        ids.append(touched[0] if touched else owners[start] if start < len(text) else len(words) - 1)
+        covered = max(covered, end)
+    if text[covered:].strip():
+        word = owners[len(text) - len(text[covered:].lstrip())]
+        found = f"got no piece from word {word} ({words[word]!r}) on"
+        raise InvalidInputError(f"{found}, expected pieces for all {len(words)} words; switch truncation off")
+    return ids
+
+
+def merge_pieces(
+    piece_map: ArrayLike,
+    target_ids: Sequence[int | None],
+    source_ids: Sequence[int | None],
+    *,
+    target_words: int,
+    source_words: int,
+) -> WordMap:
+    """The word map of a piece map: sum over a source word's pieces, mean over a target word's [Kobayashi et al. 2020].
+
+    The source's special tokens, its end of sentence above all, make up the null column; the target's are dropped. A
+    word without pieces has a row or column of zeros.
+
+    Args:
+        piece_map: (..., target pieces, source pieces); further axes, such as layers and heads, come first.
+        target_ids: the word id of each target piece, None for special tokens.
+        source_ids: likewise.
+        target_words: number of target words, T.
+        source_words: number of source words, S.
+
+    Returns:
+        (..., T, S + 1), null column last.
+
+    Raises:
+        InvalidInputError: the map's shape does not fit the ids, or an id is no word's.
+
+    >>> merge_pieces([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1]], [0, None], [0, 0, None], target_words=1, source_words=1)
+    array([[0.7, 0.3]])
+    """
+    pieces = np.asarray(piece_map, np.float64)
+    if pieces.ndim < 2 or pieces.shape[-2:] != (len(target_ids), len(source_ids)):
+        expected = f"(..., {len(target_ids)}, {len(source_ids)}), one row and column for each word id"
+        raise InvalidInputError(f"got a map of shape {pieces.shape}, expected {expected}")
+    targets, sources = _membership(target_ids, target_words), _membership(source_ids, source_words)
+    counts = np.maximum(targets.sum(0), 1)[:-1, None]
+    merged: WordMap = targets.T[:-1] @ pieces @ sources / counts
+    return merged
+
+
+def _membership(ids: Sequence[int | None], words: int) -> WordMap:
+    """(pieces, words + 1): 1 where the piece is of the word; in the last column, where it is of none."""
+    if not all(index is None or 0 <= index < words for index in ids):
+        raise InvalidInputError(f"got word ids {list(ids)}, expected indices of {words} words, or None")
+    membership = np.zeros((len(ids), words + 1))
+    membership[np.arange(len(ids)), [words if index is None else index for index in ids]] = 1.0
+    return membership

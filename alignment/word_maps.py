@@ -1,0 +1,150 @@
+"""Word maps, and their transforms before an alignment is read off them.
+
+A word map is a float array (T, S + 1): one row for each target word, one column for each source word, and last the
+null column, what a target word draws from no source word. With ``null=False`` it has no null column and is (T, S).
+Everything is computed in float64.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from captum_norm import InvalidInputError
+
+WordMap = NDArray[np.float64]
+"""(T, S + 1) with the null column last, or (T, S) without one."""
+
+
+def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
+    """Each row divided by its sum, null column included; rows of zeros stay zeros.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        null: whether the last column is the null column.
+
+    Returns:
+        The same shape.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries.
+
+    >>> normalize_rows([[3, 1], [0, 0]]).tolist()
+    [[0.75, 0.25], [0.0, 0.0]]
+    """
+    matrix = checked_map(word_map, null=null)
+    return _divided(matrix, matrix.sum(1, keepdims=True))
+
+
+def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1e-9, null: bool = True) -> WordMap:
+    """The doubly normalised map: rows and columns scaled in turn until both have their sums [Sinkhorn 1967].
+
+    The rows are normalised first, null column included, and the null column then keeps its values: it takes no part
+    in the scaling. Every row still sums to 1, and the source columns share equally what the rows leave for them, so
+    that each sums to (T − sum of the null column) / S. Rows and columns of zeros stay zeros, the others share.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        iterations: how often rows and columns are scaled at most. Zeros in the map can make the sums unattainable;
+            then the rows have theirs and the columns come as close as the iterations allow.
+        tolerance: the deviation of a column's sum at which to stop.
+        null: whether the last column is the null column.
+
+    Returns:
+        The same shape.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries.
+
+    >>> sinkhorn([[2.0, 1.0], [1.0, 2.0]], null=False).round(3).tolist()
+    [[0.667, 0.333], [0.333, 0.667]]
+    """
+    result = normalize_rows(word_map, null=null)
+    words, _ = split_null(result, null=null)
+    row_sums = words.sum(1, keepdims=True)
+    live = words.any(0)
+    column_sums = np.where(live, row_sums.sum() / max(1, live.sum()), 0.0)
+    for _ in range(iterations):
+        reached = words.sum(0)
+        if np.abs(reached - column_sums).max(initial=0.0) <= tolerance:
+            break
+        words = _divided(words, reached) * column_sums
+        words = _divided(words, words.sum(1, keepdims=True)) * row_sums
+    result[:, : words.shape[1]] = words
+    return result
+
+
+def diagonal_prior(word_map: ArrayLike, *, strength: float, null_factor: float = 1.0, null: bool = True) -> WordMap:
+    """The map times a prior for the diagonal, ``exp(−strength · |t/T − s/S|)``, t and s from 1 [Dyer et al. 2013].
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        strength: λ; 0 leaves the map as it is. fast_align starts from 4.
+        null_factor: what the null column is multiplied by; 1 treats it as if it lay on the diagonal.
+        null: whether the last column is the null column.
+
+    Returns:
+        The same shape, not normalised.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries.
+
+    >>> diagonal_prior([[1, 1, 1], [1, 1, 1]], strength=2).round(3).tolist()
+    [[1.0, 0.368, 1.0], [0.368, 1.0, 1.0]]
+    """
+    check_factor("strength", strength)
+    check_factor("null_factor", null_factor)
+    words, null_column = split_null(checked_map(word_map, null=null), null=null)
+    rows, columns = (np.arange(1, size + 1) / max(1, size) for size in words.shape)
+    prior = np.exp(-strength * np.abs(rows[:, None] - columns))
+    return np.column_stack([words * prior, *([null_column * null_factor] if null else [])])
+
+
+def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> WordMap:
+    """Σ_i weights[i] · word_maps[i], for example of the AWI map and a quarter of the AWO map.
+
+    Args:
+        word_maps: maps of one shape, with null columns or without; ``normalize_rows`` brings them to one scale.
+        weights: one for each.
+
+    Raises:
+        InvalidInputError: there is no map, the numbers or the shapes differ, or a map is no finite matrix.
+
+    >>> weighted_sum([[[1.0, 0.0]], [[0.0, 1.0]]], [1, 0.25]).tolist()
+    [[1.0, 0.25]]
+    """
+    matrices = [checked_map(word_map, null=False, signed=True) for word_map in word_maps]
+    shapes = [matrix.shape for matrix in matrices]
+    if not matrices or len(matrices) != len(weights) or len(set(shapes)) > 1:
+        found = f"got maps of shapes {shapes} and {len(weights)} weights"
+        raise InvalidInputError(f"{found}, expected at least one map, all of one shape, and a weight for each")
+    return sum((weight * matrix for weight, matrix in zip(weights, matrices, strict=True)), np.zeros(shapes[0]))
+
+
+def checked_map(word_map: ArrayLike, *, null: bool, signed: bool = False) -> WordMap:
+    """The map as float64, if it is a finite matrix, has a null column where it should, and no sign where it may not."""
+    matrix = np.asarray(word_map, np.float64)
+    if matrix.ndim != 2 or matrix.shape[1] < null:
+        raise InvalidInputError(
+            f"got a map of shape {matrix.shape}, expected (target words, source words{' + 1' * null})"
+        )
+    if not np.isfinite(matrix).all():
+        raise InvalidInputError("got a map with NaN or infinity; look for the layer or the sentence where it arises")
+    if not signed and (matrix < 0).any():
+        raise InvalidInputError(f"got a map with the negative entry {matrix.min()}; take absolute values or clip first")
+    return matrix
+
+
+def split_null(matrix: WordMap, *, null: bool) -> tuple[WordMap, WordMap]:
+    """The columns of source words, (T, S), and the null column, (T,): zeros if there is none."""
+    return (matrix[:, :-1], matrix[:, -1]) if null else (matrix, np.zeros(len(matrix)))
+
+
+def check_factor(name: str, value: float) -> None:
+    """Refuse what is no finite number from 0 up."""
+    if not 0 <= value < np.inf:
+        raise InvalidInputError(f"got {name} {value}, expected a finite number, not negative")
+
+
+def _divided(matrix: WordMap, sums: WordMap) -> WordMap:
+    return np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)

@@ -1,0 +1,130 @@
+"""Gold alignments in each notation, from either base and in either orientation."""
+
+import io
+from typing import Literal, get_args
+
+import pytest
+
+from alignment import Alignment, GoldAlignment, GoldFormat, parse_talp, read_gold, read_parallel
+from captum_norm import InvalidInputError
+from tests.alignment.data import DATA, lines, needs
+
+# Three sentence pairs, the second without links; sure 0-0 and 1-2, possible 2-1, then sure 3-0.
+SOURCES = ["a b c", "a", "a b c d"]
+TARGETS = ["x y z", "x", "x"]
+GOLD = [
+    GoldAlignment(Alignment([(0, 0), (1, 2)]), Alignment([(2, 1)])),
+    GoldAlignment(Alignment()),
+    GoldAlignment(Alignment([(3, 0)])),
+]
+
+FILES: list[tuple[GoldFormat, Literal[0, 1] | None, str]] = [
+    ("talp", 0, "0-0 2p1 1-2\n\n3-0\n"),
+    ("talp", 1, "1-1 3p2 2-3\n\n4-1"),
+    ("alibi", None, "s1\t0-0 2p1 1-2\ns2\t\ns3 3-0\n"),
+    ("alibi", 1, "1\t1-1 3p2 2-3\n2\n3\t4-1\n"),
+    ("naacl", None, "0001 1 1 S\n0001 3 2 P 0.7\n0003 4 1\n0001 2 3 S 1.0\n"),
+    ("naacl", None, "1 1 1 P\n3 4 1 S\n1 1 1 S\n1 3 2 P\n1 2 3 0.5\n"),
+    ("naacl", 0, "0 0 0\n0 2 1 P\n0 1 2\n2 3 0\n"),
+]
+
+
+@pytest.mark.parametrize(("format", "base", "content"), FILES)
+def test_notations_say_the_same(format: GoldFormat, base: Literal[0, 1] | None, content: str) -> None:  # noqa: A002
+    plain = read_gold(io.StringIO(content), format=format, base=base)
+    checked = read_gold(io.StringIO(content), format=format, base=base, sources=SOURCES, targets=TARGETS)
+    swapped = read_gold(
+        io.BytesIO(content.encode()), format=format, base=base, swapped=True, sources=TARGETS, targets=SOURCES
+    )
+    assert plain == checked == GOLD
+    assert swapped == [gold.transposed() for gold in GOLD]
+
+
+def test_sentences_without_a_naacl_line_are_there_if_the_texts_say_so() -> None:
+    content = "2 1 1 P\n"
+    gold = [GoldAlignment(Alignment()), GoldAlignment(Alignment(), Alignment([(0, 0)]))]
+    assert read_gold(io.StringIO(content), format="naacl") == gold
+    padded = read_gold(io.StringIO(content), format="naacl", targets=["x", "x", "x"])
+    assert padded == [*gold, GoldAlignment(Alignment())]
+
+
+def test_talp_line_is_parsed() -> None:
+    assert parse_talp("2p1 0-0") == GoldAlignment(Alignment([(0, 0)]), Alignment([(2, 1)]))
+    assert parse_talp("3p2 1-1", base=1) == parse_talp("2p1 0-0")
+
+
+MALFORMED: list[tuple[GoldFormat, Literal[0, 1] | None, str, str]] = [
+    ("talp", 0, "0-0\n0:0\n", "line 2: got '0:0', expected i-j"),
+    ("talp", None, "0-0\n", "gold.txt: talp files count from 0 or from 1; say base=0 or base=1"),
+    ("talp", 1, "1-1\n1-0\n\n", "line 2: got target index 0, expected at least 1"),
+    ("talp", 0, "0-0 3p1\n\n3-0\n", "line 1: got source index 3, expected 0 to 2"),
+    ("talp", 1, "1-4\n\n4-1\n", "line 1: got target index 4, expected 1 to 3"),
+    ("talp", 0, "0-0\n\n", "got 2 alignments, expected 3, as many as source sentences"),
+    ("talp", 0, "0-0\n\n\n\n", "got 4 alignments, expected 3"),
+    ("alibi", None, "1 0-0\n1 0-0\n", "line 2: got the sentence id '1' again"),
+    ("alibi", None, "0-0 1-1\n", "line 1: got '0-0', expected a sentence id"),
+    ("alibi", None, "1 0-0\n\n", "line 2: got '', expected a sentence id"),
+    ("naacl", None, "1 1 1 S\n1 1\n", "line 2: got '1 1', expected: sentence i j"),
+    ("naacl", None, "1 1 1 Q\n", "line 1: got '1 1 1 Q'"),
+    ("naacl", None, "0 1 1\n", "line 1: got sentence number 0, expected at least 1"),
+    ("naacl", None, "1 0 1\n", "line 1: got source index 0, expected at least 1"),
+    ("naacl", None, "1 1 1\n3 2 1\n3 5 1\n", "line 3: got source index 5, expected 1 to 4"),
+    ("naacl", None, "4 1 1\n", "got 4 alignments, expected 3"),
+]
+
+
+@pytest.mark.parametrize(("format", "base", "content", "message"), MALFORMED)
+def test_errors_name_file_and_line(
+    format: GoldFormat,  # noqa: A002
+    base: Literal[0, 1] | None,
+    content: str,
+    message: str,
+) -> None:
+    stream = io.StringIO(content)
+    stream.name = "gold.txt"
+    with pytest.raises(InvalidInputError) as raised:
+        read_gold(stream, format=format, base=base, sources=SOURCES, targets=TARGETS)
+    assert str(raised.value).startswith("gold.txt")
+    assert message in str(raised.value)
+
+
+def test_unknown_format_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=f"expected one of {', '.join(get_args(GoldFormat))}"):
+        read_gold(io.StringIO(), format="giza")  # type: ignore[arg-type] # the point of the test
+
+
+def counts(gold: list[GoldAlignment]) -> tuple[int, int, int]:
+    return len(gold), sum(len(pair.sure) for pair in gold), sum(len(pair.possible) for pair in gold)
+
+
+@needs("wpt03-en-fr")
+def test_wpt03_fits_its_sentences() -> None:
+    sources, targets = zip(*read_parallel(DATA / "wpt03-en-fr/test.src-tgt"), strict=True)
+    path = DATA / "wpt03-en-fr/test.enfr.talp"
+    gold = read_gold(path, format="talp", base=1, sources=sources, targets=targets)
+    # 4,038 sure links and 13,400 that are only possible, as published for this set; some are listed twice.
+    assert counts(gold) == (447, 4038, 17438)
+    with pytest.raises(InvalidInputError, match=r"test\.enfr\.talp, line 1: got source index 2, expected 0 to 1"):
+        read_gold(path, format="talp", base=0, sources=sources, targets=targets)
+
+
+@needs("rwth-de-en")
+def test_rwth_fits_its_sentences() -> None:
+    sources, targets = lines("rwth-de-en/test.de"), lines("rwth-de-en/test.en")
+    gold = read_gold(DATA / "rwth-de-en/alignment.talp", format="talp", base=1, sources=sources, targets=targets)
+    assert counts(gold) == (508, 9613, 10534)
+    with pytest.raises(InvalidInputError, match="check base, swapped"):
+        read_gold(
+            DATA / "rwth-de-en/alignment.talp", format="talp", base=1, swapped=True, sources=sources, targets=targets
+        )
+
+
+@needs("alibi-fr-en")
+def test_alibi_fits_its_sentences() -> None:
+    sources, targets = (
+        [line.partition("\t")[2] for line in lines(f"alibi-fr-en/{name}_sents.txt")]
+        for name in ("LaDerniereClasse", "TheLastLesson")
+    )
+    path = DATA / "alibi-fr-en/ali_w2w_LaDerniereClasse_TheLastLesson.txt"
+    gold = read_gold(path, format="alibi", sources=sources, targets=targets)
+    assert counts(gold) == (92, 1058, 3232)

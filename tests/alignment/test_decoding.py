@@ -1,0 +1,140 @@
+"""Decoders against enumeration, and at ties, zeros and edges."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from alignment import DECODERS, Alignment, WordMap, argmax, hmm_viterbi, mutual_argmax, threshold
+from alignment.formats import format_pharaoh
+from captum_norm import InvalidInputError
+
+SETTINGS = {"threshold": {"share": 0.2}, "hmm-viterbi": {"jump_penalty": 0.5}}
+
+
+def random_map(seed: int, targets: int, columns: int) -> WordMap:
+    return np.random.default_rng(seed).gamma(0.5, size=(targets, columns)) + 1e-3
+
+
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_links_are_those_of_their_definition(seed: int, null: bool) -> None:
+    word_map = random_map(seed, 6, 5 + null)
+    rows = word_map.tolist()
+    cells = list(itertools.product(range(5), range(6)))
+    highest = {(s, t) for s, t in cells if rows[t][s] == max(rows[t])}
+    assert argmax(word_map, null=null).links == highest
+    mutual = {(s, t) for s, t in highest if rows[t][s] == max(row[s] for row in rows)}
+    assert mutual_argmax(word_map, null=null).links == mutual
+    several = {(s, t) for s, t in cells if rows[t][s] > 0.2 * math.fsum(rows[t])}
+    assert threshold(word_map, share=0.2, null=null).links == several
+    assert len({t for _, t in several}) < len(several)
+
+
+def test_signed_maps_have_a_highest_entry_too() -> None:
+    word_map = [[-1.0, -2.0, -3.0], [-3.0, 0.5, 0.2]]
+    assert argmax(word_map) == Alignment([(0, 0), (1, 1)])
+    assert mutual_argmax(word_map) == Alignment([(0, 0), (1, 1)])
+
+
+def path_score(word_map: WordMap, path: tuple[int, ...], jump_penalty: float, null_penalty: float, null: bool) -> float:
+    """Log-probability of one path; −1 is null."""
+    score, last = 0.0, -1
+    for row, position in zip(word_map.tolist(), path, strict=True):
+        if position < 0:
+            if not null and any(row):
+                return -math.inf
+            score += math.log(row[-1]) - null_penalty if null else 0.0
+        else:
+            score += math.log(row[position]) - jump_penalty * abs(position - last - 1)
+            last = position
+    return score
+
+
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize(("jump_penalty", "null_penalty"), [(0.0, 0.0), (0.3, 0.0), (1.0, 0.7), (5.0, 2.0)])
+@pytest.mark.parametrize("seed", range(6))
+def test_viterbi_finds_the_best_of_all_paths(seed: int, jump_penalty: float, null_penalty: float, null: bool) -> None:
+    targets, sources = 2 + seed % 4, 1 + seed % 5
+    word_map = random_map(seed, targets, sources + null)
+    paths = itertools.product(range(-1, sources), repeat=targets)
+    best = max(paths, key=lambda path: path_score(word_map, path, jump_penalty, null_penalty, null))
+    decoded = hmm_viterbi(word_map, jump_penalty=jump_penalty, null_penalty=null_penalty, null=null)
+    assert decoded == Alignment([(position, target) for target, position in enumerate(best) if position >= 0])
+
+
+@pytest.mark.parametrize("null", [True, False])
+def test_viterbi_steps_over_rows_of_zeros_and_around_cells_of_zeros(null: bool) -> None:
+    word_map = np.eye(4, 4 + null)
+    word_map[1] = 0
+    assert hmm_viterbi(word_map, jump_penalty=3, null=null) == Alignment([(0, 0), (2, 2), (3, 3)])
+    # The path that the jumps would have is forbidden by zeros: the far cell is the only one.
+    assert hmm_viterbi([[1, 0, 0, 0], [0, 0, 1, 0]], jump_penalty=50) == Alignment([(0, 0), (2, 1)])
+
+
+def test_viterbi_without_jump_penalty_is_argmax() -> None:
+    for seed in range(20):
+        word_map = random_map(seed, 7, 6)
+        assert hmm_viterbi(word_map, jump_penalty=0) == argmax(word_map)
+
+
+def test_viterbi_prefers_a_link_to_null_and_the_lowest_last_source() -> None:
+    assert hmm_viterbi([[1, 0, 0], [1, 0, 1]], jump_penalty=0) == Alignment([(0, 0), (0, 1)])
+    assert hmm_viterbi([[1, 1, 0], [1, 1, 0]], jump_penalty=0) == Alignment([(0, 0), (0, 1)])
+
+
+def test_threshold_is_exclusive() -> None:
+    assert threshold([[1, 3, 0]], share=0.25) == Alignment([(1, 0)])
+
+
+def test_viterbi_keeps_its_position_over_null() -> None:
+    word_map = [[0.9, 0.04, 0.04, 0.02], [0.04, 0.04, 0.04, 0.88], [0.3, 0.3, 0.3, 0.1]]
+    assert hmm_viterbi(word_map, jump_penalty=1) == Alignment([(0, 0), (1, 2)])
+
+
+def test_viterbi_does_not_depend_on_the_scale_of_a_row() -> None:
+    word_map = random_map(0, 8, 7)
+    scaled = word_map * np.logspace(-200, 200, 8)[:, None]
+    assert hmm_viterbi(scaled, jump_penalty=0.4) == hmm_viterbi(word_map, jump_penalty=0.4)
+
+
+# A map, and what argmax, mutual argmax, threshold 0.2 and Viterbi with penalty 0.5 make of it.
+TIES_AND_ZEROS = [
+    ([[1, 1, 1]], ["0-0", "0-0", "0-0 1-0", "0-0"]),
+    ([[1, 1, 0], [1, 1, 0]], ["0-0 0-1", "0-0", "0-0 0-1 1-0 1-1", "0-0 1-1"]),
+    ([[0, 1, 1]], ["1-0", "1-0", "1-0", ""]),
+    ([[0, 0, 0], [0, 2, 1]], ["1-1", "1-1", "1-1", "1-1"]),
+    ([[0, 0, 1]], ["", "", "", ""]),
+]
+
+
+@pytest.mark.parametrize(("word_map", "expected"), TIES_AND_ZEROS)
+def test_ties_go_to_the_first_and_zeros_get_no_link(word_map: list[list[float]], expected: list[str]) -> None:
+    decoded = [DECODERS[name](word_map, **SETTINGS.get(name, {})) for name in DECODERS]
+    assert list(map(format_pharaoh, decoded)) == expected
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("shape", "null"), [((0, 4), True), ((3, 1), True), ((0, 1), True), ((3, 0), False)])
+def test_sentences_without_words_have_no_links(name: str, shape: tuple[int, int], null: bool) -> None:
+    assert DECODERS[name](np.ones(shape), null=null, **SETTINGS.get(name, {})) == Alignment()
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_maps_that_are_not_finite_are_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="NaN or infinity"):
+        DECODERS[name]([[1.0, np.inf]], **SETTINGS.get(name, {}))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
+def test_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(InvalidInputError, match="expected 0 ≤ share < 1"):
+        threshold([[1.0, 1.0]], share=share)
+
+
+def test_penalties_are_finite_and_not_negative() -> None:
+    with pytest.raises(InvalidInputError, match="got jump_penalty -1"):
+        hmm_viterbi([[1.0, 1.0]], jump_penalty=-1)
+    with pytest.raises(InvalidInputError, match="got null_penalty inf"):
+        hmm_viterbi([[1.0, 1.0]], jump_penalty=1, null_penalty=math.inf)

@@ -1,0 +1,35 @@
+"""The base of the package needs no torch: what each module may import, besides itself and the standard library."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import imported
+
+PACKAGE = Path(__file__).parents[2] / "alignment"
+
+ERRORS = {"captum_norm.InvalidInputError"}
+ALLOWED = {
+    "links.py": set[str](),
+    "formats": {"alignment.links"},
+    "symmetrization.py": {"alignment.links"},
+    "aer.py": {"alignment.links", "alignment.formats", "sacrebleu"},
+    "word_maps.py": {"numpy"},
+    "decoding.py": {"alignment.links", "alignment.word_maps", "numpy"},
+    "pieces.py": set[str](),
+    "subwords.py": {"alignment.pieces", "alignment.word_maps", "numpy"},
+}
+MODULES = [
+    path for unit in ALLOWED for path in sorted([PACKAGE / unit, *(PACKAGE / unit).glob("*.py")]) if path.is_file()
+]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_module_imports_only_what_its_place_allows(path: Path) -> None:
+    unit = path.relative_to(PACKAGE).parts[0]
+    allowed = ALLOWED[unit] | ERRORS | {f"alignment.{unit}"}
+    for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        inside = any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
+        assert inside or name.partition(".")[0] in sys.stdlib_module_names, name
