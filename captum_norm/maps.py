@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from captum_norm.errors import InvalidInputError
+
 
 @dataclass(frozen=True)
 class AttributionMaps:
@@ -16,11 +18,14 @@ class AttributionMaps:
     Attributes:
         encoder: (B, L, Q, K), or (B, L, H, Q, K) per head; None if the model has no bidirectional stack.
         decoder: the same for a causal stack; None if the model has none.
-        cross: the same for decoder-to-encoder attention; None if the model has none.
-        mixing_ratio: (B, L, Q), ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖); None where the method defines none.
-        convergence_delta: (B, L), relative completeness error of each layer; None for methods without one.
-        real: (B, Q), True at real (unpadded) positions.
+        cross: the same for attention from the decoder's positions (Q) to the encoder's (K); None if the model has none.
+        mixing_ratio: (B, L, Q), ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖); None where the method defines none, and for
+            encoder–decoder models, whose stacks have one each: see :meth:`captum_norm.NormMeter.measure`.
+        convergence_delta: (B, L), relative completeness error of each layer, of an encoder–decoder model those of all
+            stacks, encoder first; None for methods without one.
+        real: (B, Q), True at real (unpadded) input positions.
         tokens: the tokens of each example, if the inputs brought them.
+        decoder_real: the same as ``real`` for the decoder's positions of an encoder–decoder model, else None.
     """
 
     encoder: Tensor | None
@@ -30,13 +35,21 @@ class AttributionMaps:
     convergence_delta: Tensor | None
     real: Tensor
     tokens: Sequence[Sequence[str]] | None = None
+    decoder_real: Tensor | None = None
 
     @property
     def self_attention(self) -> Tensor:
-        """The maps of the one self-attention stack that encoders and decoders have, (B, L, [H,] Q, K)."""
+        """The maps of the one self-attention stack that encoders and decoders have, (B, L, [H,] Q, K).
+
+        Raises:
+            InvalidInputError: for an encoder–decoder model.
+        """
         stack = self.encoder if self.decoder is None else self.decoder
         if stack is None or (self.encoder is not None and self.decoder is not None):
-            raise ValueError("the model has not exactly one self-attention stack; read .encoder, .decoder and .cross")
+            raise InvalidInputError(
+                "got an encoder–decoder model, which has not one stack of layers to aggregate; read .encoder, .decoder "
+                "and .cross of maps(), or explain the encoder alone: model.get_encoder()"
+            )
         return stack
 
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":

@@ -19,7 +19,7 @@ from captum_norm.models.huggingface import EagerAttention, attention_through
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.resolver import no_attention
-from captum_norm.models.stack import Stack
+from captum_norm.models.stacks import Place, Stacks
 from captum_norm.models.tracing import evaluating, hooked
 
 # Attention weights of this size stay in the processor's cache between their making and their reduction.
@@ -60,8 +60,11 @@ class Part(NamedTuple):
 class Reducer(Protocol):
     """What is made of one attention block while the forward pass goes through it."""
 
-    def begin(self, values: Tensor, heads: int, queries: int) -> None:
-        """Attention starts: values (B, H or fewer, K, d), the number of heads and of query positions."""
+    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
+        """Attention starts: values (B, H or fewer, K, d), the number of heads and of query positions.
+
+        ``cross`` says that the keys are positions of another sequence than the queries.
+        """
         ...
 
     def consume(self, weights: Tensor, part: Part) -> None:
@@ -73,7 +76,7 @@ class Reducer(Protocol):
         ...
 
 
-ReducerFactory = Callable[[int, Block | None], Reducer | None]
+ReducerFactory = Callable[[Place, Block | None], Reducer | None]
 
 
 def record(
@@ -86,26 +89,27 @@ def record(
 
     Args:
         call: the model and its inputs.
-        make_reducer: called with the layer's index, in the order of the forward pass, and its block; None for a layer
+        make_reducer: called with the layer's place, in the order of the forward pass, and its block; None for a layer
             that is not wanted.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
         chunk_bytes: how much memory the attention weights may take at a time.
 
     Returns:
-        whether attention only looked back (a causal model).
+        whether the one stack of a model that is no encoder–decoder only looked back (a causal model).
 
     Raises:
-        UnsupportedModelError: if no attention was seen, or queries and keys are different sequences.
+        UnsupportedModelError: if no attention was seen, or queries and keys are different sequences where they should
+            not be.
     """
-    stack = Stack(several=call.has_several_positions)
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stack)
+    stacks = Stacks(call.model, several=call.positions.several)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
     with attention_through(call.model, recorder.attention), hooked(recorder.hooks()), evaluating(call.model):
         call.run()
-    if not stack.layers:
+    if not stacks.layers:
         raise UnsupportedModelError(no_attention(call.model))
     recorder.expect_nothing_open()
-    return stack.causal
+    return stacks.causal
 
 
 @dataclass
@@ -122,9 +126,9 @@ class _Recorder:
         make_reducer: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
         chunk_bytes: int,
-        stack: Stack,
+        stacks: Stacks,
     ) -> None:
-        self._stack = stack
+        self._stacks = stacks
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
@@ -148,14 +152,15 @@ class _Recorder:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
+        *,
+        cross: bool,
         **options: Any,
     ) -> Tensor:
         """Stands in for the model's attention function."""
         block = self._block_of(module)
-        reducer = self._make_reducer(self._stack.layers, block)
-        self._stack.begin(module, query, key)
+        reducer = self._make_reducer(self._stacks.begin(module, query, key, cross=cross), block)
         if reducer is not None:
-            reducer.begin(value, query.shape[1], query.shape[2])
+            reducer.begin(value, query.shape[1], query.shape[2], cross=cross)
         # Heads come as strided views, which every part's product would copy anew.
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
 
@@ -167,14 +172,14 @@ class _Recorder:
             return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
 
         outputs: list[Tensor] = []
-        for part in self._parts(query, attend):
+        for part in self._parts(query, key, attend):
             output, weights = attend(part)
             if part.rows.start == 0:
-                self._stack.look(weights)
+                self._stacks.look(weights)
             if reducer is not None:
                 reducer.consume(weights, part)
             outputs.append(output)
-        self._stack.end(module)
+        self._stacks.end(module)
         if block is not None:
             self._open[module].reducer = reducer
         elif reducer is not None:
@@ -197,10 +202,10 @@ class _Recorder:
                     "not run in this forward pass"
                 )
 
-    def _parts(self, query: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Part]:
+    def _parts(self, query: Tensor, key: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Part]:
         """Whole examples as far as they fit the memory, else rows of single examples."""
         batch, heads, queries, _ = query.shape
-        fitting_rows = max(1, self._chunk_bytes // (heads * queries * ACCUMULATED_BYTES))
+        fitting_rows = max(1, self._chunk_bytes // (heads * key.shape[2] * ACCUMULATED_BYTES))
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
         if (examples < batch or rows < queries) and not _parts_are_independent(attend, batch, queries):
             examples, rows = batch, queries

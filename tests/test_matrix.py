@@ -65,8 +65,10 @@ def test_norms_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> Non
     # The oracle sees the same parameters in float64: what a float32 model rounds is part of the deviation.
     exact = oracle.layers(family, model.double(), inputs.double() if inputs.is_floating_point() else inputs)
     scopes = SCOPES[family.style]
-    measured = NormMeter(model.to(dtype)).measure(inputs, scopes=scopes, weights=True, per_head=True, head_norms=True)
-    assert measured.causal == family.causal
+    meter = NormMeter(model.to(dtype))
+    stacks = meter.measure(inputs, scopes=scopes, weights=True, per_head=True, head_norms=True)
+    assert list(stacks) == ["decoder" if family.causal else "encoder"]
+    (measured,) = stacks.values()
     vectors = {scope: torch.stack([layer.vectors(scope)[0] for layer in exact], 1) for scope in scopes}
     for scope in scopes:
         assert relative(measured.norms[scope], vectors[scope].norm(dim=-1)) < tolerance
@@ -114,7 +116,7 @@ def test_half_precision_stays_near_the_same_weights_in_float64(name: str, dtype:
     """The model itself rounds each activation to 2⁻⁸ (2⁻¹¹); two layers of that, and no more, may show."""
     family = FAMILIES[name]
     model, inputs = families.build(name, 0, dtype), families.inputs(name, 0, dtype=dtype)
-    measured = NormMeter(model).measure(inputs, scopes=SCOPES[family.style])
+    (measured,) = NormMeter(model).measure(inputs, scopes=SCOPES[family.style]).values()
     assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < TOLERANCE[dtype]
     assert measured.convergence_delta.dtype == torch.float32
@@ -228,7 +230,7 @@ def test_gradients_flow_when_asked_for(name: str) -> None:
     model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)
     scope = SCOPES[FAMILIES[name].style][-1]
     parameter = next(p for n, p in model.named_parameters() if FAMILIES[name].value.rpartition(".")[2] in n)
-    measured = NormMeter(model, differentiable=True).measure(inputs, scopes=[scope])
+    (measured,) = NormMeter(model, differentiable=True).measure(inputs, scopes=[scope]).values()
     loss = (measured.norms[scope] * torch.rand_like(measured.norms[scope])).sum()
     (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True)
     assert gradient.isfinite().all()

@@ -19,8 +19,8 @@ import torch
 # Everything that makes the model what it is, beside the data and the direction.
 RECIPE = shlex.split("""
     --task translation --arch transformer --share-all-embeddings
-    --encoder-layers 3 --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --encoder-attention-heads 4
-    --decoder-layers 3 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024 --decoder-attention-heads 4
+    --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --encoder-attention-heads 4
+    --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024 --decoder-attention-heads 4
     --activation-fn relu --dropout 0.1 --attention-dropout 0.0 --activation-dropout 0.0
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --weight-decay 0.0 --clip-norm 1.0
@@ -48,6 +48,7 @@ def main() -> None:
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     command = ["fairseq-train", str(arguments.data / "binary")]
     command += [f"--source-lang={arguments.source}", f"--target-lang={arguments.target}"]
+    command += [f"--encoder-layers={arguments.layers}", f"--decoder-layers={arguments.layers}"]
     command += [f"--seed={arguments.seed}", f"--max-update={arguments.updates}", f"--save-dir={arguments.out}"]
     command += [f"--log-file={arguments.out / 'train.log'}"]
     sys.argv = [*command, *RECIPE, *HOUSEKEEPING]
@@ -61,6 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--source", choices=("en", "fr"), required=True)
     parser.add_argument("--target", choices=("en", "fr"), required=True)
     parser.add_argument("--updates", type=int, default=4000)
+    parser.add_argument("--layers", type=int, default=3, help="of the encoder, and as many of the decoder")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()

@@ -1,7 +1,7 @@
 """The common interface of all methods: ``attribute`` and ``maps``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Unpack, overload
 
 import torch
@@ -15,6 +15,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import ReadPosition, read_position
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.stacks import StackName
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 
@@ -183,16 +184,25 @@ class AttentionMapAttribution(Attribution, ABC):
         return AGGREGATIONS[self.aggregation](stack, rows)
 
 
-def attribution_maps(measured: Measurements, stack: Tensor, mixing_ratio: Tensor | None) -> AttributionMaps:
-    """Maps of the one stack of an encoder or decoder."""
+def attribution_maps(
+    measured: Mapping[StackName, Measurements],
+    choose: Callable[[StackName, Measurements], tuple[Tensor, Tensor | None]],
+) -> AttributionMaps:
+    """Maps of all stacks; ``choose`` takes maps and mixing ratio out of one stack's measurements."""
+    chosen = {name: choose(name, stack) for name, stack in measured.items()}
+    maps = {name: stack for name, (stack, _) in chosen.items()}
+    ratios = [ratio for _, ratio in chosen.values()]
+    deltas = [m.convergence_delta for m in measured.values() if m.convergence_delta is not None]
+    inputs, *_ = measured.values()
     return AttributionMaps(
-        encoder=None if measured.causal else stack,
-        decoder=stack if measured.causal else None,
-        cross=None,
-        mixing_ratio=mixing_ratio,
-        convergence_delta=measured.convergence_delta,
-        real=measured.real,
-        tokens=measured.tokens,
+        encoder=maps.get("encoder"),
+        decoder=maps.get("decoder"),
+        cross=maps.get("cross"),
+        mixing_ratio=ratios[0] if len(ratios) == 1 else None,
+        convergence_delta=torch.cat([delta.to(deltas[0].device) for delta in deltas], 1) if deltas else None,
+        real=inputs.real,
+        decoder_real=measured["cross"].real if "cross" in measured else None,
+        tokens=inputs.tokens,
     )
 
 

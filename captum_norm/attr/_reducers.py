@@ -32,9 +32,11 @@ class WeightReducer:
 
     def __init__(self, *, per_head: bool) -> None:
         self._per_head = per_head
+        self._cross = False
         self.map: Tensor
 
-    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
+        self._cross = cross
         shape = [values.shape[0], heads, queries, values.shape[2]]
         if not self._per_head:
             del shape[1]
@@ -49,9 +51,12 @@ class WeightReducer:
         """Nothing is left to do."""
 
     def mixing_ratio(self, *, residual: bool) -> Tensor:
-        """(B, Q): the share of a row's weight that is not its own; of (A + I)/2 with ``residual``."""
+        """(B, Q): the share of a row's weight that is not its own; of (A + I)/2 with ``residual``.
+
+        In cross-attention no weight is the query's own.
+        """
         mean = self.map.mean(1) if self._per_head else self.map
-        own = mean.diagonal(dim1=-2, dim2=-1)
+        own = mean.new_zeros(mean.shape[:2]) if self._cross else mean.diagonal(dim1=-2, dim2=-1)
         others = mean.sum(-1) - own
         return ratio(others.clamp(min=0), own + 1 if residual else own)
 
@@ -72,22 +77,33 @@ class _Form:
         self.norms[part] = summed_norms(weights, self.form[part.examples])
         self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
 
-    def finish_rows(self, rows: slice, own_norm: Tensor, scales: Scales) -> None:
-        """Note the queries' 1/σ, and how far their own fast norm is from the directly computed one, (B, rows)."""
-        fast = self.norms[:, rows, rows].diagonal(dim1=-2, dim2=-1)
-        self._difference[:, rows] = (fast.square() - own_norm.square()).abs()
-        self._scale[:, rows] = scales.divide(torch.ones_like(own_norm).unsqueeze(-1))
+    def finish_rows(self, rows: slice, keys: Tensor, direct: Tensor, scales: Scales) -> None:
+        """Note the queries' 1/σ, and how far one fast norm of each is from the directly computed one.
+
+        Args:
+            rows: the queries.
+            keys: a key for each of them, (rows,).
+            direct: the norm of this key's vector, directly computed, (B, rows).
+            scales: 1/σ.
+        """
+        fast = self.norms[:, rows].gather(2, keys.expand(len(direct), -1).unsqueeze(2)).squeeze(2)
+        self._difference[:, rows] = (fast.square() - direct.square()).abs()
+        self._scale[:, rows] = scales.divide(torch.ones_like(direct).unsqueeze(-1))
 
     def divided(self) -> Tensor:
         """The norms divided by σ, (B, Q, K)."""
         return self.norms * self._scale
 
-    def discrepancy(self, own_weights: Tensor) -> Tensor:
-        """How far the fast norms of the queries' own vectors were from the directly computed ones, (B,).
+    def discrepancy(self, keys: Tensor, weights: Tensor) -> Tensor:
+        """How far the fast norms at one key j of each query were from the directly computed ones, (B,).
 
-        Of the squared norms, relative to (Σ_h ‖α_ii f_h(x_i)‖)², the size that rounding goes by where heads cancel.
+        Of the squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)², the size that rounding goes by where heads cancel.
+
+        Args:
+            keys: the key of each query, (Q,).
+            weights: its weights, (B, H, Q).
         """
-        size = (own_weights * transformed_norms(self.form)).sum(1).square()
+        size = (weights * transformed_norms(self.form)[..., keys]).sum(1).square()
         return (self._difference / size.clamp(min=torch.finfo(size.dtype).tiny)).amax(1)
 
 
@@ -139,7 +155,10 @@ class NormReducer:
         self._distinct = {_norms(carry): carry for carry in every}
         self._forms: dict[tuple[bool, bool], _Form] = {}
         self._values: Tensor
-        self._own_weights: Tensor
+        self._cross = False
+        # One key of each query, its own in self-attention: its vectors are computed directly, too.
+        self._sampled_keys: Tensor
+        self._sampled_weights: Tensor
         self.maps: dict[Scope, Tensor] = {}
         self.mixing_ratio: dict[Scope, Tensor] = {}
         self.head_map: Tensor
@@ -147,15 +166,16 @@ class NormReducer:
         self.delta: Tensor
         self.discrepancy: Tensor
 
-    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
         values = values.transpose(1, 2).to(self.dtype)
         batch, keys, own_heads, _ = values.shape
         if own_heads < heads:
             values = values.repeat_interleave(heads // own_heads, dim=2)
-        self.positions, self._values = queries, values
+        self.positions, self._values, self._cross = queries, values, cross
+        self._sampled_keys = torch.arange(queries, device=values.device) % keys
         for norms, carry in self._distinct.items():
             self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self.dtype), queries)
-        self._own_weights = values.new_empty(batch, heads, queries)
+        self._sampled_weights = values.new_empty(batch, heads, queries)
         if self.per_head:
             self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
             self.head_map = values.new_empty(batch, heads, queries, keys)
@@ -166,7 +186,8 @@ class NormReducer:
             form.consume(weights, part)
         if self.per_head:
             self.head_map[part.examples, :, part.rows] = head_norms(weights, self.transformed[part.examples])
-        self._own_weights[part.examples, :, part.rows] = weights.diagonal(part.rows.start, dim1=-2, dim2=-1)
+        keys = self._sampled_keys[part.rows].expand(*weights.shape[:2], -1)
+        self._sampled_weights[part.examples, :, part.rows] = weights.gather(3, keys.unsqueeze(3)).squeeze(3)
 
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
@@ -176,13 +197,17 @@ class NormReducer:
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         for rows in chunks(queries, batch * width):
             here = tensors.rows(rows, self.dtype)
-            own_weights = self._own_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
-            own = (self._values[:, rows] * own_weights).flatten(2) @ weight
+            keys = self._sampled_keys[rows]
+            sampled_weights = self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
+            values = self._values[:, keys if self._cross else rows]
+            sampled = (values * sampled_weights).flatten(2) @ weight
+            own = torch.zeros_like(sampled) if self._cross else sampled
             others = here.projected - own if bias is None else here.projected - own - bias
             for norms, carry in self._distinct.items():
                 form, attention = self._forms[norms], CarriedAttention.of(carry, own, others)
                 scales = carry.scales(here.projected, here.total)
-                form.finish_rows(rows, attention.own_norm, scales)
+                direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
+                form.finish_rows(rows, keys, direct, scales)
                 sketch = form.sketch[:, rows]
                 for scope, pieces in finished.items():
                     steps = self._carries[scope]
@@ -196,13 +221,14 @@ class NormReducer:
             deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
             deltas.append(relative_error(whole.squared_attention_error, whole.squared_attention, self._real))
             self.maps[scope] = self._forms[_norms(self._carries[scope])].divided()
-            if self._carries[scope].residual:
+            if self._carries[scope].residual and not self._cross:
                 self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
-        self.discrepancy = torch.stack([form.discrepancy(self._own_weights) for form in self._forms.values()]).amax(0)
+        discrepancies = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in self._forms.values()]
+        self.discrepancy = torch.stack(discrepancies).amax(0)
         # Only the results outlive the layer.
         self._forms.clear()
-        del self._values, self._own_weights
+        del self._values, self._sampled_keys, self._sampled_weights
 
 
 def _norms(carry: Carry) -> tuple[bool, bool]:
@@ -227,9 +253,9 @@ class LayerReducer:
     def _reducers(self) -> list[Reducer]:
         return [reducer for reducer in (self.weights, self.norms) if reducer is not None]
 
-    def begin(self, values: Tensor, heads: int, queries: int) -> None:
+    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
         for reducer in self._reducers():
-            reducer.begin(values, heads, queries)
+            reducer.begin(values, heads, queries, cross=cross)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         for reducer in self._reducers():

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity, normalize_rows
 from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.measure import Measurements, MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import Scope
+from captum_norm.models.stacks import StackName
 
 
 class ScopedNorms(AttentionMapAttribution):
@@ -35,8 +36,12 @@ class ScopedNorms(AttentionMapAttribution):
         measured = self._meter.measure(
             inputs, additional_forward_args, scopes=[self.scope], head_norms=per_head, layers=layers
         )
-        stack = measured.norms[self.scope] if measured.head_norms is None else measured.head_norms
-        return attribution_maps(measured, stack, measured.mixing_ratio[self.scope])
+
+        def choose(_: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
+            maps = stack.norms[self.scope] if stack.head_norms is None else stack.head_norms
+            return maps, stack.mixing_ratio[self.scope]
+
+        return attribution_maps(measured, choose)
 
     def has_convergence_delta(self) -> bool:
         """True: the vectors must add up to what the model computed."""

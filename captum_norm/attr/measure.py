@@ -1,10 +1,10 @@
 """Several norm analyses from one forward pass; what the attribution methods stand on."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as integer
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from captum_norm.errors import (
     UnsupportedScopeError,
 )
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
 from captum_norm.models.layouts import Scope
 from captum_norm.models.resolver import resolve
+from captum_norm.models.stacks import Place, Role, StackName, encoder_of
 from captum_norm.recording import CHUNK_BYTES, record
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
@@ -53,7 +54,10 @@ class MeterOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Measurements:
-    """What one forward pass gave; every entry at a padded position is exactly 0.
+    """What one forward pass gave of one stack of layers; every entry at a padded position is exactly 0.
+
+    In cross-attention keys are the encoder's positions, queries the decoder's. There the residual stream belongs to no
+    key: norms at ``attn_res`` are those at ``attn``, and a mixing ratio sets all that attention adds against it.
 
     Attributes:
         weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not asked for.
@@ -63,8 +67,7 @@ class Measurements:
         mixing_ratio: (B, L, Q) for each scope, and for ``"weights"`` and ``"weights_res"`` (of A and of (A + I)/2) if
             weights were asked for.
         convergence_delta: relative completeness error, (B, L); None without scopes.
-        causal: whether attention only looks back.
-        real: True at real positions, (B, Q).
+        real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
     """
 
@@ -74,7 +77,6 @@ class Measurements:
     transformed_norms: Tensor | None
     mixing_ratio: Mapping[str, Tensor]
     convergence_delta: Tensor | None
-    causal: bool
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
 
@@ -96,7 +98,8 @@ class NormMeter:
         >>> from transformers import BertConfig, BertModel
         >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
         >>> meter = NormMeter(BertModel(config))
-        >>> measured = meter.measure(torch.tensor([[2, 7, 9, 3]]), scopes=("attn", "attn_res_ln"), weights=True)
+        >>> ids = torch.tensor([[2, 7, 9, 3]])
+        >>> measured = meter.measure(ids, scopes=("attn", "attn_res_ln"), weights=True)["encoder"]
         >>> measured.norms["attn_res_ln"].shape, measured.mixing_ratio["weights"].shape
         (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4]))
     """
@@ -132,18 +135,25 @@ class NormMeter:
         per_head: bool = False,
         head_norms: bool = False,
         layers: Sequence[int] | None = None,
-    ) -> Measurements:
+        stacks: Collection[StackName] | None = None,
+    ) -> dict[StackName, Measurements]:
         """Run the model once and measure.
 
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
-                tokenizer's output.
+                tokenizer's output; for an encoder–decoder model a mapping with ``decoder_input_ids``, too, and
+                ``decoder_attention_mask`` where they are padded.
             additional_forward_args: the model's further positional arguments (attention mask first).
             scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``.
             weights: also return the attention weights.
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
-            layers: 0-based indices of the layers to measure, negative ones from the last; all if None.
+            layers: 0-based indices of the layers to measure, of each stack, negative ones from the last; all if None.
+            stacks: which stacks of an encoder–decoder model to measure; all if None.
+
+        Returns:
+            ``encoder`` for a model that looks both ways, ``decoder`` for a causal one, and for an encoder–decoder
+            model these two and ``cross``.
 
         Raises:
             InvalidInputError: the inputs or options do not fit the model.
@@ -162,7 +172,8 @@ class NormMeter:
             layers = [as_index("layer", layer) for layer in as_sequence("layers", layers)]
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            wanted = _Wanted(scopes, weights, per_head, head_norms, layers)
+            _check_stacks(self.model, stacks)
+            wanted = _Wanted(scopes, weights, per_head, head_norms, layers, stacks)
             known = self._blocks is not None
             try:
                 return self._measure(call, wanted)
@@ -200,44 +211,53 @@ class NormMeter:
                         f"which have the scopes {', '.join(block.layout.scopes)}"
                     )
 
-    def _measure(self, call: ModelCall, wanted: "_Wanted") -> Measurements:
+    def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
         blocks = self._understand(call) if wanted.scopes else None
         self._check_scopes(wanted.scopes, blocks or {})
-        reducers: list[LayerReducer | None] = []
+        reducers: dict[Role, list[LayerReducer | None]] = {}
 
-        def make(index: int, block: Block | None) -> LayerReducer | None:
-            reducer = wanted.reducer(block, self._cache, self._accumulate, call.real) if wanted.has(index) else None
-            reducers.append(reducer)
+        def make(place: Place, block: Block | None) -> LayerReducer | None:
+            reducer = None
+            if wanted.has(place):
+                queries, _ = call.positions_of(place.role)
+                reducer = wanted.reducer(block, self._cache, self._accumulate, queries.real)
+            reducers.setdefault(place.role, []).append(reducer)
             return reducer
 
         causal = record(call, make, blocks, self._chunk_bytes)
-        layers = []
-        for index in layer_indices(wanted.layers, len(reducers)):
-            layer = reducers[index]
-            if layer is not None:
-                self._check(index, layer)
-                layers.append(layer)
-        return _assemble(call, layers, causal)
+        measured: dict[StackName, Measurements] = {}
+        for role, found in reducers.items():
+            if not wanted.has_stack(role):
+                continue
+            layers = []
+            for index in layer_indices(wanted.layers, len(found)):
+                layer = found[index]
+                if layer is not None:
+                    self._check(Place(role, index), layer)
+                    layers.append(layer)
+            name: StackName = role if role != "self" else "decoder" if causal else "encoder"
+            measured[name] = _assemble(call, role, layers)
+        return measured
 
-    def _check(self, index: int, layer: LayerReducer) -> None:
+    def _check(self, place: Place, layer: LayerReducer) -> None:
         numbers = [] if layer.weights is None else [layer.weights.map.detach().sum()]
         if layer.norms is not None:
             numbers += [layer.norms.delta.max(), layer.norms.discrepancy.max()]
         if not all(number.isfinite() for number in numbers):
             _refuse_non_finite(self.model)
-            raise NonFiniteError(f"what {type(self.model).__name__} computes in layer {index} contains NaN or infinity")
+            raise NonFiniteError(f"what {type(self.model).__name__} computes in {place} contains NaN or infinity")
         if layer.norms is None:
             return
         delta, discrepancy = (number.item() for number in numbers[-2:])
         name, precision, dtype = type(self.model).__name__, layer.norms.precision, layer.norms.dtype
         if delta > TOLERANCE[precision]:
             raise IncompleteDecompositionError(
-                f"the vectors of layer {index} do not add up to what {name} computed: relative error {delta:.1e}, "
+                f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
                 f"accepted {TOLERANCE[precision]:.0e} for {precision}"
             )
         if discrepancy > TOLERANCE[dtype]:
             raise IncompleteDecompositionError(
-                f"the fast norms of layer {index} of {name} differ from directly computed ones by {discrepancy:.1e}, "
+                f"the fast norms of {place} of {name} differ from directly computed ones by {discrepancy:.1e}, "
                 f"accepted {TOLERANCE[dtype]:.0e} for {dtype}"
             )
 
@@ -251,10 +271,16 @@ class _Wanted:
     per_head: bool
     head_norms: bool
     layers: Sequence[int] | None
+    stacks: Collection[StackName] | None
 
-    def has(self, index: int) -> bool:
+    def has_stack(self, role: Role) -> bool:
+        """Whether a stack is among those asked for."""
+        return self.stacks is None or role in self.stacks
+
+    def has(self, place: Place) -> bool:
         """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
-        return self.layers is None or min(self.layers, default=0) < 0 or index in self.layers
+        some = self.layers is None or min(self.layers, default=0) < 0 or place.index in self.layers
+        return some and self.has_stack(place.role)
 
     def reducer(
         self, block: Block | None, cache: ProductCache, accumulate: torch.dtype, real: Tensor | None
@@ -295,45 +321,57 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     return [layer % count for layer in chosen]
 
 
+def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
+    if stacks is None:
+        return
+    if isinstance(stacks, str) or not stacks or not set(stacks) <= set(get_args(StackName)):
+        raise InvalidInputError(f"got stacks={stacks!r}; expected some of {', '.join(get_args(StackName))} in a list")
+    if encoder_of(model) is None:
+        raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
+
+
 def _refuse_non_finite(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.detach().isfinite().all():
             raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
 
 
-def _assemble(call: ModelCall, layers: Sequence[LayerReducer], causal: bool) -> Measurements:
+def _assemble(call: ModelCall, role: Role, layers: Sequence[LayerReducer]) -> Measurements:
     weights = [layer.weights for layer in layers if layer.weights is not None]
     norms = [layer.norms for layer in layers if layer.norms is not None]
-    queries = weights[0].map.shape[-1] if weights else norms[0].positions
-    real = torch.ones(call.batch, queries, dtype=torch.bool) if call.real is None else call.real
+    queries, keys = call.positions_of(role)
+    count = weights[0].map.shape[-2] if weights else norms[0].positions
+    real = torch.ones(call.batch, count, dtype=torch.bool) if queries.real is None else queries.real
 
-    def stack(parts: Sequence[Tensor], *axes: int) -> Tensor:
-        """(B, L, ...) from each layer's (B, ...), zero at padded positions along ``axes``."""
+    def stack(parts: Sequence[Tensor], axes: Mapping[int, Positions]) -> Tensor:
+        """(B, L, ...) from each layer's (B, ...), its axes as the user's inputs were, zero at padded positions."""
         stacked = torch.stack([part.to(parts[0].device) for part in parts], dim=1)
-        for axis in axes if call.real is not None else ():
-            shape = [call.batch, *[1] * (stacked.dim() - 1)]
-            shape[axis] = queries
-            stacked = stacked.where(real.to(stacked.device).reshape(shape), 0)
-        return call.unshift(stacked, *axes)
+        for axis, positions in axes.items():
+            if positions.real is not None:
+                shape = [call.batch, *[1] * (stacked.dim() - 1)]
+                shape[axis] = stacked.shape[axis]
+                stacked = stacked.where(positions.real.to(stacked.device).reshape(shape), 0)
+            stacked = positions.unshift(stacked, axis)
+        return stacked
 
     def maps(parts: Sequence[Tensor]) -> Tensor:
-        return stack(parts, -2, -1)
+        return stack(parts, {-2: queries, -1: keys})
 
     per_head = bool(norms) and norms[0].per_head
+    scopes = norms[0].scopes if norms else ()
     ratios: dict[str, Tensor] = {
-        scope: stack([layer.mixing_ratio[scope] for layer in norms], -1) for scope in (norms[0].scopes if norms else ())
+        scope: stack([layer.mixing_ratio[scope] for layer in norms], {-1: queries}) for scope in scopes
     }
     if weights:
-        ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], -1)
-        ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], -1)
+        ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], {-1: queries})
+        ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
     return Measurements(
         weights=maps([layer.map for layer in weights]) if weights else None,
-        norms={scope: maps([layer.maps[scope] for layer in norms]) for scope in (norms[0].scopes if norms else ())},
+        norms={scope: maps([layer.maps[scope] for layer in norms]) for scope in scopes},
         head_norms=maps([layer.head_map for layer in norms]) if per_head else None,
-        transformed_norms=stack([layer.transformed for layer in norms], -1) if per_head else None,
+        transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
         mixing_ratio=ratios,
         convergence_delta=torch.stack([layer.delta for layer in norms], dim=1) if norms else None,
-        causal=causal,
-        real=call.unshift(real, -1),
+        real=queries.unshift(real, -1),
         tokens=call.tokens,
     )

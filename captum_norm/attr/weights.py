@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity
 from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.measure import Measurements, MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.stacks import StackName
 
 
 class AttentionWeights(AttentionMapAttribution):
@@ -19,7 +20,7 @@ class AttentionWeights(AttentionMapAttribution):
     Args:
         model: a Hugging Face model; left exactly as it is.
         scope: ``attn`` for Attn-W, the mean A of the heads' weights; ``attn_res`` for AttnRes-W, (A + I)/2
-            [Abnar & Zuidema 2020; Kobayashi et al. 2021].
+            [Abnar & Zuidema 2020; Kobayashi et al. 2021], A/2 in cross-attention.
         aggregation: how ``attribute`` makes one map of all layers: ``"mean"``, or ``"rollout"``, the product of the
             maps; :class:`AttentionRollout` is the rollout of ``attn_res``.
         options: see :class:`captum_norm.MeterOptions`.
@@ -53,7 +54,13 @@ class AttentionWeights(AttentionMapAttribution):
         if per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         measured = self._meter.measure(inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers)
-        stack = cast(Tensor, measured.weights)  # asked for
-        if self.scope == "attn_res":
-            return attribution_maps(measured, add_half_identity(stack), measured.mixing_ratio["weights_res"])
-        return attribution_maps(measured, stack, measured.mixing_ratio["weights"])
+
+        def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
+            weights = cast(Tensor, stack.weights)  # asked for
+            if self.scope == "attn":
+                return weights, stack.mixing_ratio["weights"]
+            # The residual stream of cross-attention is at no key.
+            with_residual = weights / 2 if name == "cross" else add_half_identity(weights)
+            return with_residual, stack.mixing_ratio["weights_res"]
+
+        return attribution_maps(measured, choose)

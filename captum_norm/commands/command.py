@@ -10,7 +10,7 @@ class Command:
     """One subcommand.
 
     Attributes:
-        name: the word after ``captum-norm``.
+        name: the word after the program's name.
         help: one line for the list of commands.
         add_arguments: declares the command's arguments on its parser.
         run: does the work; prints to standard output. What it raises of

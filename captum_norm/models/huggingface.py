@@ -5,11 +5,14 @@ whose function calls the model file's own ``eager_attention_forward``, and selec
 a context is open.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -35,13 +38,28 @@ class AttentionFunction(Protocol):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
+        *,
+        cross: bool,
         **options: Any,
     ) -> Tensor:
-        """(B, H, Q, d), (B, H or fewer, K, d) -> attention output (B, Q, H, d); ``eager`` is the model file's own."""
+        """(B, H, Q, d), (B, H or fewer, K, d) -> attention output (B, Q, H, d); ``eager`` is the model file's own.
+
+        ``cross`` says whether keys and values come from another sequence than the queries.
+        """
         ...
 
 
-_current: ContextVar[AttentionFunction] = ContextVar("current attention function")
+@dataclass
+class _Seam:
+    """What an open context sends attention through, and the modules that last read another sequence's keys."""
+
+    function: AttentionFunction
+    crossing: set[nn.Module] = field(default_factory=set)
+
+
+_current: ContextVar[_Seam] = ContextVar("current seam")
+# How the modules that call attention name the sequence that cross-attention reads.
+OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")
 # The selection lives in the model's configuration, which all threads share.
 _selecting = threading.RLock()
 
@@ -58,15 +76,45 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
     with _selecting:
         configs = _attention_configs(model)
         before = [getattr(config, CONFIG_KEY) for config in configs]
-        token = _current.set(function)
+        seam = _Seam(function)
+        token = _current.set(seam)
         try:
             for config in configs:
                 setattr(config, CONFIG_KEY, NAME)
-            yield
+            with _watching(model, seam.crossing):
+                yield
         finally:
             for config, implementation in zip(configs, before, strict=True):
                 setattr(config, CONFIG_KEY, implementation)
             _current.reset(token)
+
+
+@contextmanager
+def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
+    """While open, keeps the set of those modules whose last call was given another sequence to read."""
+    config = getattr(model, "config", None)
+    may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = _parameters(type(module).forward)
+        given = kwargs | dict(zip(names, args, strict=False))
+        if any(given.get(name) is not None for name in OTHER_SEQUENCE):
+            crossing.add(module)
+        else:
+            crossing.discard(module)
+
+    with ExitStack() as stack:
+        for module in model.modules() if may_cross else ():
+            if not set(OTHER_SEQUENCE).isdisjoint(_parameters(type(module).forward)):
+                stack.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
+        yield
+
+
+@cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The parameters of a class's forward function, but for ``self``."""
+    _, *names = inspect.signature(forward).parameters
+    return tuple(names)
 
 
 def _attention_configs(model: nn.Module) -> list[Any]:
@@ -78,13 +126,14 @@ def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     eager = _eager_attention(module)
-    function = _current.get(None)
-    if function is None:
+    seam = _current.get(None)
+    if seam is None:
         # Its mask may have been made for another attention function, so going on could give a wrong output.
         raise RuntimeError(
             f"{type(module).__name__} was run while another thread explains its model; run it afterwards, or a copy"
         )
-    return function(eager, module, query, key, value, attention_mask, **options), None
+    cross = module in seam.crossing
+    return seam.function(eager, module, query, key, value, attention_mask, cross=cross, **options), None
 
 
 def _eager_attention(module: nn.Module) -> EagerAttention:

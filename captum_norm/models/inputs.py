@@ -10,9 +10,53 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.models.stack import ENCODER_ALONE
+from captum_norm.models.stacks import Role, encoder_of
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
+
+DECODER_PREFIX = "decoder_"
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The positions of one input sequence, the encoder's or the decoder's.
+
+    Attributes:
+        length: number of positions, or None where the input is no sequence (an image) or unknown.
+        real: True at real positions, (B, S), or None where nothing is padded.
+        shift: how far each example was moved left to begin at position 0, (B,), or None where none was.
+    """
+
+    length: int | None = None
+    real: Tensor | None = None
+    shift: Tensor | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether some example has more than one real position."""
+        if self.length is None or self.real is None:
+            return self.length != 1
+        return int(self.real.sum(1).max()) > 1
+
+    def moved(self, value: Any) -> Any:
+        """An argument that has one entry a position, moved as the examples were; any other as it is."""
+        return value if self.shift is None else _rolled(value, self.shift, self.length)
+
+    def unshift(self, rows: Tensor, axis: int) -> Tensor:
+        """Move results back to the positions that the user's inputs had, along an axis of length S."""
+        if self.shift is None:
+            return rows
+        shape = [1] * rows.dim()
+        shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
+        index = _places(-self.shift.to(rows.device), rows.shape[axis]).reshape(shape)
+        return rows.gather(axis, index.expand_as(rows))
+
+    def cut(self, value: Any, batch: int, length: int) -> Any:
+        """The first example's first positions of an argument."""
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != batch:
+            return value
+        sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
+        return value[:1, :length] if sequence else value[:1]
 
 
 @dataclass(frozen=True)
@@ -23,26 +67,22 @@ class ModelCall:
         model: the model.
         arguments: the arguments of its forward function, by name.
         batch: number of examples.
-        length: number of input positions, or None where the input is no sequence (an image).
-        real: True at real positions, (B, S), or None where nothing is padded.
-        shift: how far each example was moved left to begin at position 0, (B,), or None where none was.
+        positions: of the inputs; of the encoder's in an encoder–decoder model.
+        decoder: positions of the decoder's inputs in an encoder–decoder model.
         tokens: the tokens' texts, if the inputs brought them.
     """
 
     model: nn.Module
     arguments: dict[str, Any]
     batch: int
-    length: int | None
-    real: Tensor | None
-    shift: Tensor | None
+    positions: Positions
+    decoder: Positions
     tokens: Sequence[Sequence[str]] | None
 
-    @property
-    def has_several_positions(self) -> bool:
-        """Whether some example has more than one real position."""
-        if self.length is None or self.real is None:
-            return self.length != 1
-        return int(self.real.sum(1).max()) > 1
+    def positions_of(self, role: Role) -> tuple[Positions, Positions]:
+        """The positions of a stack's queries and of its keys."""
+        queries = self.decoder if role in ("decoder", "cross") else self.positions
+        return queries, self.decoder if role == "decoder" else self.positions
 
     def run(self) -> None:
         """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
@@ -54,34 +94,31 @@ class ModelCall:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            two_stacks = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
-            hint = f" ({ENCODER_ALONE})" if two_stacks else ""
+            lacks_decoder = encoder_of(self.model) is not None and not any(map(_is_decoders, self.arguments))
+            hint = " (pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder())"
             raise InvalidInputError(
-                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
+                f"the forward pass of {type(self.model).__name__} does not accept these inputs: "
+                f"{reason}{hint * lacks_decoder}"
             ) from error
 
     def excerpt(self, length: int) -> "ModelCall":
         """The first example alone, cut to its first ``length`` positions."""
+        arguments = {
+            name: self._positions_for(name).cut(value, self.batch, length) for name, value in self.arguments.items()
+        }
+        positions, decoder = (
+            replace(old, length=old.length and min(old.length, length), real=old.cut(old.real, self.batch, length))
+            for old in (self.positions, self.decoder)
+        )
+        return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder)
 
-        def cut(value: Any) -> Any:
-            if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != self.batch:
-                return value
-            sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
-            return value[:1, :length] if sequence else value[:1]
+    def _positions_for(self, name: str) -> Positions:
+        return self.decoder if _is_decoders(name) else self.positions
 
-        arguments = {name: cut(value) for name, value in self.arguments.items()}
-        return replace(self, arguments=arguments, batch=1, real=cut(self.real))
 
-    def unshift(self, rows: Tensor, *axes: int) -> Tensor:
-        """Move results back to the positions that the user's inputs had, along the given axes of length S."""
-        if self.shift is None:
-            return rows
-        for axis in axes:
-            shape = [1] * rows.dim()
-            shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
-            index = _places(-self.shift.to(rows.device), rows.shape[axis]).reshape(shape)
-            rows = rows.gather(axis, index.expand_as(rows))
-        return rows
+def _is_decoders(name: str) -> bool:
+    """Whether an argument is about the decoder's inputs."""
+    return name.startswith(DECODER_PREFIX) or name == "labels"
 
 
 def _raised_here(error: Exception) -> bool:
@@ -122,20 +159,31 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
             got = "an empty tuple" if inputs == () else f"inputs of type {type(main).__name__}"
             raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
         arguments = _named(model, parameters, main, [*rest, *positional])
-    length = _check_main(model, main)
-    real = _real_positions(arguments.get("attention_mask"), main, length)
-    shift = None
-    if real is not None:
-        shift = real.to(torch.int8).argmax(1)
-        shift = shift if shift.any() else None
-    if shift is not None:
-        real = _rolled(real, shift, length)
-        arguments = {name: _rolled(value, shift, length) for name, value in arguments.items()}
-    if real is not None and real.all():
-        real = None
+    positions = _positions(model, main, arguments.get("attention_mask"))
+    decoder = Positions()
+    if encoder_of(model) is not None:
+        start = arguments.get("decoder_input_ids", arguments.get("decoder_inputs_embeds"))
+        if isinstance(start, Tensor):
+            decoder = _positions(model, start, arguments.get("decoder_attention_mask"))
+            if len(start) != len(main):
+                raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
+    arguments = {name: (decoder if _is_decoders(name) else positions).moved(value) for name, value in arguments.items()}
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False
-    return ModelCall(model, arguments, main.shape[0], length, real, shift, _tokens(inputs))
+    return ModelCall(model, arguments, main.shape[0], positions, decoder, _tokens(inputs))
+
+
+def _positions(model: nn.Module, main: Tensor, mask: Any) -> Positions:
+    """The positions of one input after its examples were moved to begin at position 0."""
+    length = _check_main(model, main)
+    real = _real_positions(mask, main, length)
+    if real is None:
+        return Positions(length)
+    shift = real.to(torch.int8).argmax(1)
+    if not shift.any():
+        return Positions(length, None if real.all() else real)
+    real = _rolled(real, shift, length)
+    return Positions(length, None if real.all() else real, shift)
 
 
 def _named(

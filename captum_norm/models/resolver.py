@@ -18,7 +18,7 @@ from captum_norm.models.huggingface import EagerAttention, attention_through
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
 from captum_norm.models.parameters import read_norm, read_projection, reproduces
-from captum_norm.models.stack import Stack
+from captum_norm.models.stacks import Stacks
 from captum_norm.models.tracing import Call, Event, Trace, evaluating, hooked
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
@@ -36,7 +36,7 @@ class _Probe:
     """Watches all modules during one forward pass and settles each layer when it ends."""
 
     model: nn.Module
-    stack: Stack
+    stacks: Stacks
     names: dict[nn.Module, str]
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -52,12 +52,14 @@ class _Probe:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
+        *,
+        cross: bool,
         **options: Any,
     ) -> Tensor:
-        self.stack.begin(module, query, key)
+        self.stacks.begin(module, query, key, cross=cross)
         output, weights = eager(module, query, key, value, mask, **options)
-        self.stack.look(weights)
-        self.stack.end(module)
+        self.stacks.look(weights)
+        self.stacks.end(module)
         if module not in self.blocks:
             self.open_calls.append(_AttentionCall(module, output.reshape(*output.shape[:2], -1), len(self.events)))
         return output
@@ -120,10 +122,10 @@ def resolve(call: ModelCall) -> dict[nn.Module, Block]:
     """
     model = call.model
     names = {module: name for name, module in model.named_modules()}
-    probe = _Probe(model, Stack(several=call.has_several_positions), names)
+    probe = _Probe(model, Stacks(model, several=call.positions.several), names)
     with torch.no_grad(), attention_through(model, probe.attention), hooked(probe.hooks()), evaluating(model):
         call.run()
-    if not probe.stack.layers:
+    if not probe.stacks.layers:
         raise UnsupportedModelError(no_attention(model))
     if probe.open_calls and probe.last_trace is not None:
         raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))
@@ -211,7 +213,7 @@ def _end(
 
 
 def _continues(trace: Trace, stream: Tensor, after: list[Event], output: Tensor, same: Same) -> bool:
-    """Whether the layer's output is the stream, the stream plus what a module computed, or the norm of such a sum."""
+    """Whether the layer's output is the stream, or follows from it by adding what modules computed and by norms."""
     if same(stream, output):
         return True
     for other in after:
@@ -220,10 +222,11 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], output: Tensor,
         total = sum_of(stream, other.tensor)
         if same(total, output, stream, other.tensor):
             return True
-        for event in after:
+        for place, event in enumerate(after):
             if event.end == "input" and same(total, event.tensor, stream, other.tensor):
                 call = trace.call_of(event.module)
-                if call is not None and same(call.output, output):
+                onward = [total] if call is None or call.output.numel() != total.numel() else [call.output, total]
+                if any(_continues(trace, further, after[place + 1 :], output, same) for further in onward):
                     return True
     return False
 

@@ -215,24 +215,6 @@ def test_models_that_are_not_understood_are_refused(method: Any, ids: Tensor) ->
 
     with pytest.raises(UnsupportedModelError, match="no attention was seen in Bag"):
         method(Bag()).maps(ids)
-    bart = hf.BartModel(
-        hf.BartConfig(
-            vocab_size=families.VOCABULARY,
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=16,
-            decoder_ffn_dim=16,
-            max_position_embeddings=32,
-            pad_token_id=0,
-            decoder_start_token_id=2,
-        )
-    )
-    with pytest.raises(UnsupportedModelError, match=r"pass the encoder \(model\.get_encoder\(\)\)"):
-        method(bart).maps(ids)
-    assert method(bart.get_encoder()).maps(ids).encoder.shape == (3, 1, 11, 11)
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_inputs(bert: Any, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

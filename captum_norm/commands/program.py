@@ -1,0 +1,86 @@
+"""A command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Never
+
+from captum_norm import __version__
+from captum_norm.commands.command import Command
+from captum_norm.errors import CaptumNormError, InvalidInputError
+
+_READER_GONE = 1
+_BAD_INPUT = 2
+_INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is that of every other bad input."""
+
+    def error(self, message: str) -> Never:
+        raise InvalidInputError(message)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command line made of subcommands.
+
+    Attributes:
+        name: what the shell calls it.
+        description: one sentence for ``--help``.
+        commands: the subcommands, in the order of ``--help``.
+    """
+
+    name: str
+    description: str
+    commands: Sequence[Command]
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command line.
+
+        Args:
+            argv: the arguments, without the program's name; those of the process if None.
+
+        Returns:
+            The exit code: 0; 2 for bad input, which has then been named in one sentence on standard error; 1 if who
+            reads standard output left before the end, as ``head`` does; 130 after Ctrl-C.
+
+        Raises:
+            SystemExit: after ``--help`` and ``--version`` (0).
+
+        Example:
+            >>> Program("trial", "Nothing yet.", ()).main(["--no-such-option"])
+            2
+        """
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal may not know every token's characters
+        try:
+            try:
+                options = self._parser().parse_args(argv)
+                options.run(options)
+            finally:
+                sys.stdout.flush()
+        except CaptumNormError as error:
+            sys.stderr.write(f"{self.name}: error: {' '.join(str(error).split())}\n")
+            return _BAD_INPUT
+        except BrokenPipeError:
+            # What is still buffered would fail once more when Python flushes it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _READER_GONE
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        return 0
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = _Parser(prog=self.name, description=self.description)
+        parser.add_argument("--version", action="version", version=f"{self.name} {__version__}")
+        commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+        for command in self.commands:
+            description = f"{command.help}.".capitalize()
+            subparser = commands.add_parser(command.name, help=command.help, description=description)
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
+        return parser

@@ -1,0 +1,120 @@
+"""The stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from torch import Tensor, nn
+
+from captum_norm.errors import NonFiniteError, UnsupportedModelError
+
+StackName = Literal["encoder", "decoder", "cross"]
+Role = Literal["self", "encoder", "decoder", "cross"]
+"""What an attention layer is: one of an encoder–decoder's stacks, or of the one stack of any other model."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which attention layer a call is: the layer ``index`` of its stack."""
+
+    role: Role
+    index: int
+
+    def __str__(self) -> str:
+        return f"layer {self.index}" if self.role == "self" else f"{self.role} layer {self.index}"
+
+
+def encoder_of(model: nn.Module) -> nn.Module | None:
+    """The encoder of an encoder–decoder model; None for any other model, an encoder alone included."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    encoder: nn.Module = cast(Any, model).get_encoder()
+    return None if encoder is model else encoder
+
+
+class Stacks:
+    """Checks the attention calls of a forward pass, in their order.
+
+    Args:
+        model: the model.
+        several: whether some example has more than one real position, so that looking ahead can be seen.
+
+    Attributes:
+        layers: how many calls each stack had.
+        causal: whether the one stack of a model that is no encoder–decoder looks back only.
+    """
+
+    def __init__(self, model: nn.Module, *, several: bool) -> None:
+        self.layers: Counter[Role] = Counter()
+        self.causal = False
+        encoder = encoder_of(model)
+        self._encoder = None if encoder is None else frozenset(encoder.modules())
+        self._several = several
+        self._shapes: dict[Role, tuple[int, int, int]] = {}
+        self._ahead = False
+        self._place: Place
+
+    def begin(self, module: nn.Module, query: Tensor, key: Tensor, *, cross: bool) -> Place:
+        """An attention call begins, (B, H, Q, d) and (B, H or fewer, K, d).
+
+        Raises:
+            UnsupportedModelError: if queries and keys are different sequences where they must not be, or others than
+                in the calls before.
+        """
+        role = self._role(module, cross=cross)
+        batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+        if role == "self" and (cross or queries != keys):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; of a decoder "
+                "alone only self-attention over the whole sequence is supported: pass no past_key_values, and the "
+                "whole encoder–decoder model"
+            )
+        if role != "cross" and queries != keys:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends from {queries} to {keys} positions of one sequence; pass no "
+                "past_key_values"
+            )
+        shape = self._shapes.setdefault(role, (batch, queries, keys))
+        if shape != (batch, queries, keys):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends over {batch} × {queries} positions, unlike the {self.layers[role]} "
+                f"attention layers before it ({shape[0]} × {shape[1]}); pass one stack of layers alone"
+            )
+        self._place = Place(role, self.layers[role])
+        self._ahead = False
+        self.layers[role] += 1
+        return self._place
+
+    def _role(self, module: nn.Module, *, cross: bool) -> Role:
+        if self._encoder is None:
+            return "self"
+        if cross:
+            return "cross"
+        return "encoder" if module in self._encoder else "decoder"
+
+    def look(self, weights: Tensor) -> None:
+        """The weights of some examples from their first query on, (B, H, Q, K).
+
+        Raises:
+            NonFiniteError: if they contain NaN or infinity.
+        """
+        first = weights[:, :, 0].detach()
+        if not first.isfinite().all():
+            raise NonFiniteError(f"the attention weights of {self._place} contain NaN or infinity")
+        self._ahead |= bool(first[..., 1:].any())
+
+    def end(self, module: nn.Module) -> None:
+        """All examples of a call were seen.
+
+        Raises:
+            UnsupportedModelError: if the call looks another way than those of its stack before it.
+        """
+        if self._place.role != "self":
+            return
+        causal = not self._ahead if self._several else bool(getattr(module, "is_causal", False))
+        if self._place.index > 0 and causal != self.causal:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} looks {'back only' if causal else 'ahead'}, unlike the {self._place.index} "
+                "attention layers before it; pass one stack of layers alone"
+            )
+        self.causal = causal

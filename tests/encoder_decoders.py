@@ -1,0 +1,186 @@
+"""Tiny random encoder–decoder models, where a reader of their code finds the parts, and the direct way through them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from tests.oracle import DirectNorm, Layer
+
+VOCABULARY = 40
+HEADS = 4
+LAYERS = 2
+BART: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 32,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "num_heads": HEADS,
+    "num_layers": LAYERS,
+    "d_ff": 48,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 1,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One stack of attention layers; names are the model's own, with ``{}`` for the layer.
+
+    Attributes:
+        residual: module and end ("input" or "output") where the residual stream passes.
+        value: the module whose output holds the values.
+        projection: the output projection.
+        final_norm: the norm on the residual sum, in post-norm layers.
+    """
+
+    residual: tuple[str, str]
+    value: str
+    projection: str
+    final_norm: str | None = None
+
+
+@dataclass(frozen=True)
+class EncoderDecoder:
+    """One family."""
+
+    build: Callable[[], nn.Module]
+    stacks: dict[str, Parts]
+    scopes: tuple[Any, ...] = ("attn", "attn_res", "attn_res_ln", "atb")
+
+
+def _bart_parts(*, post_norm: bool) -> dict[str, Parts]:
+    def parts(layers: str, attention: str, residual: tuple[str, str]) -> Parts:
+        name = f"model.{layers}.layers.{{}}"
+        return Parts(
+            (f"{name}.{residual[0]}".rstrip("."), residual[1]),
+            f"{name}.{attention}.v_proj",
+            f"{name}.{attention}.out_proj",
+            f"{name}.{attention}_layer_norm" if post_norm else None,
+        )
+
+    before_cross = ("self_attn_layer_norm", "output") if post_norm else ("encoder_attn_layer_norm", "input")
+    return {
+        "encoder": parts("encoder", "self_attn", ("", "input")),
+        "decoder": parts("decoder", "self_attn", ("", "input")),
+        "cross": parts("decoder", "encoder_attn", before_cross),
+    }
+
+
+def _t5_parts() -> dict[str, Parts]:
+    def parts(stack: str, layer: int, attention: str) -> Parts:
+        name = f"{stack}.block.{{}}.layer.{layer}"
+        return Parts((name, "input"), f"{name}.{attention}.v", f"{name}.{attention}.o")
+
+    return {
+        "encoder": parts("encoder", 0, "SelfAttention"),
+        "decoder": parts("decoder", 0, "SelfAttention"),
+        "cross": parts("decoder", 1, "EncDecAttention"),
+    }
+
+
+POST, PRE = _bart_parts(post_norm=True), _bart_parts(post_norm=False)
+PRE_SCOPES = ("attn", "attn_res", "atb")
+ENCODER_DECODERS = {
+    "marian": EncoderDecoder(lambda: hf.MarianMTModel(hf.MarianConfig(**BART)), POST),
+    "bart": EncoderDecoder(lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)), POST),
+    "mbart": EncoderDecoder(lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**BART)), PRE, PRE_SCOPES),
+    "m2m100": EncoderDecoder(lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**BART)), PRE, PRE_SCOPES),
+    "pegasus": EncoderDecoder(lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**BART)), PRE, PRE_SCOPES),
+    "t5": EncoderDecoder(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)), _t5_parts(), PRE_SCOPES),
+    "mt5": EncoderDecoder(lambda: hf.MT5ForConditionalGeneration(hf.MT5Config(**T5)), _t5_parts(), PRE_SCOPES),
+}
+
+
+def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model whose every parameter, biases and gains included, is away from its default."""
+    torch.manual_seed(seed)
+    model = ENCODER_DECODERS[name].build()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.to(dtype).train(False)
+
+
+def inputs(seed: int = 0, batch: int = 2, source: int = 9, target: int = 6) -> dict[str, Tensor]:
+    """Ids for both sides."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def ids(length: int) -> Tensor:
+        return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+
+    return {"input_ids": ids(source), "decoder_input_ids": ids(target)}
+
+
+def oracle(name: str, model: Any, arguments: dict[str, Tensor]) -> dict[str, list[Layer]]:
+    """Each stack's layers in float64, by the model's own eager attention."""
+    family = ENCODER_DECODERS[name]
+    seen: dict[str, Tensor] = {}
+    handles = []
+
+    def keep(key: str, module: str, end: str) -> None:
+        def at_input(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[key] = args[0] if args else kwargs["hidden_states"]
+
+        def at_output(_: Any, __: Any, output: Tensor) -> None:
+            seen[key] = output
+
+        place = model.get_submodule(module)
+        if end == "input":
+            handles.append(place.register_forward_pre_hook(at_input, with_kwargs=True))
+        else:
+            handles.append(place.register_forward_hook(at_output))
+
+    for stack, parts in family.stacks.items():
+        for index in range(LAYERS):
+            keep(f"{stack} {index} residual", parts.residual[0].format(index), parts.residual[1])
+            keep(f"{stack} {index} value", parts.value.format(index), "output")
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(**arguments, output_attentions=True, use_cache=False)
+    model.set_attn_implementation(implementation)
+    for handle in handles:
+        handle.remove()
+    attentions = {
+        "encoder": output.encoder_attentions,
+        "decoder": output.decoder_attentions,
+        "cross": output.cross_attentions,
+    }
+
+    def layer(stack: str, index: int) -> Layer:
+        parts = family.stacks[stack]
+        projection = model.get_submodule(parts.projection.format(index))
+        matrix = projection.weight.detach().double().T
+        bias = torch.zeros(len(matrix.T)).double() if projection.bias is None else projection.bias.detach().double()
+        norm = None
+        if parts.final_norm is not None:
+            module = model.get_submodule(parts.final_norm.format(index))
+            norm = DirectNorm(True, module.weight.detach().double(), module.bias.detach().double(), module.eps)
+        return Layer(
+            weights=attentions[stack][index].double(),
+            values=seen[f"{stack} {index} value"].double().unflatten(-1, (HEADS, -1)).transpose(1, 2),
+            projection=matrix.unflatten(0, (HEADS, -1)),
+            bias=bias,
+            residual=seen[f"{stack} {index} residual"].double(),
+            branch=None,
+            final=norm,
+        )
+
+    return {stack: [layer(stack, index) for index in range(LAYERS)] for stack in family.stacks}

@@ -1,0 +1,190 @@
+"""Encoder–decoder models: all three stacks against the direct way, and what holds for every family."""
+
+from typing import Any, Literal
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from captum_norm import (
+    AttentionBlockAttribution,
+    AttentionRollout,
+    AttentionWeights,
+    InvalidInputError,
+    NormAttribution,
+    NormMeter,
+    UnsupportedModelError,
+)
+from tests import encoder_decoders, oracle
+from tests.encoder_decoders import ENCODER_DECODERS
+
+every_family = pytest.mark.parametrize("name", ENCODER_DECODERS)
+
+
+def cross_vectors(layer: oracle.Layer, scope: str) -> tuple[Tensor, Tensor]:
+    """What each encoder position gives at a scope, (B, Q, K, D), and the residual stream's part, (B, Q, D)."""
+    vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
+    residual = layer.residual if scope != "attn" else torch.zeros_like(layer.residual)
+    if layer.final is not None and scope in ("attn_res_ln", "atb"):
+        _, sigma = layer.final.statistics(vectors.sum(2) + layer.bias + residual)
+        vectors = layer.final.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
+        residual = layer.final.part(residual, sigma)
+    return vectors, residual
+
+
+def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@every_family
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+def test_norms_of_all_stacks_equal_the_oracle(name: str, seed: int, dtype: torch.dtype, tolerance: float) -> None:
+    if name in ("t5", "mt5") and dtype == torch.float64:
+        tolerance = 1e-6  # its file takes the softmax in float32
+    family = ENCODER_DECODERS[name]
+    inputs = encoder_decoders.inputs(seed)
+    model = encoder_decoders.build(name, seed, dtype)
+    exact = encoder_decoders.oracle(name, model.double(), inputs)
+    meter = NormMeter(model.to(dtype))
+    measured: Any = meter.measure(inputs, scopes=family.scopes, weights=True, per_head=True, head_norms=True)
+    assert list(measured) == ["encoder", "decoder", "cross"]
+    for stack, layers in exact.items():
+        results = measured[stack]
+        assert results.convergence_delta.max() < tolerance
+        assert_near(results.weights, torch.stack([layer.weights for layer in layers], 1), tolerance)
+        heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in layers]
+        assert_near(results.head_norms, torch.stack(heads, 1).norm(dim=-1), tolerance)
+        for scope in family.scopes:
+            if stack == "cross":
+                pairs = [cross_vectors(layer, scope) for layer in layers]
+                vectors = torch.stack([vectors for vectors, _ in pairs], 1)
+                own = torch.stack([residual.norm(dim=-1) for _, residual in pairs], 1)
+                others = vectors.sum(3).norm(dim=-1)
+                ratios = others / (others + own)
+            else:
+                vectors = torch.stack([layer.vectors(scope)[0] for layer in layers], 1)
+                ratios = torch.stack([oracle.mixing_ratio(layer.vectors(scope)[0]) for layer in layers], 1)
+            assert_near(results.norms[scope], vectors.norm(dim=-1), tolerance)
+            assert_near(results.mixing_ratio[scope], ratios, tolerance)
+
+
+@every_family
+def test_methods_give_maps_of_all_stacks(name: str) -> None:
+    model, inputs = encoder_decoders.build(name), encoder_decoders.inputs()
+    scope: Literal["attn_res", "atb"]
+    for scope in ("attn_res", "atb"):
+        measured: Any = NormMeter(model).measure(inputs, scopes=[scope])
+        method = (NormAttribution if scope == "attn_res" else AttentionBlockAttribution)(model, scope)  # type: ignore[arg-type]
+        maps: Any = method.maps(inputs)
+        for stack in ("encoder", "decoder", "cross"):
+            assert torch.equal(getattr(maps, stack), measured[stack].norms[scope])
+        deltas = torch.cat([stack.convergence_delta for stack in measured.values()], 1)
+        assert torch.equal(maps.convergence_delta, deltas)
+        assert maps.mixing_ratio is None
+    weights: Any = AttentionWeights(model).maps(inputs)
+    halved: Any = AttentionWeights(model, "attn_res").maps(inputs)
+    torch.testing.assert_close(weights.cross.sum(-1), torch.ones(2, 2, 6))
+    torch.testing.assert_close(halved.cross, weights.cross / 2)
+    torch.testing.assert_close(halved.encoder, (weights.encoder + torch.eye(9)) / 2)
+
+
+@every_family
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_both_sequences_changes_nothing(name: str, side: str) -> None:
+    # Sources and targets of one padded length, so that nothing can be told by its shape.
+    lengths = [(9, 4), (5, 9), (3, 1)]
+    model = encoder_decoders.build(name)
+    method = NormAttribution(model, "attn_res")
+    batch = {key: torch.ones(3, 9, dtype=torch.long) for key in ("input_ids", "decoder_input_ids")}
+    masks = {key: torch.zeros(3, 9, dtype=torch.long) for key in ("attention_mask", "decoder_attention_mask")}
+    examples = []
+    for row, both in enumerate(lengths):
+        example = encoder_decoders.inputs(row, 1, *both)
+        examples.append(example)
+        for (key, ids), mask, length in zip(example.items(), masks.values(), both, strict=True):
+            filled = slice(0, length) if side == "right" else slice(9 - length, 9)
+            batch[key][row, filled], mask[row, filled] = ids[0], 1
+    maps = method.maps(batch | masks)
+    assert torch.equal(maps.real, masks["attention_mask"].bool())
+    assert maps.decoder_real is not None
+    assert torch.equal(maps.decoder_real, masks["decoder_attention_mask"].bool())
+    for row, example in enumerate(examples):
+        alone: Any = method.maps(example)
+        source, target = maps.real[row], maps.decoder_real[row]
+        for stack, queries, keys in (
+            ("encoder", source, source),
+            ("decoder", target, target),
+            ("cross", target, source),
+        ):
+            whole = getattr(maps, stack)[row]
+            inside = whole[:, queries][..., keys]
+            torch.testing.assert_close(inside, getattr(alone, stack)[0], rtol=1e-4, atol=1e-5)
+            assert not whole[:, ~queries].any()
+            assert not whole[..., ~keys].any()
+
+
+@every_family
+def test_chunks_and_choices_of_layers_and_stacks_change_nothing(name: str) -> None:
+    model, inputs = encoder_decoders.build(name, dtype=torch.float64), encoder_decoders.inputs()
+    whole = NormMeter(model).measure(inputs, scopes=["attn"])
+    for chunk_bytes in (1, 4 * 4 * 9 * 4):
+        chunked = NormMeter(model, chunk_bytes=chunk_bytes).measure(inputs, scopes=["attn"])
+        for stack, results in chunked.items():
+            torch.testing.assert_close(results.norms["attn"], whole[stack].norms["attn"], rtol=1e-11, atol=1e-13)
+    cross = NormMeter(model).measure(inputs, scopes=["attn"], layers=[-1], stacks=["cross"])
+    assert list(cross) == ["cross"]
+    assert torch.equal(cross["cross"].norms["attn"][:, 0], whole["cross"].norms["attn"][:, -1])
+
+
+@every_family
+def test_the_model_is_left_as_it_was(name: str) -> None:
+    model, inputs = encoder_decoders.build(name), encoder_decoders.inputs()
+    implementation = model.config._attn_implementation
+    with torch.no_grad():
+        before = model(**inputs).logits
+    NormAttribution(model).maps(inputs)
+    with pytest.raises(InvalidInputError, match="does not accept these inputs"):
+        NormAttribution(model).maps(inputs | {"encoder_outputs": 3})
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, before)
+    assert model.config._attn_implementation == implementation
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_one_row_over_all_layers_is_refused_where_there_is_not_one_stack() -> None:
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs()
+    for method in (NormAttribution(model), AttentionRollout(model)):
+        with pytest.raises(InvalidInputError, match=r"not one stack of layers to aggregate; read \.encoder"):
+            method.attribute(inputs)
+    encoder = NormAttribution(model.get_encoder()).attribute(inputs["input_ids"])
+    torch.testing.assert_close(encoder.sum(-1), torch.ones(2))
+
+
+def test_bad_input_is_said_in_one_sentence() -> None:
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs()
+    method, meter = NormAttribution(model), NormMeter(model)
+    with pytest.raises(InvalidInputError, match=r"pass decoder_input_ids in a mapping"):
+        method.maps(inputs["input_ids"])
+    with pytest.raises(InvalidInputError, match="got 2 examples for the encoder and 1 for the decoder"):
+        method.maps(inputs | {"decoder_input_ids": inputs["decoder_input_ids"][:1]})
+    with pytest.raises(InvalidInputError, match=r"mask of shape \(2, 5\) for inputs of shape \(2, 6\)"):
+        method.maps(inputs | {"decoder_attention_mask": torch.ones(2, 5)})
+    with pytest.raises(InvalidInputError, match="token id 40"):
+        method.maps(inputs | {"decoder_input_ids": torch.full((2, 4), 40)})
+    with pytest.raises(InvalidInputError, match="expected some of encoder, decoder, cross"):
+        meter.measure(inputs, weights=True, stacks=["crossed"])  # type: ignore[list-item]
+    with pytest.raises(InvalidInputError, match="MarianEncoder is no encoder–decoder model"):
+        NormMeter(model.get_encoder()).measure(inputs["input_ids"], weights=True, stacks=["cross"])
+
+
+def test_a_decoder_that_reads_another_sequence_without_its_encoder_is_refused() -> None:
+    config = hf.GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, add_cross_attention=True)
+    model, ids = hf.GPT2Model(config), torch.tensor([[3, 4, 5]])
+    alone = {"input_ids": ids}
+    assert NormAttribution(model).maps(alone).decoder.shape == (1, 2, 3, 3)  # type: ignore[union-attr]
+    # As many positions as the decoder has: only the call itself tells that they are others.
+    with pytest.raises(UnsupportedModelError, match="from 3 to 3 positions of another sequence"):
+        NormAttribution(model).maps(alone | {"encoder_hidden_states": torch.randn(1, 3, 32)})
