@@ -1,7 +1,7 @@
 """Word alignments: files and formats, gold alignments and their error rate, symmetrisation, and word maps."""
 
 from alignment.aer import AER, AERScore, alignment_error_rate
-from alignment.decoding import DECODERS, argmax, hmm_viterbi, mutual_argmax, threshold
+from alignment.decoding import DECODERS, argmax, hmm_viterbi, mutual_argmax, mutual_hmm, threshold
 from alignment.formats import (
     GoldFormat,
     TextSource,
@@ -54,6 +54,7 @@ __all__ = [
     "intersection",
     "merge_pieces",
     "mutual_argmax",
+    "mutual_hmm",
     "normalize_rows",
     "parse_pharaoh",
     "parse_talp",

@@ -119,6 +119,28 @@ def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float
     return _trace(int(scores.argmax()), origins, linked)
 
 
+def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> Alignment:
+    """The links that ``hmm_viterbi`` finds both for target words over the source and for source words over the target.
+
+    Source words, read off the map's columns, have no null choice.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        jump_penalty: nats for each position that a jump is off, either way; 0 gives ``mutual_argmax`` but for ties.
+        null: whether the last column is the null column.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries, or the penalty is negative.
+
+    >>> mutual_hmm([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
+    Alignment([(0, 0), (1, 1)])
+    """
+    words, _ = split_null(checked_map(word_map, null=null), null=null)
+    forward = hmm_viterbi(word_map, jump_penalty=jump_penalty, null=null)
+    backward = hmm_viterbi(words.T, jump_penalty=jump_penalty, null=False)
+    return forward & backward.transposed()
+
+
 def _trace(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> Alignment:
     links = []
     for target in reversed(range(len(linked))):
@@ -129,7 +151,13 @@ def _trace(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> 
 
 
 DECODERS: Mapping[str, Callable[..., Alignment]] = MappingProxyType(
-    {"argmax": argmax, "mutual-argmax": mutual_argmax, "threshold": threshold, "hmm-viterbi": hmm_viterbi}
+    {
+        "argmax": argmax,
+        "mutual-argmax": mutual_argmax,
+        "threshold": threshold,
+        "hmm-viterbi": hmm_viterbi,
+        "mutual-hmm": mutual_hmm,
+    }
 )
 """The decoders by name, each ``decoder(word_map, *, null=True, **its own parameters) -> Alignment``."""
 

@@ -1,8 +1,8 @@
 """The common interface of all methods: ``attribute`` and ``maps``."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 from captum.attr import Attribution
@@ -18,6 +18,14 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.stacks import StackName
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
+
+
+class MapOptions(NamedTuple):
+    """Which maps are wanted."""
+
+    layers: Sequence[int] | None
+    per_head: bool
+    stacks: Collection[StackName] | None
 
 
 class AttentionMapAttribution(Attribution, ABC):
@@ -48,6 +56,7 @@ class AttentionMapAttribution(Attribution, ABC):
         *,
         layers: Sequence[int] | None = None,
         per_head: bool = False,
+        stacks: Collection[StackName] | None = None,
     ) -> AttributionMaps:
         """The map of every layer.
 
@@ -58,6 +67,8 @@ class AttentionMapAttribution(Attribution, ABC):
             additional_forward_args: the model's further positional arguments (attention mask first).
             layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
             per_head: one map a head instead of one a layer.
+            stacks: which stacks of an encoder–decoder model to explain, of ``encoder``, ``decoder`` and ``cross``; all
+                if None.
 
         Returns:
             the maps, with mixing ratios and completeness errors where the method defines them.
@@ -65,7 +76,7 @@ class AttentionMapAttribution(Attribution, ABC):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        return self._maps(inputs, additional_forward_args, layers, per_head)
+        return self._maps(inputs, additional_forward_args, MapOptions(layers, per_head, stacks))
 
     @overload
     def attribute(
@@ -174,9 +185,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return delta.amax(1)
 
     @abstractmethod
-    def _maps(
-        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
-    ) -> AttributionMaps:
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         """What :meth:`maps` returns."""
 
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """What the methods have in common whose maps are the norms at one scope."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity, normalize_rows
-from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
 from captum_norm.attr.measure import Measurements, MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
@@ -28,13 +27,12 @@ class ScopedNorms(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def _maps(
-        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
-    ) -> AttributionMaps:
-        if per_head and self.scope != "attn":
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        if options.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
+        layers, per_head, stacks = options
         measured = self._meter.measure(
-            inputs, additional_forward_args, scopes=[self.scope], head_norms=per_head, layers=layers
+            inputs, additional_forward_args, scopes=[self.scope], head_norms=per_head, layers=layers, stacks=stacks
         )
 
         def choose(_: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:

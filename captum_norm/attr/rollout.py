@@ -1,12 +1,12 @@
 """Attention rollout."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from captum_norm.aggregation import rollout
+from captum_norm.attr._base import MapOptions
 from captum_norm.attr.measure import MeterOptions, layer_indices
 from captum_norm.attr.weights import AttentionWeights
 from captum_norm.errors import InvalidInputError
@@ -35,13 +35,11 @@ class AttentionRollout(AttentionWeights):
     def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, "attn_res", "rollout", **options)
 
-    def _maps(
-        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
-    ) -> AttributionMaps:
-        if per_head:
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        if options.per_head:
             raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
-        maps = super()._maps(inputs, additional_forward_args, None, per_head)
-        chosen = layer_indices(layers, maps.self_attention.shape[1])
+        maps = super()._maps(inputs, additional_forward_args, options._replace(layers=None))
+        chosen = layer_indices(options.layers, maps.self_attention.shape[1])
 
         def roll(stack: Tensor | None) -> Tensor | None:
             return None if stack is None else rollout(stack)[:, chosen]

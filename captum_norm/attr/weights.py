@@ -1,12 +1,11 @@
 """The baseline: attention weights themselves."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, Unpack, cast
 
 from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity
-from captum_norm.attr._base import AttentionMapAttribution, attribution_maps
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
 from captum_norm.attr.measure import Measurements, MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
@@ -48,12 +47,13 @@ class AttentionWeights(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def _maps(
-        self, inputs: Inputs, additional_forward_args: Any, layers: Sequence[int] | None, per_head: bool
-    ) -> AttributionMaps:
-        if per_head and self.scope != "attn":
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        if options.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
-        measured = self._meter.measure(inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers)
+        layers, per_head, stacks = options
+        measured = self._meter.measure(
+            inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers, stacks=stacks
+        )
 
         def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
             weights = cast(Tensor, stack.weights)  # asked for

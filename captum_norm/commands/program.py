@@ -79,7 +79,7 @@ class Program:
         parser.add_argument("--version", action="version", version=f"{self.name} {__version__}")
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
         for command in self.commands:
-            description = f"{command.help}.".capitalize()
+            description = f"{command.help[0].upper()}{command.help[1:]}."
             subparser = commands.add_parser(command.name, help=command.help, description=description)
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)

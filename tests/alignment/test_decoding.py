@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from alignment import DECODERS, Alignment, WordMap, argmax, hmm_viterbi, mutual_argmax, threshold
+from alignment import DECODERS, Alignment, WordMap, argmax, hmm_viterbi, mutual_argmax, mutual_hmm, threshold
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError
 
-SETTINGS = {"threshold": {"share": 0.2}, "hmm-viterbi": {"jump_penalty": 0.5}}
+SETTINGS = {"threshold": {"share": 0.2}, "hmm-viterbi": {"jump_penalty": 0.5}, "mutual-hmm": {"jump_penalty": 0.5}}
 
 
 def random_map(seed: int, targets: int, columns: int) -> WordMap:
@@ -50,6 +50,20 @@ def path_score(word_map: WordMap, path: tuple[int, ...], jump_penalty: float, nu
             score += math.log(row[position]) - jump_penalty * abs(position - last - 1)
             last = position
     return score
+
+
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize("jump_penalty", [0.0, 0.4, 2.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_mutual_hmm_is_the_intersection_of_the_best_paths_both_ways(seed: int, jump_penalty: float, null: bool) -> None:
+    word_map = random_map(seed, 4, 3 + null)
+    words = word_map[:, :3]
+    targets = itertools.product(range(-null, 3), repeat=4)
+    over_source = max(targets, key=lambda path: path_score(word_map, path, jump_penalty, 0.0, null))
+    sources = itertools.product(range(4), repeat=3)
+    over_target = max(sources, key=lambda path: path_score(words.T, path, jump_penalty, 0.0, False))
+    both = {(s, t) for t, s in enumerate(over_source) if s >= 0 and over_target[s] == t}
+    assert mutual_hmm(word_map, jump_penalty=jump_penalty, null=null).links == both
 
 
 @pytest.mark.parametrize("null", [True, False])
@@ -99,13 +113,13 @@ def test_viterbi_does_not_depend_on_the_scale_of_a_row() -> None:
     assert hmm_viterbi(scaled, jump_penalty=0.4) == hmm_viterbi(word_map, jump_penalty=0.4)
 
 
-# A map, and what argmax, mutual argmax, threshold 0.2 and Viterbi with penalty 0.5 make of it.
+# A map, and what argmax, mutual argmax, threshold 0.2, Viterbi and mutual Viterbi with penalty 0.5 make of it.
 TIES_AND_ZEROS = [
-    ([[1, 1, 1]], ["0-0", "0-0", "0-0 1-0", "0-0"]),
-    ([[1, 1, 0], [1, 1, 0]], ["0-0 0-1", "0-0", "0-0 0-1 1-0 1-1", "0-0 1-1"]),
-    ([[0, 1, 1]], ["1-0", "1-0", "1-0", ""]),
-    ([[0, 0, 0], [0, 2, 1]], ["1-1", "1-1", "1-1", "1-1"]),
-    ([[0, 0, 1]], ["", "", "", ""]),
+    ([[1, 1, 1]], ["0-0", "0-0", "0-0 1-0", "0-0", "0-0"]),
+    ([[1, 1, 0], [1, 1, 0]], ["0-0 0-1", "0-0", "0-0 0-1 1-0 1-1", "0-0 1-1", "0-0 1-1"]),
+    ([[0, 1, 1]], ["1-0", "1-0", "1-0", "", ""]),
+    ([[0, 0, 0], [0, 2, 1]], ["1-1"] * 5),
+    ([[0, 0, 1]], [""] * 5),
 ]
 
 
