@@ -1,5 +1,6 @@
 """Files of alignments, gold alignments and parallel text."""
 
+from alignment.formats.alibi import read_identified
 from alignment.formats.gold import GoldFormat, parse_talp, read_gold
 from alignment.formats.parallel import read_parallel
 from alignment.formats.pharaoh import format_pharaoh, parse_pharaoh, read_pharaoh, write_pharaoh
@@ -12,6 +13,7 @@ __all__ = [
     "parse_pharaoh",
     "parse_talp",
     "read_gold",
+    "read_identified",
     "read_parallel",
     "read_pharaoh",
     "split_words",

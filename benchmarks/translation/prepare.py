@@ -19,7 +19,7 @@ from typing import TextIO
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from benchmarks.translation.normalization import Language, normalize_words, tokenize
+from alignment.normalization import Language, normalize_words, tokenize
 
 LANGUAGES: tuple[Language, Language] = ("en", "fr")
 SPLITS = ("train", "valid", "test")

@@ -16,9 +16,16 @@ ALLOWED = {
     "formats": {"alignment.links"},
     "symmetrization.py": {"alignment.links"},
     "aer.py": {"alignment.links", "alignment.formats", "sacrebleu"},
+    "corpora.py": {"alignment.links", "alignment.formats"},
+    "significance.py": {"alignment.aer", "alignment.links", "sacrebleu"},
     "word_maps.py": {"numpy"},
     "decoding.py": {"alignment.links", "alignment.word_maps", "numpy"},
     "pieces.py": set[str](),
+    "tokenization.py": set[str](),
+    "settings.py": {"alignment.tokenization"},
+    "normalization.py": {"alignment.tokenization", "sacremoses"},
+    "recipes.py": {"alignment.decoding", "alignment.links", "alignment.settings", "alignment.word_maps", "numpy"},
+    "selection.py": {"alignment.decoding", "alignment.links", "alignment.settings", "alignment.word_maps"},
     "subwords.py": {"alignment.pieces", "alignment.word_maps", "numpy"},
 }
 MODULES = [

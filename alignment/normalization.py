@@ -1,4 +1,4 @@
-"""One normal form of French and English words, for training text and gold alignments alike.
+"""One normal form of French and English words, for training text and gold alignments alike: that of the shipped models.
 
 Gold alignments count words of a tokenised sentence, so everything here that changes a word is a pure function of that
 one word: ``normalize_word`` turns it into the tokens which the models read, and an alignment of these tokens goes back
@@ -11,8 +11,11 @@ Accents are kept: both gold sets write them, and ``à`` and ``a``, ``où`` and `
 
 import re
 import unicodedata
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal
+
+from alignment.tokenization import EncodedSentence, TranslationTokenizer
 
 if TYPE_CHECKING:
     from sacremoses import MosesTokenizer
@@ -87,6 +90,50 @@ def normalize_word(word: str, language: Language) -> list[str]:
 def normalize_words(words: list[str], language: Language) -> list[str]:
     """The tokens of all words of a tokenised sentence, in a row."""
     return [token for word in words for token in normalize_word(word, language)]
+
+
+class NormalizedWords:
+    """A tokenizer for words that are not yet in the normal form its model was trained on.
+
+    Each word goes through :func:`normalize_word`; the pieces of all tokens that come of it are this word's.
+
+    Args:
+        tokenizer: the model's own.
+        source: language of the source.
+        target: language of the target.
+    """
+
+    def __init__(self, tokenizer: TranslationTokenizer, source: Language, target: Language) -> None:
+        self._tokenizer = tokenizer
+        self.source_language, self.target_language = source, target
+
+    def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
+        """What the encoder reads, with the index of the given word for each piece."""
+        return _encode(self._tokenizer.encode_source, sentences, self.source_language)
+
+    def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
+        """What the decoder emits, with the index of the given word for each piece."""
+        return _encode(self._tokenizer.encode_target, sentences, self.target_language)
+
+    def decode_target(self, ids: Sequence[int]) -> list[str]:
+        """The words that emitted ids stand for, in normal form."""
+        return self._tokenizer.decode_target(ids)
+
+
+def _encode(
+    encode: Callable[[Sequence[Sequence[str]]], list[EncodedSentence]],
+    sentences: Sequence[Sequence[str]],
+    language: Language,
+) -> list[EncodedSentence]:
+    tokens = [
+        [(token, index) for index, word in enumerate(words) for token in normalize_word(word, language)]
+        for words in sentences
+    ]
+    encoded = encode([[token for token, _ in sentence] for sentence in tokens])
+    return [
+        EncodedSentence(pieces.ids, [None if place is None else sentence[place][1] for place in pieces.word_ids])
+        for pieces, sentence in zip(encoded, tokens, strict=True)
+    ]
 
 
 def tokenize(text: str, language: Language) -> list[str]:

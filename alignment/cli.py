@@ -1,0 +1,10 @@
+"""The command line, ``norm-align``.
+
+A new subcommand is one file in :mod:`alignment.commands` and one entry here.
+"""
+
+from alignment.commands import evaluate
+from captum_norm.commands.program import Program
+
+main = Program("norm-align", "Word alignments of translations, and how good they are.", (evaluate.COMMAND,)).main
+"""Run ``norm-align``, as :meth:`captum_norm.commands.program.Program.main` says."""

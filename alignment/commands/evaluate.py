@@ -1,0 +1,277 @@
+"""``norm-align evaluate``: alignment files against a gold alignment.
+
+Every report is made of one record a system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of
+the resampled AER and half the width of its 95 % interval, as sacrebleu states them.
+"""
+
+import argparse
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from alignment.aer import AER, AERScore
+from alignment.commands import inputs
+from alignment.formats import GoldFormat, read_gold
+from alignment.formats.text import error_at, read_lines
+from alignment.links import Alignment, GoldAlignment
+from alignment.significance import TRIALS, paired_significance
+from alignment.symmetrization import SYMMETRIZATIONS
+from captum_norm import InvalidInputError, __version__
+from captum_norm.commands.command import Command
+
+
+@dataclass(frozen=True)
+class _System:
+    """A file of alignments, and how to read it."""
+
+    name: str
+    file: str
+    talp: bool = False
+    base: Literal[0, 1] = 0
+    swapped: bool = False
+
+
+_UNBOUNDED = 10_000  # columns: what is not a terminal has no width, and nothing is to be folded or cut there
+
+_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
+)
+_SYSTEM = re.compile(rf"(?:([^=/]+)=)?(.+?)((?::(?:{'|'.join(_SETTINGS)}))*)", re.DOTALL)
+
+
+def _system(text: str) -> _System:
+    match = _SYSTEM.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError("got no name of a file")
+    name, file, settings = match.groups()
+    system = _System(name or file, file)
+    for setting in settings.split(":")[1:]:
+        system = replace(system, **_SETTINGS[setting])
+    return system
+
+
+def _resamples(text: str) -> int:
+    if not text.isdecimal() or int(text) == 1:
+        raise argparse.ArgumentTypeError(f"got {text}; expected 0 for none, or at least 2")
+    return int(text)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("gold", metavar="GOLD", help="the gold alignments")
+    parser.add_argument(
+        "systems",
+        nargs="+",
+        type=_system,
+        metavar="SYSTEM",
+        help="alignments in Pharaoh format (i-j, source first, from 0), written [NAME=]FILE[:swapped][:base1][:talp]: "
+        ":swapped has the target first, as fast_align -r writes it; :base1 counts from 1; :talp has possible links "
+        "(ipj) too, which count as links. The first system is the baseline. One FILE of all may be -, standard input",
+    )
+    gold = parser.add_argument_group("the gold alignments")
+    gold.add_argument(
+        "--gold-format",
+        choices=get_args(GoldFormat),
+        default="talp",
+        help="talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, then talp "
+        "(default: %(default)s)",
+    )
+    gold.add_argument(
+        "--gold-base",
+        type=int,
+        choices=(0, 1),
+        help="what words are counted from; must be said for talp (default: 1 for naacl, 0 for alibi)",
+    )
+    gold.add_argument("--gold-swapped", action="store_true", help="its links have the target first")
+    texts = parser.add_argument_group("the sentences, to check that every link lies inside of them")
+    texts.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
+    texts.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
+    parser.add_argument(
+        "--symmetrize",
+        action="append",
+        default=[],
+        choices=SYMMETRIZATIONS,
+        metavar="METHOD",
+        help="evaluate the two systems, forward and reverse, made one as well; may be given several times: "
+        + ", ".join(SYMMETRIZATIONS),
+    )
+    parser.add_argument(
+        "--bootstrap",
+        type=_resamples,
+        default=1000,
+        metavar="N",
+        help="resamples for the 95%% interval of AER; 0 for none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--paired",
+        choices=(*TRIALS, "none"),
+        default="ar",
+        help="how systems are compared with the baseline: approximate randomisation, bootstrap resampling or not at "
+        "all (default: %(default)s)",
+    )
+    defaults = ", ".join(f"{count} for {test}" for test, count in TRIALS.items())
+    parser.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help=f"trials of that comparison (default: {defaults})",
+    )
+    form = parser.add_mutually_exclusive_group()
+    for name, what in (("json", "everything as JSON"), ("csv", "a row for each system as CSV")):
+        form.add_argument(
+            f"--{name}", dest="report", action="store_const", const=name, default="table", help=f"print {what}"
+        )
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check(options)
+    texts: dict[str, Any] = {"sources": _sentences(options.source), "targets": _sentences(options.target)}
+    with inputs.source(options.gold) as file:
+        gold = read_gold(
+            file, format=options.gold_format, base=options.gold_base, swapped=options.gold_swapped, **texts
+        )
+    if not gold:
+        raise InvalidInputError(f"{options.gold}: got no line, expected gold alignments")
+    systems = [(system.name, _alignments(system, len(gold), texts)) for system in options.systems]
+    directions = [alignments for _, alignments in systems]
+    systems += [(method, list(map(SYMMETRIZATIONS[method], *directions))) for method in options.symmetrize]
+    _REPORTS[options.report](_evaluated(gold, systems, options))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What holds of several options together."""
+    files = [options.gold, *(system.file for system in options.systems), options.source, options.target]
+    if files.count("-") > 1:
+        raise InvalidInputError("got - more than once; standard input can be read only once")
+    if options.gold_format == "talp" and options.gold_base is None:
+        raise InvalidInputError("talp files count from 0 or from 1; say --gold-base 0 or --gold-base 1")
+    if options.symmetrize and len(options.systems) != 2:
+        raise InvalidInputError(f"got --symmetrize with {len(options.systems)} systems, expected forward and reverse")
+
+
+def _sentences(name: str | None) -> list[str] | None:
+    if name is None:
+        return None
+    with inputs.source(name) as file:
+        return [line for _, line in read_lines(file)]
+
+
+def _alignments(system: _System, count: int, texts: Mapping[str, Any]) -> list[Alignment]:
+    with inputs.source(system.file) as file:
+        read = read_gold(file, format="talp", base=system.base, swapped=system.swapped, **texts)
+        for number, pair in enumerate(read, 1):
+            if pair.sure != pair.possible and not system.talp:
+                message = "got possible links (ipj), expected i-j; write FILE:talp if they are to count"
+                raise error_at(file, number, message)
+    if len(read) != count:
+        message = f"got {len(read)} alignments, expected {count}, one for each gold alignment"
+        raise InvalidInputError(f"{system.file}: {message}")
+    return [pair.possible for pair in read]
+
+
+def _evaluated(
+    gold: list[GoldAlignment], systems: Sequence[tuple[str, list[Alignment]]], options: argparse.Namespace
+) -> dict[str, Any]:
+    """What there is to report."""
+    metric = AER([gold])
+    scores = [metric.corpus_score(alignments, None, max(options.bootstrap, 1)) for _, alignments in systems]
+    records = [_record(name, score) for (name, _), score in zip(systems, scores, strict=True)]
+    report: dict[str, Any] = {
+        "gold": {
+            "sentence_pairs": len(gold),
+            "sure_links": sum(len(pair.sure) for pair in gold),
+            "possible_links": sum(len(pair.possible) for pair in gold),
+        },
+        "systems": records,
+        "signature": metric.get_signature().format(),
+        "paired": None,
+        "version": __version__,
+    }
+    if options.paired != "none" and len(systems) > 1:
+        (_, baseline), *others = systems
+        rest = [alignments for _, alignments in others]
+        found = paired_significance(baseline, rest, gold, test=options.paired, trials=options.trials)
+        report["paired"] = {"test": options.paired, "baseline": systems[0][0], "signature": found.signature}
+        for record, p_value, identical in zip(records[1:], found.p_values, found.identical, strict=True):
+            record.update(p_value=p_value, identical=identical)
+    return report
+
+
+def _record(name: str, score: AERScore) -> dict[str, Any]:
+    # Where nothing was resampled, sacrebleu says −1.
+    resampled = score._ci >= 0
+    return {
+        "system": name,
+        "aer": score.aer,
+        "aer_mean": score._mean if resampled else None,
+        "aer_interval": score._ci if resampled else None,
+        "precision": score.precision,
+        "recall": score.recall,
+        "f1": score.f1,
+        "links": score.links,
+        "sure_hits": score.sure_hits,
+        "possible_hits": score.possible_hits,
+        "p_value": None,
+        "identical": None,
+    }
+
+
+def _show_table(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "AER": lambda record: f"{record['aer']:.1f}",
+        "95 %": lambda record: f"± {record['aer_interval']:.1f}",
+        "precision": lambda record: f"{record['precision']:.1f}",
+        "recall": lambda record: f"{record['recall']:.1f}",
+        "F1": lambda record: f"{record['f1']:.1f}",
+        "links": lambda record: str(record["links"]),
+        "p": _shown_p_value,
+    }
+    if report["systems"][0]["aer_interval"] is None:
+        del columns["95 %"]
+    if report["paired"] is None:
+        del columns["p"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("system", overflow="fold")
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    for record in report["systems"]:
+        table.add_row(Text(record["system"]), *(show(record) for show in columns.values()))
+    console = Console()
+    if not console.is_terminal:
+        console.width = _UNBOUNDED
+    console.print(table)
+    lines = [f"AER|{report['signature']}"]
+    if report["paired"]:
+        lines.append(f"p|{report['paired']['signature']}")
+    console.print("", *lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown_p_value(record: dict[str, Any]) -> str:
+    if record["p_value"] is None:
+        return "baseline"
+    return f"{record['p_value']:.2g}{' (identical)' if record['identical'] else ''}"
+
+
+def _print_json(report: dict[str, Any]) -> None:
+    json.dump(report, sys.stdout, ensure_ascii=False, allow_nan=False, indent=2)
+    sys.stdout.write("\n")
+
+
+def _print_csv(report: dict[str, Any]) -> None:
+    records = report["systems"]
+    writer = csv.DictWriter(sys.stdout, records[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+
+
+_REPORTS = {"table": _show_table, "json": _print_json, "csv": _print_csv}
+
+COMMAND = Command("evaluate", "score alignment files against a gold alignment (AER)", _add_arguments, _run)

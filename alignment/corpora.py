@@ -1,0 +1,158 @@
+"""Parallel text with gold alignments: the story that comes with the package, and the test sets of the literature."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from alignment.formats import GoldFormat, read_gold, read_identified, read_parallel, split_words
+from alignment.links import GoldAlignment
+from captum_norm import InvalidInputError
+
+
+@dataclass(frozen=True)
+class ParallelGold:
+    """Sentence pairs and their gold alignments.
+
+    Attributes:
+        name: the corpus.
+        source_language: ISO 639-1 code.
+        target_language: likewise.
+        sources: the words of each source sentence.
+        targets: the words of each target sentence.
+        gold: the alignment of each pair, its links (source index, target index).
+
+    Raises:
+        InvalidInputError: there are not equally many of the three.
+
+    >>> story = load_alibi()
+    >>> story.name, len(story)
+    ('Alibi', 92)
+    >>> story.sources[0][5:], story.targets[0], story.gold[0].sure
+    (['La', 'Dernière', 'classe'], ['The', 'Last', 'Lesson'], Alignment([(5, 0), (6, 1), (7, 2)]))
+    """
+
+    name: str
+    source_language: str
+    target_language: str
+    sources: Sequence[Sequence[str]]
+    targets: Sequence[Sequence[str]]
+    gold: Sequence[GoldAlignment]
+
+    def __post_init__(self) -> None:
+        if not len(self.sources) == len(self.targets) == len(self.gold):
+            found = f"{len(self.sources)} source sentences, {len(self.targets)} target sentences"
+            raise InvalidInputError(f"got {found} and {len(self.gold)} gold alignments, expected as many of each")
+
+    def __len__(self) -> int:
+        return len(self.gold)
+
+    def swapped(self) -> "ParallelGold":
+        """The same corpus with source and target exchanged, for models of the other direction.
+
+        >>> story = load_alibi()
+        >>> story.swapped().targets is story.sources, story.swapped().gold[0] == story.gold[0].transposed()
+        (True, True)
+        """
+        gold = [pair.transposed() for pair in self.gold]
+        return ParallelGold(self.name, self.target_language, self.source_language, self.targets, self.sources, gold)
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """A corpus as its files have it.
+
+    Attributes:
+        languages: those of the source and the target of its links.
+        read: makes (source, target, ...) texts of the files.
+        files: what ``read`` takes.
+        links: the file of links.
+        base: what these count from.
+        swapped: whether the corpus is to be had the other way round.
+    """
+
+    name: str
+    languages: tuple[str, str]
+    read: Callable[..., Iterable[tuple[str, ...]]]
+    files: tuple[str, ...]
+    links: str
+    format: GoldFormat
+    base: Literal[0, 1]
+    swapped: bool = False
+
+
+_ALIBI = _Corpus(
+    name="Alibi",
+    languages=("fr", "en"),
+    read=read_identified,
+    # With the links, whose ids must be those of the sentences.
+    files=("LaDerniereClasse_sents.txt", "TheLastLesson_sents.txt", "ali_w2w_LaDerniereClasse_TheLastLesson.txt"),
+    links="ali_w2w_LaDerniereClasse_TheLastLesson.txt",
+    format="alibi",
+    base=0,
+)
+_RWTH = _Corpus(
+    name="RWTH",
+    languages=("de", "en"),
+    read=read_parallel,
+    files=("test.de", "test.en"),
+    links="alignment.talp",
+    format="talp",
+    base=1,
+)
+_WPT03 = _Corpus(
+    name="WPT03",
+    languages=("en", "fr"),
+    read=read_parallel,
+    files=("test.src-tgt",),
+    links="test.enfr.talp",
+    format="talp",
+    base=1,
+    swapped=True,
+)
+
+
+def load_alibi() -> ParallelGold:
+    """The story that comes with the package: Daudet's *La Dernière Classe*, French → English, 92 sentence pairs.
+
+    From fyvo/AlibiWordAlignments [Xu & Yvon 2016], CC BY-SA 4.0; see ``alignment/data/alibi-fr-en/README.md``.
+    """
+    return _read(Path(__file__).with_name("data") / "alibi-fr-en", _ALIBI)
+
+
+def read_wpt03(folder: str | PathLike[str]) -> ParallelGold:
+    """The Hansards of the WPT 2003 shared task [Mihalcea & Pedersen 2003], French → English, 447 sentence pairs.
+
+    Args:
+        folder: holds ``test.src-tgt`` (``English ||| French``) and ``test.enfr.talp`` (English–French links from 1).
+
+    Raises:
+        InvalidInputError: the files do not fit each other; file and line are named.
+        OSError: a file is not there.
+    """
+    return _read(folder, _WPT03)
+
+
+def read_rwth(folder: str | PathLike[str]) -> ParallelGold:
+    """The Europarl sentences of RWTH Aachen [Vilar et al. 2006], German → English, 508 sentence pairs.
+
+    Args:
+        folder: holds ``test.de``, ``test.en`` and ``alignment.talp`` (German–English links from 1).
+
+    Raises:
+        InvalidInputError: the files do not fit each other; file and line are named.
+        OSError: a file is not there.
+    """
+    return _read(folder, _RWTH)
+
+
+def _read(folder: str | PathLike[str], corpus: _Corpus) -> ParallelGold:
+    texts = list(corpus.read(*(Path(folder, file) for file in corpus.files)))
+    sources, targets = ([text[side] for text in texts] for side in (0, 1))
+    gold = read_gold(
+        Path(folder, corpus.links), format=corpus.format, base=corpus.base, sources=sources, targets=targets
+    )
+    words = (list(map(split_words, sources)), list(map(split_words, targets)))
+    read = ParallelGold(corpus.name, *corpus.languages, *words, gold)
+    return read.swapped() if corpus.swapped else read

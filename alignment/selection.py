@@ -1,0 +1,83 @@
+"""Which layer, setting and head to read alignments from, decided without gold alignments."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from alignment.decoding import mutual_argmax
+from alignment.links import Alignment
+from alignment.settings import Setting
+from alignment.word_maps import WordMap
+
+
+@dataclass(frozen=True, order=True)
+class Choice:
+    """Where alignments are read.
+
+    Attributes:
+        setting: which rows.
+        layer: 0-based.
+        head: 0-based, or None for all heads together.
+    """
+
+    setting: Setting
+    layer: int
+    head: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.setting} layer {self.layer}" + ("" if self.head is None else f" head {self.head}")
+
+
+def consistency(
+    alignments: Sequence[Alignment], sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]
+) -> float:
+    """How much one-to-one alignments speak of a lexicon: the rule behind ``layer="auto"``.
+
+    Every link counts 1, and on top of it the Dice coefficient of its two words over all *other* links,
+    2 (c(s, t) − 1) / (c(s) + c(t) − 1): near 1 if these words are always linked to each other, 0 if nowhere else. The
+    sum is divided by the number of target words. A map of the wrong layer gives few mutual links, the map of the wrong
+    setting, a row off, as many as the right one, but between words that do not belong together.
+
+    Args:
+        alignments: mutual links, such as ``mutual_argmax`` gives, of each pair.
+        sources: the words of each source sentence; case is ignored.
+        targets: likewise.
+
+    Returns:
+        0 to 2; 0 where there is no target word.
+
+    >>> consistency([Alignment([(0, 0)]), Alignment([(0, 0)])], [["Haus"], ["haus"]], [["house"], ["house"]])
+    1.6666666666666665
+    """
+    pairs = [
+        (sources[index][source].lower(), targets[index][target].lower())
+        for index, alignment in enumerate(alignments)
+        for source, target in alignment
+    ]
+    together = Counter(pairs)
+    source_counts, target_counts = Counter(source for source, _ in pairs), Counter(target for _, target in pairs)
+    dice = sum(
+        2 * (count - 1) / (source_counts[source] + target_counts[target] - 1) * count
+        for (source, target), count in together.items()
+    )
+    words = sum(map(len, targets))
+    return (len(pairs) + dice) / words if words else 0.0
+
+
+def most_consistent(
+    candidates: Mapping[Choice, Sequence[WordMap]], sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]
+) -> Choice:
+    """The candidate whose mutual links have the highest :func:`consistency`; of equal ones the first."""
+    return max(
+        candidates, key=lambda choice: consistency(list(map(mutual_argmax, candidates[choice])), sources, targets)
+    )
+
+
+def highest_norm(candidates: Mapping[Choice, Sequence[WordMap]]) -> Choice:
+    """The candidate with the highest mean entry, null column included [Kobayashi et al. 2020, section 5.3]."""
+
+    def mean(choice: Choice) -> float:
+        maps = candidates[choice]
+        return float(sum(word_map.sum() for word_map in maps) / sum(word_map.size for word_map in maps))
+
+    return max(candidates, key=mean)

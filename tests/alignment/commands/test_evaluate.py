@@ -1,0 +1,288 @@
+"""``norm-align evaluate``: rates worked by hand, published rows, every way to write a file, and what is refused."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import captum_norm
+from alignment import AER, cli, parse_pharaoh, parse_talp
+from alignment.significance import paired_significance
+from tests.alignment.data import DATA, needs
+
+FILES = {
+    "gold": "1-1 2-2 3p3\n1-2\n",
+    "forward": "0-0 2-2 1-0\n0-1\n",  # of 4 links 2 sure, 3 possible; 3 sure in all: AER 1 − 5/7
+    "perfect": "0-0 1-1\n0-1\n",
+    "reverse": "0-0 1-1 2-2\n0-0\n",  # 2 sure, 3 possible
+    "source": "a b c\na\n",
+    "target": "x y z\nx y\n",
+}
+GOLD = [parse_talp("0-0 1-1 2p2"), parse_talp("0-1")]
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        Path(name).write_text(content, encoding="utf-8")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``evaluate`` on a gold file that counts from 1 and hands over what it printed."""
+
+    def evaluate(*words: str, gold: tuple[str, ...] = ("gold", "--gold-base=1")) -> str:
+        assert cli.main(["evaluate", *gold, *words]) == 0
+        output, error = capsys.readouterr()
+        assert error == ""
+        return output
+
+    return evaluate
+
+
+def systems(output: str) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = json.loads(output)["systems"]
+    return records
+
+
+def rates(output: str) -> list[list[float]]:
+    """AER, precision, recall and F1 of each system."""
+    return [[record[rate] for rate in ("aer", "precision", "recall", "f1")] for record in systems(output)]
+
+
+FORWARD = pytest.approx([200 / 7, 75, 200 / 3, 1200 / 17])
+PERFECT = [0, 100, 100, 100]
+
+
+def test_json_has_rates_and_what_they_are_made_of(run: Run) -> None:
+    report = json.loads(run("a=forward", "perfect", "--json", "--bootstrap=0", "--paired=none"))
+    assert report["gold"] == {"sentence_pairs": 2, "sure_links": 3, "possible_links": 4}
+    assert report["paired"] is None
+    assert report["version"] == captum_norm.__version__
+    assert report["signature"].startswith("nrefs:1|version:")
+    forward, perfect = report["systems"]
+    assert list(forward.values()) == [
+        "a", 100 * (1 - 5 / 7), None, None, 75, 100 * 2 / 3, pytest.approx(1200 / 17), 4, 2, 3, None, None,
+    ]  # fmt: skip
+    assert perfect == {
+        "system": "perfect", "aer": 0, "aer_mean": None, "aer_interval": None, "precision": 100, "recall": 100,
+        "f1": 100, "links": 3, "sure_hits": 3, "possible_hits": 3, "p_value": None, "identical": None,
+    }  # fmt: skip
+
+
+def test_intervals_and_significance_are_those_of_the_api(run: Run) -> None:
+    report = json.loads(run("forward", "perfect", "reverse", "--json", "--bootstrap=50", "--trials=70"))
+    alignments = [list(map(parse_pharaoh, FILES[name].splitlines())) for name in ("forward", "perfect", "reverse")]
+    for record, system in zip(report["systems"], alignments, strict=True):
+        score = AER().corpus_score(system, [GOLD], n_bootstrap=50)
+        assert (record["aer"], record["aer_mean"], record["aer_interval"]) == (score.aer, score._mean, score._ci)
+    found = paired_significance(alignments[0], alignments[1:], GOLD, trials=70)
+    assert [record["p_value"] for record in report["systems"]] == [None, *found.p_values]
+    assert report["signature"].startswith("nrefs:1|bs:50|seed:12345|version:")
+    assert report["paired"] == {"test": "ar", "baseline": "forward", "signature": found.signature}
+    assert found.signature.startswith("nrefs:1|ar:70|seed:12345|version:")
+    report = json.loads(run("forward", "perfect", "--json", "--paired=bs", "--trials=80"))
+    found = paired_significance(alignments[0], alignments[1:2], GOLD, test="bs", trials=80)
+    assert report["systems"][1]["p_value"] == found.p_values[0]
+    assert report["paired"]["signature"] == found.signature
+
+
+def test_csv_has_the_same_numbers(run: Run) -> None:
+    words = ["forward", "perfect", "--bootstrap=20", "--trials=30"]
+    rows = list(csv.DictReader(io.StringIO(run(*words, "--csv"))))
+    expected = [
+        {key: "" if value is None else str(value) for key, value in record.items()}
+        for record in systems(run(*words, "--json"))
+    ]
+    assert rows == expected
+
+
+def test_table_rounds_as_the_literature_does(run: Run) -> None:
+    lines = run("name=forward", "name=forward", "perfect", "--bootstrap=100").splitlines()
+    interval = f"{AER().corpus_score(FILES['forward'].splitlines(), [GOLD], 100)._ci:.1f}"
+    assert [line.split() for line in lines[:4]] == [
+        ["system", "AER", "95", "%", "precision", "recall", "F1", "links", "p"],
+        ["name", "28.6", "±", interval, "75.0", "66.7", "70.6", "4", "baseline"],
+        ["name", "28.6", "±", interval, "75.0", "66.7", "70.6", "4", "1", "(identical)"],
+        ["perfect", "0.0", "±", "0.0", "100.0", "100.0", "100.0", "3", "1"],
+    ]
+    assert lines[4] == ""
+    assert lines[5].startswith("AER|nrefs:1|bs:100|seed:12345|version:")
+    assert lines[6].startswith("p|nrefs:1|ar:10000|seed:12345|version:")
+    assert len(lines) == 7
+
+
+def test_table_has_only_what_was_asked_for(run: Run) -> None:
+    lines = run("forward", "--bootstrap=0").splitlines()
+    assert [line.split() for line in lines[:2]] == [
+        ["system", "AER", "precision", "recall", "F1", "links"],
+        ["forward", "28.6", "75.0", "66.7", "70.6", "4"],
+    ]
+    assert len(lines) == 4
+    assert lines[3].startswith("AER|nrefs:1|version:")
+    assert "baseline" not in run("forward", "perfect", "--paired=none")
+
+
+def test_long_names_stay_on_their_line_in_a_pipe(run: Run) -> None:
+    name = "[bold]" + "long" * 60
+    assert run(f"{name}=perfect").splitlines()[1].startswith(f"{name}  0.0")
+
+
+def test_small_p_values_are_not_rounded_to_zero(run: Run) -> None:
+    for name in ("gold", "forward", "perfect"):
+        Path(name).write_text(FILES[name] * 40, encoding="utf-8")
+    assert run("forward", "perfect", "--bootstrap=0", "--trials=9999").splitlines()[2].split()[-1] == "0.0001"
+
+
+@pytest.mark.parametrize(
+    ("content", "system"),
+    [
+        ("1-1 3-3 2-1\n1-2\n", "file:base1"),
+        ("0-0 2-2 0-1\n1-0\n", "file:swapped"),
+        ("0-0 2p2 1-0\n0p1\n", "file:talp"),
+        ("1p1 3-3 1-2\n2-1\n", "file:base1:swapped:talp"),
+        ("1p1 3-3 1-2\n2-1\n", "a b=file:talp:swapped:base1"),
+    ],
+)
+def test_files_say_how_they_are_written(run: Run, content: str, system: str) -> None:
+    Path("file").write_text(content, encoding="utf-8")
+    assert rates(run(system, "forward", "--json", "--source=source", "--target=target")) == [FORWARD, FORWARD]
+
+
+@pytest.mark.parametrize(
+    ("file", "system", "name"),
+    [
+        ("a=b", "./a=b", "./a=b"),
+        ("a=b", "c=a=b", "c"),
+        ("a:b", "a:b", "a:b"),
+        ("a:b", "x:y=a:b", "x:y"),
+        ("a:swappedly", "a:swappedly", "a:swappedly"),
+    ],
+)
+def test_names_of_files_may_hold_anything(run: Run, file: str, system: str, name: str) -> None:
+    Path(file).write_text(FILES["perfect"], encoding="utf-8")
+    assert [record["system"] for record in systems(run(system, "--json"))] == [name]
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ("0-0 1-1 2p2\n0-1\n", ["--gold-base=0"]),
+        ("1-1 2-2 3p3\n2-1\n", ["--gold-base=1", "--gold-swapped"]),
+        ("1 1 1 S\n1 2 2 S\n1 3 3 P\n2 1 2 S\n", ["--gold-format=naacl"]),
+        ("s1\t0-0 1-1 2p2\ns2\t0-1\n", ["--gold-format=alibi"]),
+    ],
+)
+def test_gold_in_every_notation(run: Run, content: str, options: list[str]) -> None:
+    Path("other").write_text(content, encoding="utf-8")
+    assert rates(run("forward", "perfect", "--json", gold=("other", *options))) == [FORWARD, PERFECT]
+
+
+def test_two_directions_are_made_one(run: Run) -> None:
+    methods = ["intersection", "union", "grow-diag-final-and"]
+    words = [word for method in methods for word in ("--symmetrize", method)]
+    records = systems(run("forward", "reverse", *words, "--json"))
+    assert [record["system"] for record in records] == ["forward", "reverse", *methods]
+    # forward 0-0 1-0 2-2 | 0-1 and reverse 0-0 1-1 2-2 | 0-0
+    intersection, union, grown = records[2:]
+    assert (intersection["links"], intersection["sure_hits"], intersection["possible_hits"]) == (2, 1, 2)
+    assert (union["links"], union["sure_hits"], union["possible_hits"]) == (6, 3, 4)
+    # The first pair grows 1-0 beside 0-0, after which 1-1 would join words that have links; so does 0-0 in the second.
+    assert (grown["links"], grown["sure_hits"]) == (5, 3)
+    assert all(record["p_value"] is not None for record in records[1:])
+
+
+@pytest.mark.parametrize("place", ["gold", "system", "source"])
+def test_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    content = FILES["forward" if place == "system" else place]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    gold = ("-" if place == "gold" else "gold", "--gold-base=1")
+    system = "-" if place == "system" else "forward"
+    source = "-" if place == "source" else "source"
+    assert rates(run(system, "--json", f"--source={source}", "--target=target", gold=gold)) == [FORWARD]
+
+
+BROKEN = {
+    "short": "0-0\n",
+    "long": "0-0\n\n\n",
+    "empty": "",
+    "words": "0-0\n0-0 the\n",
+    "possible": "0-0\n0-1 0p0\n",
+    "beyond": "0-0\n1-0\n",
+    "naacl": "1 1 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gold"], "the following arguments are required: SYSTEM"),
+        (["gold", "forward"], "talp files count from 0 or from 1; say --gold-base 0 or --gold-base 1"),
+        (["no-such", "forward", "--gold-base=1"], "cannot read no-such: No such file or directory"),
+        (["gold", "no-such", "--gold-base=1"], "cannot read no-such: No such file or directory"),
+        (["gold", "x=no-such:swapped", "--gold-base=1"], "cannot read no-such: No such file or directory"),
+        (["gold", ".", "--gold-base=1"], "cannot read .: Is a directory"),
+        (["gold", "", "--gold-base=1"], "argument SYSTEM: got no name of a file"),
+        (["gold", "forward", "--gold-base=1", "--source=no-such"], "cannot read no-such: No such file"),
+        (["gold", "short", "--gold-base=1"], "short: got 1 alignments, expected 2, one for each gold alignment"),
+        (["gold", "long", "--gold-base=1"], "long: got 3 alignments, expected 2"),
+        (
+            ["gold", "forward", "--gold-base=1", "--source=long"],
+            "gold: got 2 alignments, expected 3, as many as source",
+        ),
+        (["empty", "empty", "--gold-base=1"], "empty: got no line, expected gold alignments"),
+        (["naacl", "forward", "--gold-format=naacl"], "forward: got 2 alignments, expected 1"),
+        (["gold", "words", "--gold-base=1"], "words, line 2: got 'the', expected i-j"),
+        (["words", "forward", "--gold-base=0"], "words, line 2: got 'the', expected i-j"),
+        (["gold", "possible", "--gold-base=1"], "possible, line 2: got possible links (ipj), expected i-j"),
+        (["gold", "latin1", "--gold-base=1"], "latin1, line 2: got byte 0xe9 at byte 1 of the line, expected UTF-8"),
+        (["gold", "beyond", "--gold-base=1", "--source=source"], "beyond, line 2: got source index 1, expected 0 to 0"),
+        (["gold", "forward:base1", "--gold-base=1"], "forward, line 1: got source index 0, expected at least 1"),
+        (["gold", "forward", "--gold-base=0", "--source=source"], "gold, line 1: got source index 3, expected 0 to 2"),
+        (["gold", "-", "x=-", "--gold-base=1"], "got - more than once; standard input can be read only once"),
+        (["-", "forward", "--source=-", "--gold-base=1"], "got - more than once"),
+        (["gold", "forward", "--gold-base=1", "--symmetrize=union"], "got --symmetrize with 1 systems, expected"),
+        (["gold", "forward", "reverse", "--symmetrize=join"], "argument --symmetrize: invalid choice: 'join'"),
+        (["gold", "forward", "--gold-base=2"], "argument --gold-base: invalid choice: 2"),
+        (["gold", "forward", "--gold-format=giza"], "argument --gold-format: invalid choice: 'giza'"),
+        (["gold", "forward", "--gold-base=1", "--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none"),
+        (["gold", "forward", "--gold-base=1", "--bootstrap=-5"], "argument --bootstrap: got -5; expected 0 for none"),
+        (["gold", "forward", "reverse", "--gold-base=1", "--trials=0"], "got 0 trials, expected at least 1"),
+        (["gold", "forward", "--gold-base=1", "--json", "--csv"], "argument --csv: not allowed with argument --json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    for name, content in BROKEN.items():
+        Path(name).write_text(content, encoding="utf-8")
+    Path("latin1").write_bytes(b"0-0\n\xe9\n")
+    assert cli.main(["evaluate", *words]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"norm-align: error: {message}")
+    assert error.count("\n") == 1
+
+
+@needs("rwth-de-en")
+def test_published_rows_of_fast_align(run: Run) -> None:
+    """The rows of fastalign.deen-results.txt as rounded there, but for one recall, which is of another run (65.5)."""
+    folder = DATA / "rwth-de-en"
+    files = ["forward=", "reverse=reverse.", "intersection=intersection.", "gdf=grow-diagonal-final."]
+    names = [f"{name}={folder}/fastalign.test.deen.{file}talp" for name, file in (file.split("=") for file in files)]
+    names[1] += ":swapped"
+    gold = (f"{folder}/alignment.talp", "--gold-base=1", f"--source={folder}/test.de", f"--target={folder}/test.en")
+    lines = run(*names, "--bootstrap=0", "--paired=none", gold=gold).splitlines()
+    assert [line.split() for line in lines[1:5]] == [
+        ["forward", "28.5", "71.3", "71.8", "71.5", "9931"],
+        ["reverse", "32.0", "69.7", "66.4", "68.0", "9416"],
+        ["intersection", "28.0", "87.1", "61.3", "71.9", "6863"],
+        ["gdf", "27.7", "80.6", "65.4", "72.2", "7963"],
+    ]

@@ -1,0 +1,109 @@
+"""A command line of subcommands: what it prints, and the exit code of everything that can go wrong."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+
+import captum_norm
+from captum_norm import InvalidInputError
+from captum_norm.commands.command import Command
+from captum_norm.commands.program import Program
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--word")
+
+
+def program(run: Callable[[argparse.Namespace], None]) -> Program:
+    return Program("trial", "A trial.", [Command("say", "say a word in LaTeX", add_arguments, run)])
+
+
+def say(options: argparse.Namespace) -> None:
+    sys.stdout.write(f"{options.word}\n")
+
+
+def failing(error: BaseException) -> Callable[[argparse.Namespace], None]:
+    def run(_options: argparse.Namespace) -> None:
+        sys.stdout.write("begun\n")
+        raise error
+
+    return run
+
+
+def test_subcommand_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(say).main(["say", "--word", "hello"]) == 0
+    assert capsys.readouterr() == ("hello\n", "")
+
+
+def test_arguments_are_those_of_the_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["anything", "say", "--word", "hello"])
+    assert program(say).main() == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--version"], f"trial {captum_norm.__version__}\n"),
+        (["--help"], "A trial."),
+        (["--help"], "say a word in LaTeX"),
+        (["say", "--help"], "Say a word in LaTeX."),
+    ],
+)
+def test_help_and_version(capsys: pytest.CaptureFixture[str], words: list[str], shown: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        program(say).main(words)
+    assert stop.value.code == 0
+    output, error = capsys.readouterr()
+    assert shown in output
+    assert error == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["sing"], "argument COMMAND: invalid choice: 'sing'"),
+        (["say", "--word"], "argument --word: expected one argument"),
+        (["say", "--loud"], "unrecognized arguments: --loud"),
+    ],
+)
+def test_arguments_that_do_not_parse(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert program(say).main(words) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"trial: error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(failing(InvalidInputError("got\n  nothing;\ngive some"))).main(["say"]) == 2
+    assert capsys.readouterr() == ("begun\n", "trial: error: got nothing; give some\n")
+
+
+def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(failing(KeyboardInterrupt())).main(["say"]) == 130
+    assert capsys.readouterr() == ("begun\n", "")
+
+
+def test_defect_is_not_hidden() -> None:
+    with pytest.raises(RuntimeError, match="defect"):
+        program(failing(RuntimeError("defect"))).main(["say"])
+
+
+@pytest.mark.parametrize("words", [["say", "--word", "hello"], ["say", "--word", "hello" * 10_000], ["--help"]])
+def test_reader_that_left_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert program(say).main(words) == 1
+    # Leaving the context closed the pipe, which raises if anything is left to be written into it.
+    assert capsys.readouterr() == ("", "")
