@@ -24,6 +24,13 @@ ALLOWED = {
     "tokenization.py": set[str](),
     "settings.py": {"alignment.tokenization"},
     "normalization.py": {"alignment.tokenization", "sacremoses"},
+    "huggingface.py": {
+        "alignment.formats",
+        "alignment.pieces",
+        "alignment.subwords",
+        "alignment.tokenization",
+        "transformers",
+    },
     "recipes.py": {"alignment.decoding", "alignment.links", "alignment.settings", "alignment.word_maps", "numpy"},
     "selection.py": {"alignment.decoding", "alignment.links", "alignment.settings", "alignment.word_maps"},
     "subwords.py": {"alignment.pieces", "alignment.word_maps", "numpy"},

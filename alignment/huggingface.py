@@ -1,0 +1,266 @@
+"""Tokenizers of Hugging Face translation models, as word alignment needs them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from alignment.formats import split_words
+from alignment.pieces import PIECE_SCHEMES, PieceScheme
+from alignment.subwords import word_ids_from_offsets, word_ids_from_pieces
+from alignment.tokenization import EncodedSentence
+from captum_norm import InvalidInputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class HuggingFaceTokenizer:
+    """A Hugging Face tokenizer as a :class:`~alignment.tokenization.TranslationTokenizer`.
+
+    Sentences are tokenised as wholes, their words joined by spaces, as the model was trained to read them. Special
+    tokens are not looked for in the text, and nothing is truncated. The tokenizer is left as it was.
+
+    Takes every fast tokenizer (NLLB, mBART, BART, T5, ...), and of the slow ones Marian's, M2M100's, FSMT's and those
+    that are SentencePiece models.
+
+    Args:
+        tokenizer: the tokenizer, such as ``AutoTokenizer.from_pretrained`` gives.
+        source_language: for tokenizers with ``src_lang`` (M2M100, NLLB, mBART), the code of the source language; None
+            takes the one that the tokenizer was loaded with.
+        target_language: likewise, ``tgt_lang``.
+        source_prefix: what the model is told before every source sentence, such as T5's ``"translate English to
+            French:"`` or Marian's ``">>fr<<"``; its pieces are of no word.
+
+    Raises:
+        InvalidInputError: a slow tokenizer of another kind; a language that is missing, unknown, or given to a
+            tokenizer without languages.
+
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> core = Tokenizer(models.WordPiece({"[UNK]": 0, "Häus": 1, "##er": 2, "am": 3}, unk_token="[UNK]"))
+    >>> core.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> tokenizer = HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=core))
+    >>> tokenizer.encode_source([["Häuser", "am", "See"]])
+    [EncodedSentence(ids=[1, 2, 3, 0], word_ids=[0, 0, 1, 2])]
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        source_prefix: str = "",
+    ) -> None:
+        self._tokenizer: Any = tokenizer
+        self._kind = None if tokenizer.is_fast else _slow_kind(tokenizer)
+        self._languages = _chosen_languages(tokenizer, source_language, target_language)
+        self._target_code = None if self._languages is None else _language_id(tokenizer, self._languages[1])
+        self._prefix = split_words(source_prefix)
+        _check_code_in_prefix(tokenizer, self._prefix)
+
+    def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
+        """What the encoder reads: pieces, special tokens, language code.
+
+        Args:
+            sentences: the words of each sentence.
+
+        Raises:
+            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
+        """
+        count = len(self._prefix)
+        encoded = self._encode([[*self._prefix, *words] for words in sentences], target=False)
+        return [
+            EncodedSentence(
+                sentence.ids,
+                [None if index is None or index < count else index - count for index in sentence.word_ids],
+            )
+            for sentence in encoded
+        ]
+
+    def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
+        """What the decoder emits, the labels: pieces, special tokens, and the language code where it is emitted.
+
+        Args:
+            sentences: the words of each sentence.
+
+        Raises:
+            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
+        """
+        return self._encode(sentences, target=True)
+
+    def decode_target(self, ids: Sequence[int]) -> list[str]:
+        """The words of emitted ids, without special and unknown tokens; FSMT's are joined as in plain text."""
+        # M2M100 does not count its language codes among the special tokens.
+        kept = [index for index in ids if index != self._target_code]
+        with _left_as_it_was(self._tokenizer):
+            text = self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return split_words(text)
+
+    def _encode(self, sentences: Sequence[Sequence[str]], *, target: bool) -> list[EncodedSentence]:
+        if not sentences:
+            return []
+        with _left_as_it_was(self._tokenizer):
+            if self._languages is not None:
+                self._tokenizer.src_lang, self._tokenizer.tgt_lang = self._languages
+            encode = _encode_fast if self._kind is None else self._kind.encode
+            encoded = list(encode(self._tokenizer, sentences, target))
+            padding = self._tokenizer.pad_token_id
+        for words, sentence in zip(sentences, encoded, strict=True):
+            inside = (index for index, word in zip(sentence.ids, sentence.word_ids, strict=True) if word is not None)
+            if padding in inside:  # models mask it or not, and count positions with or without it
+                name = type(self._tokenizer).__name__
+                raise InvalidInputError(f"got {' '.join(words)!r}, in which this {name} reads padding; change the word")
+        return encoded
+
+
+def _encode_fast(tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool) -> Iterator[EncodedSentence]:
+    encodings = tokenizer(
+        **{"text_target" if target else "text": [" ".join(words) for words in sentences]},
+        padding=False,
+        truncation=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        verbose=False,
+    )
+    columns = (encodings[name] for name in ("input_ids", "offset_mapping", "special_tokens_mask"))
+    for words, ids, offsets, mask in zip(sentences, *columns, strict=True):
+        yield EncodedSentence(ids, word_ids_from_offsets(words, offsets, mask))
+
+
+def _switch_mode(tokenizer: Any, target: bool) -> None:
+    """What a tokenizer's ``__call__`` does before it tokenises sources or targets."""
+    switch = getattr(tokenizer, "_switch_to_target_mode" if target else "_switch_to_input_mode", None)
+    if switch is not None:
+        switch()
+
+
+def _lend_target_vocabulary(tokenizer: Any, target: bool) -> None:
+    """FSMT's encodes with the source's vocabulary and language alone, so that its own target ids would be wrong."""
+    if target:
+        tokenizer.encoder = {piece: index for index, piece in tokenizer.decoder.items()}
+        tokenizer.src_lang = tokenizer.tgt_lang
+
+
+@dataclass(frozen=True)
+class _SlowKind:
+    """How to encode with a slow tokenizer.
+
+    Attributes:
+        scheme: how it writes its pieces.
+        switch: makes it ready for sources or targets.
+    """
+
+    scheme: PieceScheme
+    switch: Callable[[Any, bool], None] = _switch_mode
+
+    def encode(self, tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool) -> Iterator[EncodedSentence]:
+        self.switch(tokenizer, target)
+        wrapped = tokenizer.build_inputs_with_special_tokens([_TEXT])
+        before, after = wrapped[: wrapped.index(_TEXT)], wrapped[wrapped.index(_TEXT) + 1 :]
+
+        def tokenize(text: str) -> list[str]:
+            # Pieces outside the vocabulary still have their text here; only their ids are that of the unknown token.
+            return tokenizer.tokenize(text, split_special_tokens=True)  # type: ignore[no-any-return]
+
+        @cache
+        def normalize(word: str) -> str:
+            return b"".join(map(self.scheme.surface, tokenize(word))).decode()
+
+        for words in sentences:
+            pieces = tokenize(" ".join(words))
+            word_ids = word_ids_from_pieces(words, pieces, self.scheme, normalize=normalize)
+            yield EncodedSentence(
+                [*before, *tokenizer.convert_tokens_to_ids(pieces), *after],
+                [*[None] * len(before), *word_ids, *[None] * len(after)],
+            )
+
+
+_TEXT = -1  # no piece's id: stands for the text, to see what special tokens go around it
+_SENTENCEPIECE = _SlowKind(PIECE_SCHEMES["sentencepiece"])
+_SLOW_KINDS: Mapping[str, _SlowKind] = MappingProxyType(
+    {
+        "MarianTokenizer": _SENTENCEPIECE,
+        "M2M100Tokenizer": _SENTENCEPIECE,
+        "SentencePieceBackend": _SENTENCEPIECE,
+        "FSMTTokenizer": _SlowKind(PIECE_SCHEMES["end-of-word"], _lend_target_vocabulary),
+    }
+)
+
+
+def _slow_kind(tokenizer: Any) -> _SlowKind:
+    for ancestor in type(tokenizer).__mro__:
+        if ancestor.__name__ in _SLOW_KINDS:
+            return _SLOW_KINDS[ancestor.__name__]
+    known = ", ".join(_SLOW_KINDS)
+    raise InvalidInputError(f"got the slow {type(tokenizer).__name__}, expected a fast tokenizer or one of {known}")
+
+
+def _chosen_languages(tokenizer: Any, source: str | None, target: str | None) -> tuple[str, str] | None:
+    """The codes of the source and the target language; None for a tokenizer without languages."""
+    name = type(tokenizer).__name__
+    # FSMT's is a plain attribute that never changes; those that can be told a language have a property.
+    if not isinstance(getattr(type(tokenizer), "src_lang", None), property):
+        if source is None and target is None:
+            return None
+        given = " and ".join(repr(code) for code in (source, target) if code is not None)
+        hint = "a model that is told the language in the text takes it as source_prefix"
+        raise InvalidInputError(f"got the language {given} for a {name}, which has no languages to choose; {hint}")
+    # One that was loaded without a language calls itself English.
+    loaded = tokenizer.src_lang if tokenizer.init_kwargs.get("src_lang") is not None else None
+    example = f"expected a code such as {tokenizer.src_lang!r}"
+    chosen = []
+    for side, code in (("source", source or loaded), ("target", target or tokenizer.tgt_lang)):
+        if code is None:
+            raise InvalidInputError(f"got no {side} language for a {name}, {example}; give {side}_language")
+        if _language_id(tokenizer, code) is None:
+            raise InvalidInputError(f"got the {side} language {code!r}, which this {name} does not know; {example}")
+        chosen.append(code)
+    return chosen[0], chosen[1]
+
+
+def _language_id(tokenizer: Any, code: str) -> int | None:
+    """The id of a language's token, None for a language that the tokenizer does not know."""
+    ids = getattr(tokenizer, "lang_code_to_id", None)
+    if ids is None:
+        ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+    index: int | None = ids.get(code)
+    return index
+
+
+def _check_code_in_prefix(tokenizer: Any, prefix: Sequence[str]) -> None:
+    """A Marian model into several languages is told which in the source text."""
+    codes = getattr(tokenizer, "supported_language_codes", ())
+    if len(codes) > 1 and (not prefix or prefix[0] not in codes):
+        found = f"got the source_prefix {' '.join(prefix)!r} for a tokenizer of {len(codes)} target languages"
+        raise InvalidInputError(f"{found}, expected one of {', '.join(sorted(codes))}")
+
+
+@contextmanager
+def _left_as_it_was(tokenizer: Any) -> Iterator[None]:
+    """While open, the tokenizer may be set in any way; afterwards it is as before, also when the body raises."""
+    attributes = dict(vars(tokenizer))
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    settings = {name: getattr(backend, name) for name in _BACKEND_SETTINGS if backend is not None}
+    try:
+        yield
+    finally:
+        vars(tokenizer).clear()
+        vars(tokenizer).update(attributes)
+        for name, restore in _BACKEND_SETTINGS.items():
+            if settings.get(name) is not None:
+                restore(backend, settings[name])
+
+
+_BACKEND_SETTINGS: Mapping[str, Callable[[Any, Any], None]] = MappingProxyType(
+    {
+        "post_processor": lambda backend, value: setattr(backend, "post_processor", value),
+        "encode_special_tokens": lambda backend, value: setattr(backend, "encode_special_tokens", value),
+        "truncation": lambda backend, value: backend.enable_truncation(**value),
+        "padding": lambda backend, value: backend.enable_padding(**value),
+    }
+)

@@ -1,0 +1,282 @@
+"""Tiny tokenizers and random models of the translation families, made on the spot."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import torch
+import transformers as hf
+from tokenizers import ByteLevelBPETokenizer
+
+SOURCES = [
+    "das Haus ist klein .",
+    "das kleine Haus steht am See , nicht am Meer !",
+    "ein Mann sieht die großen Häuser",
+    "die Straße führt nach Hause",
+    "übermorgen fährt der Mann zum See",
+]
+TARGETS = [
+    "the house is small .",
+    "the small house stands by the lake , not by the sea !",
+    "a man sees the big houses",
+    "the road leads home",
+    "the man drives to the lake the day after tomorrow",
+]
+FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family.
+
+    Attributes:
+        tokenizer: makes a tokenizer, with the files that it needs in a folder.
+        model: a tokenizer -> a model of its vocabulary, not yet random.
+        source: the special tokens around a source, with ``*`` for the text.
+        target: likewise, around the labels.
+        start: what the decoder reads first.
+        options: what HuggingFaceTokenizer is told.
+    """
+
+    tokenizer: Callable[[Path], Any]
+    model: Callable[[Any], hf.PreTrainedModel]
+    source: str
+    target: str
+    start: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def sentence_pieces(
+    path: Path, sentences: Iterable[str], *, vocab_size: int = 70, **options: Any
+) -> sentencepiece.SentencePieceProcessor:
+    """Trains a SentencePiece model into a file."""
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(list(sentences) * 3),
+            model_writer=file,
+            vocab_size=vocab_size,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **options,
+        )
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def vocabulary(path: Path, *parts: Iterable[str]) -> None:
+    """Numbers the pieces into a JSON file."""
+    pieces = dict.fromkeys(piece for part in parts for piece in part)
+    path.write_text(json.dumps({piece: index for index, piece in enumerate(pieces)}), encoding="utf-8")
+
+
+def pieces_of(model: sentencepiece.SentencePieceProcessor) -> list[str]:
+    """Its pieces without <unk>, <s> and </s>."""
+    return [model.id_to_piece(index) for index in range(3, model.get_piece_size())]
+
+
+def marian_tokenizer(folder: Path, *, separate: bool = False, codes: tuple[str, ...] = (), **options: Any) -> Any:
+    """Marian's: two SentencePiece models, and a vocabulary of both or one for each."""
+    source = pieces_of(sentence_pieces(folder / "source.spm", SOURCES, **options))
+    target = pieces_of(sentence_pieces(folder / "target.spm", TARGETS, **options))
+    head, tail = ("</s>", "<unk>"), (*codes, "<pad>")
+    if not separate:
+        vocabulary(folder / "vocab.json", head, source, target, tail)
+        return hf.MarianTokenizer.from_pretrained(folder)
+    vocabulary(folder / "vocab.json", head, source, tail)
+    # Marian's padding has one id on both sides.
+    room = [f"unused{index}" for index in range(len(source) - len(target))]
+    vocabulary(folder / "target_vocab.json", head, target, room, tail)
+    return hf.MarianTokenizer.from_pretrained(folder, separate_vocabs=True)
+
+
+def m2m100_tokenizer(folder: Path, **options: Any) -> Any:
+    """M2M100's, with byte fallback, which its own models do not have."""
+    options = {"vocab_size": 330, "byte_fallback": True} | options
+    pieces = pieces_of(sentence_pieces(folder / "sentencepiece.bpe.model", SOURCES + TARGETS, **options))
+    vocabulary(folder / "vocab.json", FAIRSEQ, pieces)
+    return hf.M2M100Tokenizer.from_pretrained(folder)
+
+
+def nllb_tokenizer(folder: Path) -> Any:
+    """The tokenizer of NLLB."""
+    sentence_pieces(folder / "sentencepiece.bpe.model", SOURCES + TARGETS, model_type="bpe", vocab_size=120)
+    return hf.NllbTokenizer.from_pretrained(folder, extra_special_tokens=["deu_Latn", "eng_Latn"])
+
+
+def mbart_tokenizer(folder: Path) -> Any:
+    """The tokenizer of mBART."""
+    sentence_pieces(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
+    return hf.MBartTokenizer.from_pretrained(folder, src_lang="de_DE", tgt_lang="en_XX")
+
+
+def mbart50_tokenizer(folder: Path) -> Any:
+    """The tokenizer of mBART-50."""
+    sentence_pieces(folder / "sentencepiece.bpe.model", SOURCES + TARGETS)
+    return hf.MBart50Tokenizer.from_pretrained(folder)
+
+
+def bart_tokenizer(folder: Path) -> Any:
+    """BART's byte-level BPE."""
+    core = ByteLevelBPETokenizer()
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    core.train_from_iterator(SOURCES + TARGETS, vocab_size=320, show_progress=False, special_tokens=specials)
+    core.save_model(str(folder))
+    return hf.BartTokenizer.from_pretrained(folder)
+
+
+def t5_tokenizer(folder: Path) -> Any:
+    """T5's and mT5's."""
+    sentence_pieces(folder / "spiece.model", SOURCES + TARGETS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    return hf.T5Tokenizer.from_pretrained(folder, extra_ids=2)
+
+
+MERGES = ("d a", "da s</w>", "h e</w>", "t he</w>", "i s", "o u", "H a", "u s")
+
+
+def fsmt_tokenizer(folder: Path) -> Any:
+    """FSMT's: the same merges, but a vocabulary for each side."""
+    for name, sentences in (("vocab-src.json", SOURCES), ("vocab-tgt.json", TARGETS)):
+        letters = sorted({letter for sentence in sentences for letter in sentence if letter != " "})
+        merged = [merge.replace(" ", "") for merge in MERGES]
+        vocabulary(folder / name, FAIRSEQ, letters, [f"{letter}</w>" for letter in letters], merged)
+    (folder / "merges.txt").write_text("".join(f"{merge} 1\n" for merge in MERGES), encoding="utf-8")
+    return hf.FSMTTokenizer.from_pretrained(folder, langs=["de", "en"])
+
+
+SIZES: dict[str, Any] = {
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 128,
+}
+T5_SIZES: dict[str, Any] = {
+    "d_model": 16,
+    "d_kv": 8,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+}
+
+
+def _ids(tokenizer: Any) -> dict[str, Any]:
+    """The special ids that a configuration names."""
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return {name: index for name, index in ids.items() if index is not None}
+
+
+def marian(tokenizer: Any) -> hf.PreTrainedModel:
+    """A Marian model."""
+    target_size = len(tokenizer.target_encoder) if tokenizer.separate_vocabs else len(tokenizer.encoder)
+    config = hf.MarianConfig(
+        vocab_size=len(tokenizer.encoder),
+        decoder_vocab_size=target_size,
+        share_encoder_decoder_embeddings=not tokenizer.separate_vocabs,
+        tie_word_embeddings=not tokenizer.separate_vocabs,
+        decoder_start_token_id=tokenizer.pad_token_id,
+        **SIZES,
+        **_ids(tokenizer),
+    )
+    return hf.MarianMTModel(config)
+
+
+def m2m100(tokenizer: Any) -> hf.PreTrainedModel:
+    """An M2M100 model, which NLLB's are, too."""
+    # M2M100's language codes come after its vocabulary, and are not counted.
+    config = hf.M2M100Config(vocab_size=len(tokenizer) + 110, **SIZES, **_ids(tokenizer))
+    return hf.M2M100ForConditionalGeneration(config)
+
+
+def mbart(tokenizer: Any) -> hf.PreTrainedModel:
+    """An mBART model."""
+    return hf.MBartForConditionalGeneration(hf.MBartConfig(vocab_size=len(tokenizer), **SIZES, **_ids(tokenizer)))
+
+
+def bart(tokenizer: Any) -> hf.PreTrainedModel:
+    """A BART model."""
+    return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=len(tokenizer), **SIZES, **_ids(tokenizer)))
+
+
+def t5(tokenizer: Any) -> hf.PreTrainedModel:
+    """A T5 model."""
+    config = hf.T5Config(vocab_size=len(tokenizer), **T5_SIZES)
+    return hf.T5ForConditionalGeneration(config)
+
+
+def mt5(tokenizer: Any) -> hf.PreTrainedModel:
+    """An mT5 model: gated feed-forward networks, its own output matrix."""
+    return hf.MT5ForConditionalGeneration(hf.MT5Config(vocab_size=len(tokenizer), **T5_SIZES))
+
+
+def fsmt(tokenizer: Any) -> hf.PreTrainedModel:
+    """An FSMT model."""
+    config = hf.FSMTConfig(
+        langs=["de", "en"],
+        src_vocab_size=tokenizer.src_vocab_size,
+        tgt_vocab_size=tokenizer.tgt_vocab_size,
+        **SIZES,
+    )
+    return hf.FSMTForConditionalGeneration(config)
+
+
+def random_model(family: Family, tokenizer: Any, seed: int = 0) -> hf.PreTrainedModel:
+    """A model whose every weight, gain and bias is random and large enough to matter."""
+    model = family.model(tokenizer)
+    model.eval()  # type: ignore[no-untyped-call]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+FAMILIES = {
+    "Marian": Family(marian_tokenizer, marian, "* </s>", "* </s>", "<pad>"),
+    "Marian, two vocabularies": Family(
+        lambda folder: marian_tokenizer(folder, separate=True), marian, "* </s>", "* </s>", "<pad>"
+    ),
+    "Marian, several languages": Family(
+        lambda folder: marian_tokenizer(folder, codes=(">>eng<<", ">>fra<<"), add_dummy_prefix=False),
+        marian,
+        ">>eng<< * </s>",
+        "* </s>",
+        "<pad>",
+        {"source_prefix": ">>eng<<"},
+    ),
+    "M2M100": Family(
+        m2m100_tokenizer,
+        m2m100,
+        "__de__ * </s>",
+        "__en__ * </s>",
+        "</s>",
+        {"source_language": "de", "target_language": "en"},
+    ),
+    "NLLB": Family(
+        nllb_tokenizer,
+        m2m100,
+        "deu_Latn * </s>",
+        "eng_Latn * </s>",
+        "</s>",
+        {"source_language": "deu_Latn", "target_language": "eng_Latn"},
+    ),
+    "mBART": Family(mbart_tokenizer, mbart, "* </s> de_DE", "* </s> en_XX", "en_XX"),
+    "mBART-50": Family(
+        mbart50_tokenizer,
+        mbart,
+        "de_DE * </s>",
+        "en_XX * </s>",
+        "</s>",
+        {"source_language": "de_DE", "target_language": "en_XX"},
+    ),
+    "BART": Family(bart_tokenizer, bart, "<s> * </s>", "<s> * </s>", "</s>"),
+    "T5": Family(t5_tokenizer, t5, "* </s>", "* </s>", "<pad>"),
+    "mT5": Family(t5_tokenizer, mt5, "* </s>", "* </s>", "<pad>"),
+    "FSMT": Family(fsmt_tokenizer, fsmt, "* </s>", "* </s>", "</s>"),
+}
