@@ -1,0 +1,194 @@
+"""Word alignments of sentence pairs from a translation model, one call."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from alignment.extraction import MapMethod, WordMaps, attention_maps, word_maps
+from alignment.links import Alignment
+from alignment.recipes import RECIPES, Recipe
+from alignment.selection import Choice, highest_norm, most_consistent
+from alignment.settings import Setting
+from alignment.teacher_forcing import OnError
+from alignment.tokenization import TranslationTokenizer
+from alignment.word_maps import WordMap
+from captum_norm import InvalidInputError, NormAttribution
+
+Layer = int | Literal["auto", "highest-norm"]
+Words = Sequence[str]
+
+SAMPLE = 500
+SETTINGS: tuple[Setting, ...] = ("AWI", "AWO")
+
+
+class WordAligner:
+    """Word alignments from a translation model's cross-attention.
+
+    Args:
+        model: a Hugging Face sequence-to-sequence model, or one of :func:`alignment.load_fairseq_checkpoint`; left
+            exactly as it is.
+        tokenizer: its tokenizer, such as ``HuggingFaceTokenizer(tokenizer)`` or what ``load_fairseq_checkpoint`` gave.
+        method: a method of ``captum_norm`` for the model, or for its part without the head; None takes
+            ``NormAttribution`` with the scope ``attn``, the norms of Kobayashi et al. 2020.
+        layer: 0-based index, negative from the last; ``"auto"``, the most consistent one
+            (:func:`alignment.consistency`); or ``"highest-norm"``, the one with the highest mean norm [Kobayashi et
+            al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs that are aligned.
+        setting: ``"AWI"``, ``"AWO"``, or ``"auto"`` to decide it with the layer.
+        head: 0-based index of one head, ``"auto"`` to decide it with the layer, or None for all heads together.
+        recipe: how links are read off the maps: a :class:`Recipe` or a name in :data:`RECIPES`. A recipe that adds the
+            other setting's map takes this from the last layer, which in trained models attends to what is emitted.
+        max_tokens: how large a batch may be, in pieces of both sides, padding included.
+
+    Raises:
+        InvalidInputError: an unknown recipe, layer or setting.
+
+    Example:
+        >>> from alignment import load_shipped_model
+        >>> aligner = WordAligner(*load_shipped_model("fr-en"), layer=0)
+        >>> aligner.align([["la", "maison", "est", "petite", "."]], [["the", "house", "is", "small", "."]])
+        [Alignment([(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)])]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: TranslationTokenizer,
+        method: MapMethod | None = None,
+        layer: Layer = "auto",
+        setting: Setting | Literal["auto"] = "AWI",
+        *,
+        head: int | Literal["auto"] | None = None,
+        recipe: Recipe | str = "paper",
+        max_tokens: int = 4096,
+    ) -> None:
+        if isinstance(recipe, str) and recipe not in RECIPES:
+            raise InvalidInputError(f"got the recipe {recipe!r}, expected one of {', '.join(RECIPES)} or a Recipe")
+        if isinstance(layer, str) and layer not in ("auto", "highest-norm"):
+            raise InvalidInputError(f'got the layer {layer!r}, expected an index, "auto" or "highest-norm"')
+        if setting not in (*SETTINGS, "auto"):
+            raise InvalidInputError(f'got the setting {setting!r}, expected "AWI", "AWO" or "auto"')
+        self.model = model
+        self.tokenizer = tokenizer
+        self.method = cast(MapMethod, NormAttribution(without_head(model))) if method is None else method
+        self.recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+        self.choice: Choice | None = None
+        if setting != "auto" and not isinstance(layer, str) and head != "auto":
+            self.choice = Choice(setting, layer, head)
+        self._layer, self._setting, self._head = layer, setting, head
+        self._max_tokens = max_tokens
+
+    def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Alignment]:
+        """The alignment of each sentence pair; a pair with an empty side has no links.
+
+        Args:
+            sources: the words of each source sentence.
+            targets: the words of each target sentence.
+
+        Raises:
+            InvalidInputError: there are not equally many of both, or a pair cannot be used: too long for the model, or
+                its pieces cannot be attributed to its words.
+            CaptumNormError: the method fails on the model.
+        """
+        if len(sources) != len(targets):
+            raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected as many")
+        full = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(pair)]
+        results = self.align_pairs([(sources[index], targets[index]) for index in full])
+        alignments = [Alignment()] * len(sources)
+        for index, result in zip(full, results, strict=True):
+            if isinstance(result, InvalidInputError):
+                raise InvalidInputError(f"pair {index}: {result}")
+            alignments[index] = result
+        return alignments
+
+    def align_pairs(self, pairs: Sequence[tuple[Words, Words]]) -> list[Alignment | InvalidInputError]:
+        """Like :meth:`align`, with the reason in place of the alignment for each pair that cannot be used."""
+        results: list[Alignment | InvalidInputError] = [Alignment()] * len(pairs)
+        if not pairs:
+            return results
+        choice = self.choose(pairs)
+
+        def refuse(index: int, error: InvalidInputError) -> None:
+            results[index] = error
+
+        needed = self.recipe.settings(choice.setting)
+        # The other setting's map is the last layer's.
+        layers = [choice.layer] if len(needed) == 1 else [choice.layer, -1]
+        for index, maps in self._maps(pairs, layers, needed, refuse, per_head=choice.head is not None):
+            read = {
+                setting: _of_head(stack[0], choice.head) if setting == choice.setting else _of_head(stack[-1], None)
+                for setting, stack in maps.items()
+            }
+            results[index] = self.recipe(read, choice.setting)
+        return results
+
+    def choose(self, pairs: Sequence[tuple[Words, Words]]) -> Choice:
+        """Layer, setting and head: those asked for, or decided now, on the first pairs, and kept from then on.
+
+        Args:
+            pairs: sentence pairs; those that cannot be used are passed over.
+
+        Raises:
+            InvalidInputError: none of the pairs can be used, or the model has no such layer or head.
+        """
+        if self.choice is None:
+            self.choice = self._decide(pairs[:SAMPLE])
+        return self.choice
+
+    def _decide(self, pairs: Sequence[tuple[Words, Words]]) -> Choice:
+        layers = None if isinstance(self._layer, str) else [self._layer]
+        settings = SETTINGS if self._setting == "auto" else (self._setting,)
+        candidates = defaultdict[Choice, list[WordMap]](list)
+        used = []
+        for index, maps in self._maps(pairs, layers, settings, lambda *_: None, per_head=self._head is not None):
+            used.append(index)
+            for setting, stack in maps.items():
+                for place, layer_map in enumerate(stack):
+                    layer = place if layers is None else layers[place]
+                    heads = range(len(layer_map)) if self._head == "auto" else [self._head]
+                    for head in heads:
+                        candidates[Choice(setting, layer, head)].append(_of_head(layer_map, head))
+        if not used:
+            raise InvalidInputError(f"got {len(pairs)} sentence pairs, none of which can be used to choose a layer")
+        if self._layer == "highest-norm":
+            return highest_norm(candidates)
+        return most_consistent(candidates, [pairs[index][0] for index in used], [pairs[index][1] for index in used])
+
+    def _maps(
+        self,
+        pairs: Sequence[tuple[Words, Words]],
+        layers: Sequence[int] | None,
+        settings: Sequence[Setting],
+        on_error: OnError,
+        *,
+        per_head: bool,
+    ) -> Iterator[tuple[int, WordMaps]]:
+        return word_maps(
+            self.model,
+            self.tokenizer,
+            pairs,
+            attention_maps(self.method, layers=layers, per_head=per_head),
+            settings=settings,
+            max_tokens=self._max_tokens,
+            on_error=on_error,
+        )
+
+
+def without_head(model: nn.Module) -> nn.Module:
+    """The part of a Hugging Face model below its head, which attention maps do not need; any other model itself."""
+    base = getattr(model, "base_model", model)
+    return base if isinstance(base, nn.Module) else model
+
+
+def _of_head(layer_map: NDArray[np.float32], head: int | None) -> WordMap:
+    """One map (T, S + 1) of a layer's, which is (T, S + 1) or (H, T, S + 1): a head's, or the mean over heads."""
+    if layer_map.ndim == 2:
+        return np.asarray(layer_map, np.float64)
+    if head is None:
+        return np.asarray(layer_map.mean(0), np.float64)
+    if not -len(layer_map) <= head < len(layer_map):
+        raise InvalidInputError(f"got head {head}; the model has {len(layer_map)}: 0 to {len(layer_map) - 1}")
+    return np.asarray(layer_map[head], np.float64)

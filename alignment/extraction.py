@@ -1,0 +1,131 @@
+"""From a translation model's cross-attention to word maps: teacher forcing, then pieces merged to words."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alignment.gradients import GradientKind, source_gradients
+from alignment.settings import Setting, row_word_ids
+from alignment.teacher_forcing import OnError, TeacherForcedBatch, teacher_forced_batches
+from alignment.tokenization import TranslationTokenizer
+from captum_norm import AttributionMaps, InvalidInputError
+
+PieceMaps = Callable[[TeacherForcedBatch], Tensor]
+"""The maps of a batch, (B, ..., T, S): rows are the decoder's steps, columns the source pieces."""
+
+WordMaps = dict[Setting, NDArray[np.float32]]
+"""One pair's word maps by setting, (..., T words, S words + 1), null column last."""
+
+
+class MapMethod(Protocol):
+    """A method of ``captum_norm``."""
+
+    def maps(
+        self,
+        inputs: Any,
+        *,
+        layers: Sequence[int] | None,
+        per_head: bool,
+        stacks: Collection[Any] | None,
+    ) -> AttributionMaps:
+        """The maps of every layer."""
+        ...
+
+
+def attention_maps(method: MapMethod, *, layers: Sequence[int] | None = None, per_head: bool = False) -> PieceMaps:
+    """The cross-attention maps of a method of ``captum_norm``, (B, L, [H,] T, S).
+
+    Args:
+        method: such as ``NormAttribution(model)`` or ``AttentionWeights(model)``; the model may be without its head,
+            which attention does not need.
+        layers: 0-based indices of the layers, negative ones from the last; all if None.
+        per_head: one map a head instead of one a layer.
+    """
+
+    def maps(batch: TeacherForcedBatch) -> Tensor:
+        cross = method.maps(batch.inputs, layers=layers, per_head=per_head, stacks=["cross"]).cross
+        if cross is None:
+            raise InvalidInputError("got a model without cross-attention; give an encoder–decoder model")
+        return cross
+
+    return maps
+
+
+def gradient_maps(model: nn.Module, kind: GradientKind) -> PieceMaps:
+    """The maps of a gradient baseline, (B, 1, T, S), without sign: the step that emits a piece has its gradients."""
+
+    def maps(batch: TeacherForcedBatch) -> Tensor:
+        return source_gradients(model, batch.inputs, batch.labels, kind=kind).abs().unsqueeze(1)
+
+    return maps
+
+
+def word_maps(
+    model: nn.Module,
+    tokenizer: TranslationTokenizer,
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
+    piece_maps: PieceMaps,
+    *,
+    settings: Collection[Setting] = ("AWI",),
+    max_tokens: int = 4096,
+    on_error: OnError | None = None,
+) -> Iterator[tuple[int, WordMaps]]:
+    """The word maps of sentence pairs, in no particular order.
+
+    Entries are summed over the pieces of a source word and averaged over those of a target word [Kobayashi et al.
+    2020]; what falls on the source's special tokens makes up the null column.
+
+    Args:
+        model: the translation model; left as it is.
+        tokenizer: its tokenizer.
+        pairs: the source words and the target words of each pair.
+        piece_maps: the method, such as ``attention_maps(NormAttribution(model))``.
+        settings: which rows to read: ``"AWO"``, ``"AWI"`` or both.
+        max_tokens: how large a batch may be, padding included.
+        on_error: told of each pair that cannot be used, which is left out then; None raises instead.
+
+    Yields:
+        the pair's index, and its maps by setting.
+
+    Raises:
+        InvalidInputError: a pair cannot be used: a side without a word or too long for the model.
+        CaptumNormError: the method fails on the model.
+    """
+    for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=max_tokens, on_error=on_error):
+        maps = piece_maps(batch)
+        sizes = [(len(pairs[index][1]), len(pairs[index][0])) for index in batch.indices]
+        merged = {setting: _merged(maps, batch, setting, sizes) for setting in settings}
+        for row, (index, (targets, sources)) in enumerate(zip(batch.indices, sizes, strict=True)):
+            yield index, {setting: words[row, ..., :targets, : sources + 1] for setting, words in merged.items()}
+
+
+def _merged(
+    maps: Tensor, batch: TeacherForcedBatch, setting: Setting, sizes: Sequence[tuple[int, int]]
+) -> NDArray[np.float32]:
+    """(B, ..., T, S) pieces -> (B, ..., most target words, most source words + 1), null right behind the last word."""
+    batch_size, *middle, steps, pieces = maps.shape
+    rows = [row_word_ids(sentence, setting) for sentence in batch.target]
+    target = _membership(rows, [targets for targets, _ in sizes], steps, null=False)
+    source = _membership([s.word_ids for s in batch.source], [sources for _, sources in sizes], pieces, null=True)
+    target = target / target.sum(1, keepdim=True).clamp(min=1)
+    flat = maps.reshape(batch_size, -1, steps, pieces).float().cpu()
+    merged = target.transpose(1, 2).unsqueeze(1) @ flat @ source.unsqueeze(1)
+    numbers: NDArray[np.float32] = merged.reshape(batch_size, *middle, *merged.shape[2:]).numpy()
+    return numbers
+
+
+def _membership(word_ids: Sequence[Sequence[int | None]], counts: Sequence[int], pieces: int, *, null: bool) -> Tensor:
+    """(B, pieces, words): 1 where a piece is of a word; with ``null`` pieces of no word are in the column behind."""
+    members = torch.zeros(len(word_ids), pieces, max(counts) + null)
+    places = [
+        (row, piece, count if index is None else index)
+        for row, (ids, count) in enumerate(zip(word_ids, counts, strict=True))
+        for piece, index in enumerate(ids)
+        if null or index is not None
+    ]
+    members[tuple(torch.tensor(places).T)] = 1.0
+    return members

@@ -1,0 +1,102 @@
+"""fairseq's dictionaries: which piece has which id."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from captum_norm import InvalidInputError
+
+BOS, PAD, EOS, UNK = range(4)
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+"""The symbols that every dictionary begins with and no file lists."""
+
+_OVERWRITE = "#fairseq:overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class Dictionary:
+    """The pieces of one language.
+
+    Attributes:
+        symbols: the pieces in the order of their ids; the first four are ``<s> <pad> </s> <unk>``.
+        indices: piece → id; of a piece that is listed twice, the last.
+    """
+
+    symbols: tuple[str, ...]
+    indices: Mapping[str, int]
+
+    def index(self, piece: str) -> int:
+        """The id of a piece of text: ``<unk>``'s if it is not listed, or spelt as one of the first three."""
+        # A word of the text must not turn into padding or end the sentence.
+        return max(self.indices.get(piece, UNK), UNK)
+
+
+def find_dictionary(data: Path, language: str) -> Path:
+    """``dict.LANGUAGE.txt`` in a folder, else its ``dictionary.txt``, which serves all languages.
+
+    Raises:
+        InvalidInputError: neither exists.
+    """
+    names = f"dict.{language}.txt", "dictionary.txt"
+    for path in (data / name for name in names):
+        if path.is_file():
+            return path
+    raise InvalidInputError(
+        f"found no {names[0]} in {data}; give data=FOLDER, the folder that fairseq-preprocess wrote"
+    )
+
+
+def read_dictionary(path: Path, size: int) -> Dictionary:
+    """Read a dictionary.
+
+    Args:
+        path: one ``piece count`` a line, as fairseq writes it; a line that ends with ``#fairseq:overwrite`` takes the
+            place of an earlier one with the same piece.
+        size: number of rows of the embedding. fairseq pads a dictionary with symbols ``madeupwordNNNN`` to a multiple
+            of 8; where the file lacks them, they are added.
+
+    Raises:
+        InvalidInputError: a line is not of that form, a piece is listed twice, or the size differs otherwise.
+    """
+    symbols, indices = list(SPECIAL), {symbol: index for index, symbol in enumerate(SPECIAL)}
+    for piece in _pieces(path):
+        indices[piece] = len(symbols)
+        symbols.append(piece)
+    missing = size - len(symbols)
+    if size % 8 == 0 and 0 < missing < 8:
+        for piece in _made_up(indices, missing):
+            indices[piece] = len(symbols)
+            symbols.append(piece)
+    if len(symbols) != size:
+        found = f"{path} and the special symbols make {len(symbols)} pieces, the checkpoint's embedding has {size} rows"
+        raise InvalidInputError(f"{found}; give the dictionaries that the model was trained with")
+    return Dictionary(tuple(symbols), indices)
+
+
+def _pieces(path: Path) -> Iterable[str]:
+    seen = set(SPECIAL)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                piece, overwrite = _parse(line, f"{path}, line {number}")
+                if piece in seen and not overwrite:
+                    found = f"{path}, line {number}: got the piece {piece!r} a second time"
+                    raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} if it shall replace the first")
+                seen.add(piece)
+                yield piece
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def _parse(line: str, place: str) -> tuple[str, bool]:
+    text = line.rstrip()
+    overwrite = text.endswith(f" {_OVERWRITE}")
+    piece, space, count = text.removesuffix(f" {_OVERWRITE}").rpartition(" ")
+    if not space or not count.isdecimal():
+        raise InvalidInputError(f"{place}: got {text!r}, expected a piece, a space and its count")
+    return piece, overwrite
+
+
+def _made_up(taken: Mapping[str, int], number: int) -> list[str]:
+    names = (f"madeupword{index:04d}" for index in range(len(taken) + number))
+    return [name for name in names if name not in taken][:number]

@@ -1,0 +1,190 @@
+"""How words are cut into the pieces that a dictionary lists: SentencePiece, BPE codes, or not at all."""
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from alignment.fairseq.dictionary import Dictionary
+from alignment.pieces import PIECE_SCHEMES
+from alignment.subwords import encode_words, word_ids_from_pieces
+from captum_norm import InvalidInputError
+
+StrPath = str | os.PathLike[str]
+Codes = StrPath | tuple[StrPath, StrPath] | Literal[False] | None
+"""Where pieces come from: a file for both languages, one for each, nothing (False), or what the data folder has."""
+
+_CODES = {"code", "codes", "bpecodes"}
+
+
+class Segmenter(Protocol):
+    """Cuts words into pieces and joins pieces to words."""
+
+    by_word: bool
+    """Whether a word's pieces are the same in every sentence."""
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
+        """The pieces of a sentence, and the index of each one's word."""
+        ...
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The words that pieces make up."""
+        ...
+
+
+class SentencePieceSegmenter:
+    """A model of SentencePiece.
+
+    Args:
+        path: the ``.model`` file.
+
+    Raises:
+        InvalidInputError: the package sentencepiece is not installed, or the file is no such model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(f"{path} needs the package sentencepiece: pip install sentencepiece") from error
+        try:
+            self._processor = SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise InvalidInputError(f"{path} is no model of SentencePiece") from error
+        # Without a dummy prefix, the space before a word is part of its pieces, and the first word lacks it.
+        self.by_word = self._pieces("a b") == self._pieces("a") + self._pieces("b")
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
+        """The pieces of a sentence, and the index of each one's word; a piece never crosses words."""
+        if self.by_word:
+            return encode_words(words, self._pieces)
+        pieces = self._pieces(" ".join(words))
+        return pieces, word_ids_from_pieces(words, pieces, PIECE_SCHEMES["sentencepiece"], normalize=self._normalize)
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The words that pieces make up; bytes of byte fallback are decoded."""
+        surface = PIECE_SCHEMES["sentencepiece"].surface
+        return b"".join(map(surface, pieces)).decode(errors="replace").split()
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
+
+    def _normalize(self, word: str) -> str:
+        normal: str = self._processor.normalize(word)
+        return normal.replace("\u2581", " ")
+
+
+class BPESegmenter:
+    """The codes of subword-nmt or fastBPE.
+
+    Args:
+        path: the file of merges, one a line; fastBPE writes their counts behind them.
+
+    Raises:
+        InvalidInputError: the package subword-nmt is not installed, or the file holds no codes.
+    """
+
+    by_word = True
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from subword_nmt.apply_bpe import BPE
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(f"{path} needs the package subword-nmt: pip install subword-nmt") from error
+        self._bpe = BPE(io.StringIO(_merges(path)))
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
+        """The pieces of a sentence, and the index of each one's word."""
+        return encode_words(words, self._pieces)
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The words that pieces make up."""
+        return f"{' '.join(pieces)} ".replace("@@ ", "").split()
+
+    def _pieces(self, word: str) -> list[str]:
+        pieces: list[str] = self._bpe.segment_tokens([word])
+        self._bpe.cache.clear()  # it has no bound
+        return pieces
+
+
+class NoSegmenter:
+    """Words that are pieces already."""
+
+    by_word = True
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
+        """The words, and their indices."""
+        return list(words), list(range(len(words)))
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The pieces."""
+        return list(pieces)
+
+
+def find_segmenter(
+    data: Path, language: str, dictionary: Dictionary, codes: StrPath | Literal[False] | None
+) -> Segmenter:
+    """The segmenter of one language.
+
+    Args:
+        data: where to look for a ``*.model`` of SentencePiece or a file with ``codes``, ``code`` or ``bpecodes`` as a
+            part of its name: one for all languages, or one with the language as another part (``bpe.codes.fr``).
+        language: the language.
+        dictionary: its pieces; where they bear marks, codes must be found.
+        codes: the file, False for none, None to look for it.
+
+    Raises:
+        InvalidInputError: the file is missing, ambiguous or not what it should be.
+    """
+    path = _find(data, language) if codes is None else Path(codes) if codes else None
+    if path:
+        if not path.is_file():
+            raise InvalidInputError(f"there is no file {path}; give codes=FILE, a SentencePiece model or BPE codes")
+        return SentencePieceSegmenter(path) if path.suffix == ".model" else BPESegmenter(path)
+    marked = next((piece for piece in dictionary.symbols if len(piece) > 2 and _is_marked(piece)), None)
+    if codes is None and marked is not None:
+        found = f"the dictionary of {language} has pieces such as {marked!r}, but {data} has nothing to cut words with"
+        raise InvalidInputError(f"{found}; give codes=FILE, or codes=False if your words are pieces already")
+    return NoSegmenter()
+
+
+def _is_marked(piece: str) -> bool:
+    return piece.endswith("@@") or "\u2581" in piece
+
+
+def _find(data: Path, language: str) -> Path | None:
+    files = sorted(path for path in data.iterdir() if path.is_file())
+    found = [path for path in files if path.suffix == ".model" or _parts(path.name) & _CODES]
+    if len(found) > 1:
+        found = [path for path in found if _parts(language) <= _parts(path.name)] or found
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise InvalidInputError(f"{data} has several files to cut words of {language} with: {names}; give codes=FILE")
+    return found[0] if found else None
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.split(r"[\W_]+", name))
+
+
+def _merges(path: Path) -> str:
+    """The codes in the form of subword-nmt, checked, as its own reader would end the process."""
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path} is neither BPE codes nor a SentencePiece model named *.model") from error
+    header = [lines.pop(0)] if lines[0].startswith("#version:") else []
+    merges = []
+    for number, line in enumerate(lines, 1 + len(header)):
+        fields = line.strip("\r\n ").split(" ")
+        counted = not header and len(fields) == 3 and fields[2].isdecimal()
+        if len(fields) != 2 and not counted:
+            raise InvalidInputError(f"{path}, line {number}: got {line!r}, expected the two pieces of a merge")
+        merges.append((fields[:2], counted))
+    # fastBPE marks the end of a word as version 0.2 of subword-nmt does.
+    if not header and any(counted for _, counted in merges):
+        header = ["#version: 0.2"]
+    return "\n".join([*header, *(" ".join(fields) for fields, _ in merges)]) + "\n"

@@ -1,0 +1,193 @@
+"""The paper's experiment: alignment error rate by method, setting, layer, head and recipe [Kobayashi et al. 2020]."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from alignment.aer import AER, AERScore
+from alignment.aligner import without_head
+from alignment.corpora import ParallelGold
+from alignment.extraction import PieceMaps, gradient_maps, word_maps
+from alignment.gradients import GradientKind
+from alignment.links import Alignment
+from alignment.recipes import RECIPES, Recipe
+from alignment.selection import Choice, highest_norm, most_consistent
+from alignment.settings import Setting
+from alignment.teacher_forcing import TeacherForcedBatch
+from alignment.tokenization import TranslationTokenizer
+from alignment.word_maps import WordMap
+from captum_norm import NormMeter
+
+AttentionMethod = Literal["norms", "weights"]
+Method = AttentionMethod | GradientKind
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read alignments.
+
+    Attributes:
+        method: what the maps are.
+        place: setting, layer and head; a gradient's layer is 0, since it goes through all.
+        recipe: how links are read off the maps.
+    """
+
+    method: Method
+    place: Choice
+    recipe: str = "paper"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The alignments of a corpus by one reading, and how good they are."""
+
+    reading: Reading
+    score: AERScore
+    alignments: Sequence[Alignment]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All readings of one corpus by one model.
+
+    Attributes:
+        corpus: the corpus.
+        results: every reading's.
+        chosen: what ``layer="auto"`` and ``"highest-norm"`` choose among the norms of all settings and layers.
+        layers: number of the decoder's layers.
+        heads: number of heads in each.
+    """
+
+    corpus: ParallelGold
+    results: Mapping[Reading, Result]
+    chosen: Mapping[str, Choice]
+    layers: int
+    heads: int
+
+    def best(self, method: Method, *, per_head: bool = False) -> Result:
+        """The paper recipe's best result by a method, over settings and layers, with ``per_head`` over single heads.
+
+        Chosen by the gold alignments, so a bound for every rule that goes without them.
+        """
+        found = [
+            result
+            for reading, result in self.results.items()
+            if reading.method == method and reading.recipe == "paper" and (reading.place.head is not None) == per_head
+        ]
+        return min(found, key=lambda result: result.score.aer)
+
+
+@dataclass
+class AllMaps:
+    """Norms and weights of all layers, of heads together and of each, from one forward pass, as one stack of maps.
+
+    Attributes:
+        labels: what each map of the stack is: method, layer, head; known after the first batch.
+    """
+
+    meter: NormMeter
+    labels: Sequence[tuple[AttentionMethod, int, int | None]] = ()
+
+    def __call__(self, batch: TeacherForcedBatch) -> Tensor:
+        """(B, 2L + 2LH, T, S)."""
+        cross = self.meter.measure(
+            batch.inputs, scopes=["attn"], weights=True, per_head=True, head_norms=True, stacks=["cross"]
+        )["cross"]
+        norms: Tensor = cross.norms["attn"]
+        weights: Any = cross.weights
+        head_norms: Any = cross.head_norms
+        _, layers, heads, _, _ = weights.shape
+        methods: tuple[AttentionMethod, ...] = ("norms", "weights")
+        together: list[int | None] = [None]
+        self.labels = [
+            (method, layer, head)
+            for every in (together, list(range(heads)))
+            for method in methods
+            for layer in range(layers)
+            for head in every
+        ]
+        return torch.cat([norms, weights.mean(2), head_norms.flatten(1, 2), weights.flatten(1, 2)], dim=1)
+
+
+def sweep(
+    model: nn.Module,
+    tokenizer: TranslationTokenizer,
+    corpus: ParallelGold,
+    *,
+    gradients: bool = True,
+    n_bootstrap: int = 1000,
+    max_tokens: int = 4096,
+) -> Sweep:
+    """Align a corpus in every way and score it.
+
+    With the paper's recipe: norms and weights of every layer and every head, and gradient baselines, in both settings.
+    With every other recipe: norms and weights of the layer and setting that ``"auto"`` chooses, from the norms and
+    without the gold alignments.
+
+    Args:
+        model: a translation model as for :class:`alignment.WordAligner`.
+        tokenizer: its tokenizer.
+        corpus: sentence pairs with gold alignments, in the direction of the model.
+        gradients: whether to compute the gradient baselines, which cost most of the time.
+        n_bootstrap: resamples for the 95 % intervals; 1 for none.
+        max_tokens: how large a batch may be, padding included.
+
+    Raises:
+        InvalidInputError: a sentence pair cannot be used.
+        CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+    """
+    pairs = list(zip(corpus.sources, corpus.targets, strict=True))
+    everything = AllMaps(NormMeter(without_head(model)))
+    maps: dict[tuple[Method, Choice], list[WordMap]] = {}
+
+    def collect(piece_maps: PieceMaps) -> Iterator[tuple[Setting, int, list[WordMap]]]:
+        """Setting, place in the stack, and that map of every pair."""
+        found = dict(word_maps(model, tokenizer, pairs, piece_maps, settings=SETTINGS, max_tokens=max_tokens))
+        count = len(found[0][SETTINGS[0]])
+        for setting in SETTINGS:
+            for place in range(count):
+                yield setting, place, [found[index][setting][place].astype("float64") for index in range(len(pairs))]
+
+    for setting, place, stack in collect(everything):
+        method, layer, head = everything.labels[place]
+        maps[method, Choice(setting, layer, head)] = stack
+    for kind in get_args(GradientKind) if gradients else ():
+        for setting, _, stack in collect(gradient_maps(model, kind)):
+            maps[kind, Choice(setting, 0)] = stack
+
+    norms = {place: stack for (method, place), stack in maps.items() if method == "norms" and place.head is None}
+    chosen = {
+        "auto": most_consistent(norms, corpus.sources, corpus.targets),
+        "highest-norm": highest_norm(norms),
+    }
+    layers = 1 + max(place.layer for _, place in maps)
+    heads = 1 + max(place.head for _, place in maps if place.head is not None)
+    readings = [Reading(method, place) for method, place in maps]
+    readings += [
+        Reading(method, chosen["auto"], recipe)
+        for recipe in RECIPES
+        if recipe != "paper"
+        for method in get_args(AttentionMethod)
+    ]
+    metric = AER([corpus.gold])
+    results = {}
+    for reading in readings:
+        alignments = _alignments(maps, reading, layers)
+        results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
+    return Sweep(corpus, results, chosen, layers, heads)
+
+
+def _alignments(
+    maps: Mapping[tuple[Method, Choice], Sequence[WordMap]], reading: Reading, layers: int
+) -> list[Alignment]:
+    recipe: Recipe = RECIPES[reading.recipe]
+    setting = reading.place.setting
+    stacks = {setting: maps[reading.method, reading.place]}
+    for other in recipe.settings(setting):
+        if other != setting:
+            stacks[other] = maps[reading.method, Choice(other, layers - 1)]
+    return [recipe(dict(zip(stacks, pair, strict=True)), setting) for pair in zip(*stacks.values(), strict=True)]

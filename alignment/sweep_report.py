@@ -1,0 +1,179 @@
+"""A sweep as tables, as records and as heatmaps."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from rich.table import Table
+
+from alignment.aer import AERScore
+from alignment.recipes import RECIPES
+from alignment.selection import Choice
+from alignment.significance import paired_significance
+from alignment.sweep import SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLES: Mapping[Method, str] = {
+    "norms": "norms",
+    "weights": "weights",
+    "saliency": "saliency",
+    "gradient_x_input": "gradient × input",
+}
+ATTENTION: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
+SIGNIFICANT = 0.05
+
+
+def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """One record for each reading: what it is, and its AER, 95 % interval, precision, recall, F1 and links."""
+    for reading, result in sweep.results.items():
+        score = result.score
+        yield {
+            "corpus": sweep.corpus.name,
+            "direction": f"{sweep.corpus.source_language}-{sweep.corpus.target_language}",
+            "method": reading.method,
+            "setting": reading.place.setting,
+            "layer": reading.place.layer,
+            "head": reading.place.head,
+            "recipe": reading.recipe,
+            "aer": score.aer,
+            "aer_interval": score._ci if score._ci >= 0 else None,  # sacrebleu's for: nothing was resampled
+            "precision": score.precision,
+            "recall": score.recall,
+            "f1": score.f1,
+            "links": score.links,
+        }
+
+
+def tables(sweep: Sweep) -> list[Table]:
+    """The paper's tables: layers, heads, rules; and recipes beyond the paper's."""
+    return [_layers(sweep), _heads(sweep), _rules(sweep), _recipes(sweep)]
+
+
+def _layers(sweep: Sweep) -> Table:
+    table = Table(title="AER by setting and layer, the paper's recipe", title_justify="left", box=None)
+    table.add_column("")
+    for setting in SETTINGS:
+        for layer in range(sweep.layers):
+            table.add_column(f"{setting} {layer}", justify="right")
+    for method in _methods(sweep):
+        cells = [
+            _cell(sweep.results.get(Reading(method, Choice(setting, layer))))
+            for setting in SETTINGS
+            for layer in range(sweep.layers)
+        ]
+        table.add_row(TITLES[method], *cells)
+    return table
+
+
+def _heads(sweep: Sweep) -> Table:
+    setting = sweep.chosen["auto"].setting
+    table = Table(title=f"AER by head, {setting}, the paper's recipe", title_justify="left", box=None)
+    table.add_column("")
+    for method in ATTENTION:
+        for head in range(sweep.heads):
+            table.add_column(f"{TITLES[method]} {head}", justify="right")
+    for layer in range(sweep.layers):
+        cells = [
+            _cell(sweep.results[Reading(method, Choice(setting, layer, head))])
+            for method in ATTENTION
+            for head in range(sweep.heads)
+        ]
+        table.add_row(f"layer {layer}", *cells)
+    return table
+
+
+def _rules(sweep: Sweep) -> Table:
+    table = Table(title="layer and setting chosen without gold alignments, norms", title_justify="left", box=None)
+    for title in ("rule", "choice", "AER"):
+        table.add_column(title, justify="right" if title == "AER" else "left")
+    for rule, choice in sweep.chosen.items():
+        table.add_row(rule, str(choice), _cell(sweep.results[Reading("norms", choice)]))
+    best = sweep.best("norms")
+    table.add_row("(by gold)", str(best.reading.place), _cell(best))
+    return table
+
+
+def _recipes(sweep: Sweep) -> Table:
+    title = f"AER by recipe, {sweep.chosen['auto']}; p of the difference from norms"
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("recipe", "method", "AER", "95 %", "precision", "recall", "p"):
+        table.add_column(column, justify="left" if column in ("recipe", "method") else "right")
+    for recipe in RECIPES:
+        compared = [sweep.results[Reading(method, sweep.chosen["auto"], recipe)] for method in ATTENTION]
+        if recipe == "paper":
+            compared += [sweep.best(method) for method in _methods(sweep) if method not in ATTENTION]
+        baseline, *others = compared
+        found = paired_significance(
+            baseline.alignments, [other.alignments for other in others], sweep.corpus.gold, trials=1000
+        )
+        for result, p_value in zip(compared, (None, *found.p_values), strict=True):
+            table.add_row(recipe, TITLES[result.reading.method], *_score_cells(result.score), _p_cell(p_value))
+    return table
+
+
+def _methods(sweep: Sweep) -> list[Method]:
+    found = {reading.method for reading in sweep.results}
+    return [method for method in TITLES if method in found]
+
+
+def _cell(result: Result | None) -> str:
+    return "–" if result is None else f"{result.score.aer:.1f}"
+
+
+def _score_cells(score: AERScore) -> tuple[str, str, str, str]:
+    interval = f"± {score._ci:.1f}" if score._ci >= 0 else ""
+    return f"{score.aer:.1f}", interval, f"{score.precision:.1f}", f"{score.recall:.1f}"
+
+
+def _p_cell(p_value: float | None) -> str:
+    if p_value is None:
+        return ""
+    return f"{p_value:.3f}{' *' if p_value < SIGNIFICANT else ''}"
+
+
+def layer_figure(sweep: Sweep) -> "Figure":
+    """AER of norms and weights as heatmaps: settings down, layers across."""
+    layers = [f"layer {layer}" for layer in range(sweep.layers)]
+    return _figure(sweep, SETTINGS, layers, lambda row, column: Choice(SETTINGS[row], column))
+
+
+def head_figure(sweep: Sweep) -> "Figure":
+    """AER of norms and weights as heatmaps, in the setting of the most consistent layer: layers down, heads across."""
+    setting = sweep.chosen["auto"].setting
+    layers = [f"layer {layer}" for layer in range(sweep.layers)]
+    heads = [f"head {head}" for head in range(sweep.heads)]
+    return _figure(sweep, layers, heads, lambda row, column: Choice(setting, row, column), f", {setting}")
+
+
+def _figure(
+    sweep: Sweep,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    place: Callable[[int, int], Choice],
+    note: str = "",
+) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 1.6 * len(columns), 1.2 + 0.45 * len(rows)), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    corpus = sweep.corpus
+    direction = f"{corpus.source_language}–{corpus.target_language}"
+    figure.suptitle(f"AER (%), {corpus.name} {direction}{note}", fontsize=10)
+    for axes, method in zip(figure.subplots(1, len(ATTENTION)), ATTENTION, strict=True):
+        rates = np.array(
+            [
+                [sweep.results[Reading(method, place(row, column))].score.aer for column in range(len(columns))]
+                for row in range(len(rows))
+            ]
+        )
+        axes.imshow(rates, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+        axes.set_title(TITLES[method], fontsize=9)
+        axes.set_xticks(range(len(columns)), columns, fontsize=7)
+        axes.set_yticks(range(len(rows)), rows, fontsize=7)
+        for (row, column), rate in np.ndenumerate(rates):
+            color = "white" if rate < 60 else "black"
+            axes.text(column, row, f"{rate:.1f}", ha="center", va="center", color=color, fontsize=7)
+    return figure
