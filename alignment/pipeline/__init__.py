@@ -1,0 +1,7 @@
+"""From parallel text of any size to a Pharaoh file: block by block, resumable, in several processes."""
+
+from alignment.pipeline.blocks import Aligner, ExtractionCounts
+from alignment.pipeline.extraction import BadLines, extract
+from alignment.pipeline.team import torchrun_rank
+
+__all__ = ["Aligner", "BadLines", "ExtractionCounts", "extract", "torchrun_rank"]

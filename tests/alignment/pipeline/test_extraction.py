@@ -1,0 +1,185 @@
+"""From parallel text to a Pharaoh file."""
+
+import gzip
+import io
+import lzma
+import os
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment import read_pharaoh
+from alignment.pipeline import ExtractionCounts, extract
+from captum_norm import InvalidInputError
+from tests.alignment.pipeline import runs
+from tests.alignment.pipeline.runs import align, expected, run, write_text
+
+PAIRS = runs.text(23, seed=1)
+OPEN: dict[str, Any] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+
+
+@pytest.mark.parametrize("block_lines", [1, 22, 23, 24])
+def test_line_n_belongs_to_line_n(tmp_path: Path, block_lines: int) -> None:
+    source, out = write_text(tmp_path / "text", PAIRS), tmp_path / "out"
+    run(source, out, block_lines=block_lines)
+    assert out.read_text() == expected(PAIRS)
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
+
+
+def test_empty_text_makes_an_empty_file(tmp_path: Path) -> None:
+    counts = extract(write_text(tmp_path / "text", []), None, align, tmp_path / "out")
+    assert counts == ExtractionCounts()
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+@pytest.mark.parametrize("suffix", OPEN)
+def test_files_may_be_two_and_compressed(tmp_path: Path, suffix: str) -> None:
+    sides = tmp_path / f"text.de{suffix}", tmp_path / f"text.en{suffix}"
+    for side, path in enumerate(sides):
+        with OPEN[suffix](path, "wt", encoding="utf-8") as stream:
+            stream.writelines(f"{pair[side]}\n" for pair in PAIRS)
+    out = tmp_path / f"out{suffix}"
+    extract(*sides, align, out, block_lines=5, max_words=8, report=lambda _: None)
+    with OPEN[suffix](out, "rt", encoding="ascii") as stream:
+        assert stream.read() == expected(PAIRS)
+    assert len(list(read_pharaoh(out))) == len(PAIRS)
+
+
+def test_file_that_ends_early_is_named_and_what_was_done_is_kept(tmp_path: Path) -> None:
+    sides = tmp_path / "text.de", tmp_path / "text.en"
+    sides[0].write_text("a\n" * 5)
+    sides[1].write_text("b\n" * 4)
+    with pytest.raises(InvalidInputError, match=r"text.en, line 5: got no such line"):
+        extract(*sides, align, tmp_path / "out", block_lines=4)
+    assert (tmp_path / "out.parts" / "block-000000000").exists()
+    sides[1].write_text("b\n" * 5)
+    told: list[str] = []
+    extract(*sides, align, tmp_path / "out", block_lines=4, report=told.append)
+    assert told == [f"{tmp_path}/out.parts: 1 blocks are finished already"]
+
+
+def test_stream_to_stream_goes_straight_through() -> None:
+    content = "".join(f"{source} ||| {target}\n" for source, target in PAIRS).encode()
+    out = io.BytesIO()
+    told: list[str] = []
+    counts = extract(io.BytesIO(content), None, align, out, block_lines=4, max_words=8, report=told.append)
+    assert out.getvalue().decode() == expected(PAIRS)
+    assert counts is not None
+    assert (counts.lines, counts.bad_lines) == (len(PAIRS), len(told) - 1)
+    assert told[0].endswith("if interrupted, the run begins anew")
+
+
+def test_stream_is_written_block_by_block() -> None:
+    reader, writer = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    out = io.BytesIO()
+    seen = threading.Event()
+
+    class Out(io.BytesIO):
+        def flush(self) -> None:
+            out.write(self.getvalue())
+            seen.set()
+
+    thread = threading.Thread(
+        target=extract, args=(reader, None, align, Out()), kwargs={"block_lines": 1, "report": lambda _: None}
+    )
+    thread.start()
+    writer.write(b"a ||| b\n")
+    writer.flush()
+    assert seen.wait(10)
+    assert out.getvalue() == b"0-0\n"
+    writer.close()
+    thread.join()
+    reader.close()
+
+
+def test_stream_to_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    out = tmp_path / "out.gz"
+    with pytest.raises(InvalidInputError, match="<stream>, line 2: got no word"):
+        extract(io.BytesIO(b"a ||| b\n |||\n"), None, align, out, bad_lines="stop", block_lines=1)
+    assert list(tmp_path.iterdir()) == []
+    extract(io.BytesIO(b"a ||| b\n"), None, align, out, report=lambda _: None)
+    assert gzip.decompress(out.read_bytes()) == b"0-0\n"
+    with pytest.raises(InvalidInputError, match="exists already"):
+        extract(io.BytesIO(b"a ||| b\n"), None, align, out)
+
+
+def test_pipes_are_streams_whatever_their_names(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.pipe", tmp_path / "out.pipe"
+    for path in (source, out):
+        os.mkfifo(path)
+    ends = [
+        threading.Thread(target=source.write_bytes, args=(b"a ||| b\n",)),
+        threading.Thread(target=extract, args=(source, None, align, out), kwargs={"report": lambda _: None}),
+    ]
+    for end in ends:
+        end.start()
+    assert out.read_bytes() == b"0-0\n"
+    for end in ends:
+        end.join()
+    assert {path.name for path in tmp_path.iterdir()} == {"in.pipe", "out.pipe"}
+
+
+def test_link_stays_a_link(tmp_path: Path) -> None:
+    source, out, link = write_text(tmp_path / "text", PAIRS), tmp_path / "folder" / "out", tmp_path / "link"
+    out.parent.mkdir()
+    link.symlink_to(out)
+    run(source, link)
+    assert link.is_symlink()
+    assert out.read_text() == expected(PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (("missing", "out"), {}, "cannot read .*missing: there is no such file"),
+        (("folder", "out"), {}, "cannot read .*folder: there is no such file"),
+        (("text", "folder"), {}, "cannot write .*folder: it is a folder"),
+        (("text", "missing/out"), {}, "its folder does not exist"),
+        (("text", "text"), {"overwrite": True}, "cannot write .*text: it is the input"),
+        (("text", "old"), {}, "old exists already"),
+        (("text", "out"), {"block_lines": 0}, "got block_lines 0 and max_words 8, expected at least 1"),
+        (("text", "out"), {"max_words": 0}, "got block_lines 4 and max_words 0"),
+        (("text", "out"), {"bad_lines": "skip"}, "got bad_lines 'skip', expected one of empty, stop"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_work(
+    tmp_path: Path, names: tuple[str, str], options: dict[str, Any], message: str
+) -> None:
+    write_text(tmp_path / "text", PAIRS)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "old").touch()
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InvalidInputError, match=message):
+        run(tmp_path / names[0], tmp_path / names[1], **options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_rank_outside_the_world_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="got rank 2 of 2 processes, expected 0 to 1"):
+        extract(write_text(tmp_path / "text", PAIRS), None, align, tmp_path / "out", rank=2, world_size=2)
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    peaks = []
+    for lines in (1_000, 1_000, 6_000):  # once to warm up
+        source = write_text(tmp_path / "text", [("das ist ein Haus .", "this is a house .")] * lines)
+        tracemalloc.start()
+        extract(source, None, align, tmp_path / "out", block_lines=100, overwrite=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 50_000  # 10 bytes a line more: fewer than a line has
+
+
+def test_bar_is_on_standard_error_if_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_text(tmp_path / "text", PAIRS)
+    run(source, tmp_path / "silent")
+    assert capsys.readouterr() == ("", "")
+    run(source, tmp_path / "out", progress=True, report=None)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{len(PAIRS)}/{len(PAIRS)}" in err
+    bad = [f"{source}, line {number}: " in err for number in range(1, len(PAIRS) + 1)]
+    assert bad == [not line for line in expected(PAIRS).splitlines()]
