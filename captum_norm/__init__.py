@@ -1,17 +1,9 @@
 """Explains Transformers by the vectors that their attention adds up: norms, not weights alone."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from captum_norm.attr import (
-    TOLERANCE,
-    AttentionBlockAttribution,
-    AttentionRollout,
-    AttentionWeights,
-    Measurements,
-    MeterOptions,
-    NormAttribution,
-    NormMeter,
-)
 from captum_norm.errors import (
     CaptumNormError,
     IncompleteDecompositionError,
@@ -20,8 +12,6 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
-from captum_norm.maps import AttributionMaps
-from captum_norm.models import Layout, Site, register_layout
 
 try:
     __version__ = version("captum-norm")
@@ -48,3 +38,42 @@ __all__ = [
     "UnsupportedScopeError",
     "register_layout",
 ]
+
+if TYPE_CHECKING:
+    from captum_norm.attr import (
+        TOLERANCE,
+        AttentionBlockAttribution,
+        AttentionRollout,
+        AttentionWeights,
+        Measurements,
+        MeterOptions,
+        NormAttribution,
+        NormMeter,
+    )
+    from captum_norm.maps import AttributionMaps
+    from captum_norm.models import Layout, Site, register_layout
+else:
+    # These need torch, which takes seconds to load: errors, --help and alignment files do without.
+    _LATE = {
+        "TOLERANCE": "captum_norm.attr",
+        "AttentionBlockAttribution": "captum_norm.attr",
+        "AttentionRollout": "captum_norm.attr",
+        "AttentionWeights": "captum_norm.attr",
+        "AttributionMaps": "captum_norm.maps",
+        "Layout": "captum_norm.models",
+        "Measurements": "captum_norm.attr",
+        "MeterOptions": "captum_norm.attr",
+        "NormAttribution": "captum_norm.attr",
+        "NormMeter": "captum_norm.attr",
+        "Site": "captum_norm.models",
+        "register_layout": "captum_norm.models",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_LATE[name]), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATE})

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block
-from captum_norm.models.huggingface import EagerAttention, attention_through
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
-from captum_norm.models.resolver import no_attention
+from captum_norm.models.library import EagerAttention
+from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
 from captum_norm.models.tracing import evaluating, hooked
 
@@ -102,9 +102,11 @@ def record(
             not be.
     """
     stacks = Stacks(call.model, several=call.positions.several)
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks)
+    library = library_of(call.model)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks, library.batch_axis)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
-    with attention_through(call.model, recorder.attention), hooked(recorder.hooks()), evaluating(call.model):
+    seam = library.attention_through(call.model, recorder.attention)
+    with seam, hooked(recorder.hooks()), evaluating(call.model):
         call.run()
     if not stacks.layers:
         raise UnsupportedModelError(no_attention(call.model))
@@ -127,8 +129,10 @@ class _Recorder:
         blocks: Mapping[nn.Module, Block] | None,
         chunk_bytes: int,
         stacks: Stacks,
+        batch_axis: int,
     ) -> None:
         self._stacks = stacks
+        self._batch_axis = batch_axis
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
@@ -220,7 +224,7 @@ class _Recorder:
         if opened.tensors.keys() >= _sites(block):
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
-                opened.reducer.finish(_block_tensors(block, opened.tensors))
+                opened.reducer.finish(_block_tensors(block, opened.tensors, self._batch_axis))
 
 
 def _sites(block: Block) -> set[Site]:
@@ -233,14 +237,17 @@ def _sites(block: Block) -> set[Site]:
     return sites
 
 
-def _block_tensors(block: Block, tensors: Mapping[Site, Tensor]) -> BlockTensors:
-    layout = block.layout
-    projected, residual = tensors[Site(layout.projection, "output")], tensors[layout.residual]
-    total = tensors[layout.total].reshape(residual.shape)
+def _block_tensors(block: Block, tensors: Mapping[Site, Tensor], batch_axis: int) -> BlockTensors:
+    layout, shape = block.layout, tensors[block.layout.residual].shape
+
+    def at(site: Site) -> Tensor:
+        return tensors[site].reshape(shape).transpose(0, batch_axis)
+
+    total = at(layout.total)
     if layout.minus is not None:
-        total = total - tensors[layout.minus].reshape(residual.shape)
-    normed = None if layout.final_norm is None else tensors[Site(layout.final_norm, "output")].reshape(residual.shape)
-    return BlockTensors(projected.reshape(residual.shape), residual, total, normed)
+        total = total - at(layout.minus)
+    normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
+    return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

@@ -16,7 +16,7 @@ class AttentionBlockAttribution(ScopedNorms):
     the attention output is normalised before it is added (sandwich, norm-on-output) that normalisation too.
 
     Args:
-        model: a Hugging Face model; left exactly as it is.
+        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
         scope: ``atb``.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.

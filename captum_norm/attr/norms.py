@@ -19,7 +19,7 @@ class NormAttribution(ScopedNorms):
     - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021].
 
     Args:
-        model: a Hugging Face model; left exactly as it is.
+        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
         scope: ``attn``; ``attn_res`` where the layer adds the attention output itself to the residual stream;
             ``attn_res_ln`` in post-norm layers.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``. The rollout of

@@ -21,7 +21,7 @@ class AttentionRollout(AttentionWeights):
     alone decided. ``attribute`` returns a row of the last one, or of layer ``layer``.
 
     Args:
-        model: a Hugging Face model; left exactly as it is.
+        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
         options: see :class:`captum_norm.MeterOptions`.
 
     Example:

@@ -17,7 +17,7 @@ class AttentionWeights(AttentionMapAttribution):
     """Attention weights averaged over heads: Attn-W, and AttnRes-W with the residual connection as half of each row.
 
     Args:
-        model: a Hugging Face model; left exactly as it is.
+        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
         scope: ``attn`` for Attn-W, the mean A of the heads' weights; ``attn_res`` for AttnRes-W, (A + I)/2
             [Abnar & Zuidema 2020; Kobayashi et al. 2021], A/2 in cross-attention.
         aggregation: how ``attribute`` makes one map of all layers: ``"mean"``, or ``"rollout"``, the product of the

@@ -5,48 +5,30 @@ whose function calls the model file's own ``eager_attention_forward``, and selec
 a context is open.
 """
 
-import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.library import (
+    AttentionFunction,
+    EagerAttention,
+    Library,
+    SequenceNames,
+    forward_parameters,
+    run_elsewhere,
+)
 
 NAME = "captum_norm"
 CONFIG_KEY = "_attn_implementation_internal"
-
-EagerAttention = Callable[..., tuple[Tensor, Tensor]]
-
-
-class AttentionFunction(Protocol):
-    """What the seam calls in place of the model's attention."""
-
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        """(B, H, Q, d), (B, H or fewer, K, d) -> attention output (B, Q, H, d); ``eager`` is the model file's own.
-
-        ``cross`` says whether keys and values come from another sequence than the queries.
-        """
-        ...
 
 
 @dataclass
@@ -96,8 +78,7 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
     may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        names = _parameters(type(module).forward)
-        given = kwargs | dict(zip(names, args, strict=False))
+        given = kwargs | dict(zip(forward_parameters(module), args, strict=False))
         if any(given.get(name) is not None for name in OTHER_SEQUENCE):
             crossing.add(module)
         else:
@@ -105,16 +86,9 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in model.modules() if may_cross else ():
-            if not set(OTHER_SEQUENCE).isdisjoint(_parameters(type(module).forward)):
+            if not set(OTHER_SEQUENCE).isdisjoint(forward_parameters(module)):
                 stack.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
         yield
-
-
-@cache
-def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The parameters of a class's forward function, but for ``self``."""
-    _, *names = inspect.signature(forward).parameters
-    return tuple(names)
 
 
 def _attention_configs(model: nn.Module) -> list[Any]:
@@ -128,10 +102,7 @@ def _dispatch(
     eager = _eager_attention(module)
     seam = _current.get(None)
     if seam is None:
-        # Its mask may have been made for another attention function, so going on could give a wrong output.
-        raise RuntimeError(
-            f"{type(module).__name__} was run while another thread explains its model; run it afterwards, or a copy"
-        )
+        raise run_elsewhere(module)
     cross = module in seam.crossing
     return seam.function(eager, module, query, key, value, attention_mask, cross=cross, **options), None
 
@@ -146,3 +117,33 @@ def _eager_attention(module: nn.Module) -> EagerAttention:
         f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
         "eager_attention_forward to get the attention weights from"
     )
+
+
+def _halves(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    whole: Any = model
+    encoder = whole.get_encoder()
+    return None if encoder is model else (encoder, whole.get_decoder())
+
+
+def _embeddings(model: nn.Module) -> nn.Module | None:
+    get_embeddings = getattr(model, "get_input_embeddings", None)
+    try:
+        return get_embeddings() if callable(get_embeddings) else None
+    except NotImplementedError:  # models of several towers
+        return None
+
+
+HUGGING_FACE = Library(
+    models="a Hugging Face model whose modeling file dispatches attention through the attention interface",
+    fits=lambda _: True,
+    attention_through=attention_through,
+    batch_axis=0,
+    halves=_halves,
+    embeddings=_embeddings,
+    inputs=SequenceNames(("input_ids", "inputs_embeds", "pixel_values"), "attention_mask"),
+    decoder=SequenceNames(("decoder_input_ids", "decoder_inputs_embeds"), "decoder_attention_mask"),
+    decoder_prefixes=("decoder_", "labels"),
+    without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",
+)

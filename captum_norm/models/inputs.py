@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.models.library import Library, SequenceNames
+from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Role, encoder_of
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
-
-DECODER_PREFIX = "decoder_"
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ class ModelCall:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            lacks_decoder = encoder_of(self.model) is not None and not any(map(_is_decoders, self.arguments))
-            hint = " (pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder())"
+            library = library_of(self.model)
+            lacks_decoder = encoder_of(self.model) is not None and not any(map(library.is_decoders, self.arguments))
+            hint = f" ({library.without_decoder})"
             raise InvalidInputError(
                 f"the forward pass of {type(self.model).__name__} does not accept these inputs: "
                 f"{reason}{hint * lacks_decoder}"
@@ -113,12 +114,7 @@ class ModelCall:
         return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder)
 
     def _positions_for(self, name: str) -> Positions:
-        return self.decoder if _is_decoders(name) else self.positions
-
-
-def _is_decoders(name: str) -> bool:
-    """Whether an argument is about the decoder's inputs."""
-    return name.startswith(DECODER_PREFIX) or name == "labels"
+        return self.decoder if library_of(self.model).is_decoders(name) else self.positions
 
 
 def _raised_here(error: Exception) -> bool:
@@ -143,6 +139,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     Raises:
         InvalidInputError: for empty inputs, ids outside the vocabulary, a mask of another shape, too long a sequence.
     """
+    library = library_of(model)
     parameters = inspect.signature(model.forward).parameters
     further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     positional = list(further) if additional_forward_args is not None else []
@@ -151,7 +148,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
             raise InvalidInputError(
                 "got additional_forward_args beside a mapping of inputs; put all arguments into the mapping"
             )
-        main, arguments = _main_argument(inputs, parameters), dict(inputs)
+        main, arguments = _main_argument(library.inputs, inputs, parameters), dict(inputs)
     else:
         tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
         main, *rest = tensors
@@ -159,26 +156,43 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
             got = "an empty tuple" if inputs == () else f"inputs of type {type(main).__name__}"
             raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
         arguments = _named(model, parameters, main, [*rest, *positional])
-    positions = _positions(model, main, arguments.get("attention_mask"))
+    halves = library.halves(model)
+    positions = _positions(model if halves is None else halves[0], library, library.inputs, main, arguments)
     decoder = Positions()
-    if encoder_of(model) is not None:
-        start = arguments.get("decoder_input_ids", arguments.get("decoder_inputs_embeds"))
-        if isinstance(start, Tensor):
-            decoder = _positions(model, start, arguments.get("decoder_attention_mask"))
+    if halves is not None:
+        given = (arguments.get(name) for name in library.decoder.main)
+        start = next((value for value in given if isinstance(value, Tensor)), None)
+        if start is not None:
+            decoder = _positions(halves[1], library, library.decoder, start, arguments)
             if len(start) != len(main):
                 raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
-    arguments = {name: (decoder if _is_decoders(name) else positions).moved(value) for name, value in arguments.items()}
+    arguments = {
+        name: (decoder if library.is_decoders(name) else positions).moved(value) for name, value in arguments.items()
+    }
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False
     return ModelCall(model, arguments, main.shape[0], positions, decoder, _tokens(inputs))
 
 
-def _positions(model: nn.Module, main: Tensor, mask: Any) -> Positions:
-    """The positions of one input after its examples were moved to begin at position 0."""
-    length = _check_main(model, main)
-    real = _real_positions(mask, main, length)
+def _positions(
+    part: nn.Module, library: Library, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]
+) -> Positions:
+    """The positions of one input after its examples were moved to begin at position 0.
+
+    ``part`` of the model reads them.
+    """
+    embeddings = library.embeddings(part)
+    length = _check_main(part, embeddings, main)
+    if names.mask is None:
+        real = _unpadded(embeddings, main)
+    else:
+        real = _real_positions(arguments.get(names.mask), main, length)
     if real is None:
         return Positions(length)
+    empty = (~real.any(1)).nonzero()
+    if len(empty):
+        cause = "the padding id" if names.mask is None else "the attention mask"
+        raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
     shift = real.to(torch.int8).argmax(1)
     if not shift.any():
         return Positions(length, None if real.all() else real)
@@ -206,16 +220,18 @@ def _named(
     return {"inputs_embeds" if embeddings else first: main, **dict(zip(names, further, strict=False))}
 
 
-def _main_argument(inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> Tensor:
-    for name in ("input_ids", "inputs_embeds", "pixel_values", *parameters):
+def _main_argument(
+    names: SequenceNames, inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+) -> Tensor:
+    for name in (*names.main, *parameters):
         if isinstance(inputs.get(name), Tensor):
             return inputs[name]  # type: ignore[no-any-return]
     raise InvalidInputError(
-        f"got inputs with the keys {sorted(inputs)}; expected input_ids, inputs_embeds or pixel_values as tensors"
+        f"got inputs with the keys {sorted(inputs)}; expected {' or '.join(names.main)} as a tensor"
     )
 
 
-def _check_main(model: nn.Module, main: Tensor) -> int | None:
+def _check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
     """Checks shape, ids and length; returns the length of a sequence, None for an image."""
     shape = tuple(main.shape)
     if not main.is_floating_point() and main.dim() != 2:
@@ -231,37 +247,26 @@ def _check_main(model: nn.Module, main: Tensor) -> int | None:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
     if main.dim() > 3:
         return None
-    if not main.is_floating_point():
-        _check_vocabulary(model, main)
-    longest = _longest_sequence(model)
+    if not main.is_floating_point() and isinstance(embeddings, nn.Embedding):
+        smallest, largest = int(main.min()), int(main.max())
+        if smallest < 0 or largest >= embeddings.num_embeddings:
+            wrong = smallest if smallest < 0 else largest
+            raise InvalidInputError(
+                f"got the token id {wrong}; {type(part).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
+            )
+    longest = _longest_sequence(part)
     if longest is not None and main.shape[1] > longest:
         raise InvalidInputError(
-            f"got a sequence of {main.shape[1]} positions; {type(model).__name__} allows at most {longest}"
+            f"got a sequence of {main.shape[1]} positions; {type(part).__name__} allows at most {longest}"
         )
     return main.shape[1]
 
 
-def _check_vocabulary(model: nn.Module, ids: Tensor) -> None:
-    get_embeddings = getattr(model, "get_input_embeddings", None)
-    try:
-        embeddings = get_embeddings() if callable(get_embeddings) else None
-    except NotImplementedError:  # models of several towers
-        return
-    if not isinstance(embeddings, nn.Embedding):
-        return
-    smallest, largest = int(ids.min()), int(ids.max())
-    if smallest < 0 or largest >= embeddings.num_embeddings:
-        wrong = smallest if smallest < 0 else largest
-        raise InvalidInputError(
-            f"got the token id {wrong}; {type(model).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
-        )
-
-
-def _longest_sequence(model: nn.Module) -> int | None:
+def _longest_sequence(part: nn.Module) -> int | None:
     """How many positions a model with a table of position embeddings allows; None for models without one."""
     tables = [
         module
-        for name, module in model.named_modules()
+        for name, module in part.named_modules()
         if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
     ]
     if not tables:
@@ -290,11 +295,15 @@ def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | Non
         )
     if not ((mask == 0) | (mask == 1)).all():
         raise InvalidInputError("the attention mask has other values than 1 (real position) and 0 (padding)")
-    real = mask.bool()
-    empty = (~real.any(1)).nonzero()
-    if len(empty):
-        raise InvalidInputError(f"the attention mask leaves no position of example {int(empty[0])}")
-    return real
+    return mask.bool()
+
+
+def _unpadded(embeddings: nn.Module | None, ids: Tensor) -> Tensor | None:
+    """Where token ids are not the padding id."""
+    if ids.is_floating_point():
+        raise InvalidInputError(f"got inputs of dtype {ids.dtype}; expected token ids")
+    padding = getattr(embeddings, "padding_idx", None)
+    return None if padding is None else ids != padding
 
 
 def _places(shift: Tensor, length: int) -> Tensor:

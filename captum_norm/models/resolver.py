@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, bind, sum_of
-from captum_norm.models.huggingface import EagerAttention, attention_through
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
+from captum_norm.models.library import EagerAttention
 from captum_norm.models.parameters import read_norm, read_projection, reproduces
+from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.tracing import Call, Event, Trace, evaluating, hooked
 
@@ -61,7 +62,8 @@ class _Probe:
         self.stacks.look(weights)
         self.stacks.end(module)
         if module not in self.blocks:
-            self.open_calls.append(_AttentionCall(module, output.reshape(*output.shape[:2], -1), len(self.events)))
+            context = output.flatten(2).transpose(0, library_of(self.model).batch_axis)
+            self.open_calls.append(_AttentionCall(module, context, len(self.events)))
         return output
 
     def hooks(self) -> Iterator[Any]:
@@ -123,21 +125,14 @@ def resolve(call: ModelCall) -> dict[nn.Module, Block]:
     model = call.model
     names = {module: name for name, module in model.named_modules()}
     probe = _Probe(model, Stacks(model, several=call.positions.several), names)
-    with torch.no_grad(), attention_through(model, probe.attention), hooked(probe.hooks()), evaluating(model):
+    seam = library_of(model).attention_through(model, probe.attention)
+    with torch.no_grad(), seam, hooked(probe.hooks()), evaluating(model):
         call.run()
     if not probe.stacks.layers:
         raise UnsupportedModelError(no_attention(model))
     if probe.open_calls and probe.last_trace is not None:
         raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))
     return probe.blocks
-
-
-def no_attention(model: nn.Module) -> str:
-    """The message for a model none of whose modules called the attention interface."""
-    return (
-        f"no attention was seen in {type(model).__name__}: none of its modules called the attention interface of "
-        "transformers. Expected a Hugging Face model whose modeling file dispatches attention through it"
-    )
 
 
 Same = Callable[..., bool]
@@ -149,7 +144,10 @@ def _equal(computed: Tensor, actual: Tensor, *_: Tensor) -> bool:
 
 
 def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same) -> Iterator[Layout]:
-    """The layouts under which the layer's output follows from attention's output ``context`` (B, Q, H·d)."""
+    """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d).
+
+    The first two axes of all tensors are in the model's own order.
+    """
     output = trace.at(Site("", "output"))
     for projection in _projections(trace, context):
         if output is None or output.numel() != projection.output.numel():

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal
 
 from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
+from captum_norm.models.seams import library_of
 
 StackName = Literal["encoder", "decoder", "cross"]
 Role = Literal["self", "encoder", "decoder", "cross"]
@@ -26,10 +27,8 @@ class Place:
 
 def encoder_of(model: nn.Module) -> nn.Module | None:
     """The encoder of an encoder–decoder model; None for any other model, an encoder alone included."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return None
-    encoder: nn.Module = cast(Any, model).get_encoder()
-    return None if encoder is model else encoder
+    halves = library_of(model).halves(model)
+    return None if halves is None else halves[0]
 
 
 class Stacks:
@@ -71,8 +70,8 @@ class Stacks:
             )
         if role != "cross" and queries != keys:
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {queries} to {keys} positions of one sequence; pass no "
-                "past_key_values"
+                f"{type(module).__name__} attends from {queries} to {keys} positions; expected as many keys as queries "
+                "in self-attention: pass no past_key_values"
             )
         shape = self._shapes.setdefault(role, (batch, queries, keys))
         if shape != (batch, queries, keys):

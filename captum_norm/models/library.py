@@ -1,0 +1,104 @@
+"""What must be known of a library before the models built with it can be explained."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+EagerAttention = Callable[..., tuple[Tensor, Tensor]]
+
+
+class AttentionFunction(Protocol):
+    """What a seam calls in place of the model's attention."""
+
+    def __call__(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        cross: bool,
+        **options: Any,
+    ) -> Tensor:
+        """(B, H, Q, d), (B, H or fewer, K, d) -> attention output (B, Q, H, d).
+
+        ``eager(module, query, key, value, mask, **options)`` is the model's own attention over any part of these, and
+        gives its output and weights. ``cross`` says whether keys and values come from another sequence than the
+        queries.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SequenceNames:
+    """The arguments of a model's forward function that hold one input sequence.
+
+    Attributes:
+        main: the sequence itself, several names in order of preference.
+        mask: 1 at its real positions and 0 at padding; None where the padding id among the token ids tells them.
+    """
+
+    main: tuple[str, ...]
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library.
+
+    Attributes:
+        models: which of its models can be explained, for messages.
+        fits: whether a model is one of this library's.
+        attention_through: a context in which every attention call of a model runs a function of ours; it leaves the
+            model as it was.
+        batch_axis: where the batch is in what a layer receives and returns: 0 for (B, Q, D), 1 for (Q, B, D).
+        halves: encoder and decoder of an encoder–decoder model; None for any other model, an encoder alone included.
+        embeddings: the table of token ids of a model or of one of its halves, if it has one.
+        inputs: the first sequence, the encoder's in an encoder–decoder model.
+        decoder: the decoder's sequence.
+        decoder_prefixes: how the names of all arguments begin that are about the decoder's sequence.
+        without_decoder: what to do where the decoder's sequence was not given.
+    """
+
+    models: str
+    fits: Callable[[nn.Module], bool]
+    attention_through: Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
+    batch_axis: int
+    halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
+    embeddings: Callable[[nn.Module], nn.Module | None]
+    inputs: SequenceNames
+    decoder: SequenceNames
+    decoder_prefixes: tuple[str, ...]
+    without_decoder: str
+
+    def is_decoders(self, name: str) -> bool:
+        """Whether an argument is about the decoder's sequence."""
+        return name.startswith(self.decoder_prefixes)
+
+
+def forward_parameters(module: nn.Module) -> tuple[str, ...]:
+    """The parameters of the forward function of a module's class, but for ``self``."""
+    return _parameters(type(module).forward)
+
+
+@cache
+def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
+    _, *names = inspect.signature(forward).parameters
+    return tuple(names)
+
+
+def run_elsewhere(module: nn.Module) -> RuntimeError:
+    """For a module that runs in one thread while the attention of its model goes through another's function.
+
+    Going on could give a wrong output: its mask may have been made for another attention function.
+    """
+    return RuntimeError(
+        f"{type(module).__name__} was run while another thread explains its model; run it afterwards, or a copy"
+    )

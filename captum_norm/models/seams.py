@@ -1,0 +1,21 @@
+"""The libraries whose models are understood, and which of them a model is of."""
+
+from torch import nn
+
+from captum_norm.models.fairseq import FAIRSEQ
+from captum_norm.models.huggingface import HUGGING_FACE
+from captum_norm.models.library import Library
+
+LIBRARIES = (FAIRSEQ, HUGGING_FACE)
+"""The first one that fits is a model's; the last one fits all."""
+
+
+def library_of(model: nn.Module) -> Library:
+    """The library that a model is built with."""
+    return next(library for library in LIBRARIES if library.fits(model))
+
+
+def no_attention(model: nn.Module) -> str:
+    """The message for a model none of whose attention went through its library's seam."""
+    expected = ", or ".join(library.models for library in reversed(LIBRARIES))
+    return f"no attention was seen in {type(model).__name__}. Expected {expected}"

@@ -1,0 +1,247 @@
+"""What holds for models of real fairseq; run by ``python -m tests.fairseq_models``."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from alignment.fairseq import load_fairseq_checkpoint
+from captum_norm import (
+    AttentionWeights,
+    InvalidInputError,
+    NormAttribution,
+    NormMeter,
+    UnsupportedModelError,
+)
+from tests import oracle
+from tests.alignment.fairseq import make_reference
+from tests.fairseq_models import live
+from tests.test_encoder_decoder import assert_near, cross_vectors
+
+both_styles = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
+SCOPES: dict[bool, list[Any]] = {False: ["attn", "attn_res", "attn_res_ln", "atb"], True: ["attn", "attn_res", "atb"]}
+# Sources and targets of one padded length, so that nothing can be told by its shape.
+LENGTHS = ((9, 4), (5, 9), (3, 1))
+
+
+@both_styles
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
+def test_norms_of_all_stacks_equal_the_oracle(pre_norm: bool, seed: int, dtype: torch.dtype, tolerance: float) -> None:
+    model, batch = live.build(pre_norm=pre_norm, learned=seed == 1, seed=seed, dtype=dtype), live.inputs(seed)
+    exact = live.oracle(model, batch)
+    scopes = SCOPES[pre_norm]
+    measured: Any = NormMeter(model).measure(batch, scopes=scopes, weights=True, per_head=True, head_norms=True)
+    assert list(measured) == ["encoder", "decoder", "cross"]
+    for stack, layers in exact.items():
+        results = measured[stack]
+        assert results.convergence_delta.max() < tolerance
+        assert_near(results.weights, torch.stack([layer.weights for layer in layers], 1), tolerance)
+        heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in layers]
+        assert_near(results.head_norms, torch.stack(heads, 1).norm(dim=-1), tolerance)
+        for scope in scopes:
+            vectors = [
+                (cross_vectors(layer, scope) if stack == "cross" else layer.vectors(scope))[0] for layer in layers
+            ]
+            assert_near(results.norms[scope], torch.stack(vectors, 1).norm(dim=-1), tolerance)
+
+
+@both_styles
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_on_both_sequences_changes_nothing(pre_norm: bool, side: str) -> None:
+    model, batch = live.build(pre_norm=pre_norm, learned=side == "left"), live.inputs(3, LENGTHS, side)
+    method = NormAttribution(model, "attn_res")
+    maps = method.maps(batch)
+    assert maps.decoder_real is not None
+    assert torch.equal(maps.real, batch["src_tokens"] != live.PAD)
+    assert torch.equal(maps.decoder_real, batch["prev_output_tokens"] != live.PAD)
+    for row in range(len(LENGTHS)):
+        source, target = maps.real[row], maps.decoder_real[row]
+        ids = batch["src_tokens"][row : row + 1, source], batch["prev_output_tokens"][row : row + 1, target]
+        alone: Any = method.maps(
+            {"src_tokens": ids[0], "src_lengths": source.sum()[None], "prev_output_tokens": ids[1]}
+        )
+        for stack, queries, keys in (
+            ("encoder", source, source),
+            ("decoder", target, target),
+            ("cross", target, source),
+        ):
+            whole = getattr(maps, stack)[row]
+            inside = whole[:, queries][..., keys]
+            torch.testing.assert_close(inside, getattr(alone, stack)[0], rtol=1e-4, atol=1e-5)
+            assert not whole[:, ~queries].any()
+            assert not whole[..., ~keys].any()
+
+
+@both_styles
+def test_weights_are_those_of_the_batch_as_fairseq_pads_it(pre_norm: bool) -> None:
+    model, batch = live.build(pre_norm=pre_norm), live.inputs(0, LENGTHS, "left")
+    batch["prev_output_tokens"] = live.inputs(0, LENGTHS)["prev_output_tokens"]
+    maps: Any = AttentionWeights(model).maps(batch, per_head=True)
+    for stack, layers in live.oracle(model, batch).items():
+        real = maps.real if stack == "encoder" else maps.decoder_real
+        expected = torch.stack([layer.weights for layer in layers], 1) * real[:, None, None, :, None]
+        assert_near(getattr(maps, stack), expected, 1e-5)
+
+
+@both_styles
+def test_the_model_computes_what_it_does_and_is_left_as_it_was(pre_norm: bool) -> None:
+    model, batch = live.build(pre_norm=pre_norm).train(), live.inputs(0, LENGTHS)
+    for layer in model.encoder.layers:
+        layer.can_use_fastpath = True  # as in 0.12.2, whose layers then run as one fused operation
+    attributes = {module: dict(vars(module)) for module in model.modules()}
+    real = batch["prev_output_tokens"] != live.PAD
+    before = _logits(model, batch)
+    seen: list[Tensor] = []
+
+    def look(_: Any, __: Any, output: tuple[Tensor, Any]) -> None:
+        assert not any(layer.can_use_fastpath for layer in model.encoder.layers)
+        seen.append(output[0])
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.register_forward_hook(look)
+    method = NormAttribution(model)
+    method.maps(batch)
+    method.maps(batch)
+    handle.remove()
+    for logits in seen[-2:]:
+        torch.testing.assert_close(logits[real], before[real], rtol=0, atol=1e-6 * float(before.abs().max()))
+    handle = model.decoder.layers[1].fc1.register_forward_pre_hook(interrupt)
+    for failing in (method, NormAttribution(model)):
+        with pytest.raises(KeyboardInterrupt):
+            failing.maps(batch)
+    handle.remove()
+    for module, expected in attributes.items():
+        assert vars(module).keys() == expected.keys()
+        assert module.training
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert getattr(module, "can_use_fastpath", True) is True
+    assert torch.equal(_logits(model, batch), before)
+
+
+def _logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    training = model.training
+    with torch.no_grad():
+        logits: Tensor = model.eval()(**batch)[0]
+    model.train(training)
+    return logits
+
+
+@pytest.mark.parametrize("case", [make_reference.CASES[0], make_reference.CASES[-1]], ids=lambda case: case.name)
+def test_the_same_checkpoint_read_without_fairseq_gives_the_same_maps(
+    case: make_reference.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fairseq import checkpoint_utils
+
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    make_reference.make(case, 0, tmp_path)
+    [model], _ = checkpoint_utils.load_model_ensemble([str(tmp_path / f"{case.name}.pt")])
+    loaded, _ = load_fairseq_checkpoint(tmp_path / f"{case.name}.pt", tmp_path / case.name, codes=False)
+    source, target = make_reference.batch()
+    lengths = source.ne(live.PAD).sum(1)
+    # fairseq pads sources on the left.
+    moved = torch.stack([row.roll(int(length)) for row, length in zip(source, lengths, strict=True)])
+    batch = {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}
+    same = {
+        "input_ids": moved,
+        "attention_mask": moved.ne(live.PAD).long(),
+        "decoder_input_ids": target,
+        "decoder_attention_mask": target.ne(live.PAD).long(),
+    }
+    maps: Any = NormAttribution(model.float()).maps(batch, per_head=True)
+    expected: Any = NormAttribution(loaded).maps(same, per_head=True)
+    assert_near(maps.decoder, expected.decoder.double(), 1e-5)
+    for row, length in enumerate(lengths.tolist()):
+        assert_near(maps.cross[row][..., -length:], expected.cross[row][..., :length].double(), 1e-5)
+
+
+def test_an_encoder_alone_and_a_language_model() -> None:
+    from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
+
+    model, batch = live.build(), live.inputs(0, LENGTHS, "left")
+    whole, alone = NormAttribution(model).maps(batch), NormAttribution(model.encoder).maps(batch["src_tokens"])
+    assert torch.equal(alone.encoder, whole.encoder)  # type: ignore[arg-type]
+    assert alone.decoder is None
+    arguments = Namespace(tokens_per_sample=20, decoder_embed_dim=16, decoder_attention_heads=2, decoder_layers=2)
+    base_lm_architecture(arguments)
+    language_model = TransformerLanguageModel.build_model(arguments, live.task()).eval()
+    maps = NormAttribution(language_model).maps(batch["src_tokens"])
+    assert maps.encoder is None
+    assert maps.decoder is not None
+    assert torch.equal(maps.decoder[0] > 0, torch.ones(2, 9, 9).tril().bool())
+    assert torch.equal(maps.real, batch["src_tokens"] != live.PAD)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    model, batch = live.build(), live.inputs()
+    expected: Any = NormAttribution(model).maps(batch)
+    maps: Any = NormAttribution(model.to(dtype)).maps(batch)
+    assert_near(maps.cross, expected.cross.double(), 16 * torch.finfo(dtype).eps)
+
+
+def test_gradients_flow_through_the_maps() -> None:
+    model, batch = live.build(dtype=torch.float64), live.inputs()
+    maps: Any = NormAttribution(model, differentiable=True).maps(batch)
+    weight = model.decoder.layers[1].encoder_attn.k_proj.weight
+    [gradient] = torch.autograd.grad(maps.cross.square().sum(), [weight])
+    step = 1e-6 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)).double()
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight.add_(sign * step)
+            moved: Any = NormAttribution(model).maps(batch)
+            values.append(moved.cross.square().sum())
+            weight.sub_(sign * step)
+    # The softmax of cross-attention is one of float32.
+    torch.testing.assert_close((gradient * step).sum(), (values[0] - values[1]) / 2, rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_attention_to_more_than_the_keys_is_refused(option: str) -> None:
+    from fairseq.modules import MultiheadAttention
+
+    model = live.build()
+    model.encoder.layers[0].self_attn = MultiheadAttention(16, 4, self_attention=True, **{option: True}).eval()
+    with pytest.raises(UnsupportedModelError, match="something else than scaled dot-product attention"):
+        NormAttribution(model).maps(live.inputs())
+
+
+def test_dropout_in_eval_mode_is_refused() -> None:
+    model = live.build(attention_dropout=0.5)
+    NormAttribution(model).maps(live.inputs())
+    model = live.build(attention_dropout=0.5)
+    model.decoder.layers[0].self_attn.dropout_module.apply_during_inference = True
+    with pytest.raises(UnsupportedModelError, match="dropout in eval mode"):
+        NormAttribution(model).maps(live.inputs())
+
+
+def test_bad_input_is_said_in_one_sentence() -> None:
+    model, batch = live.build(learned=True), live.inputs()
+    method = NormAttribution(model)
+    source, target = batch["src_tokens"], batch["prev_output_tokens"]
+    for changes, message in (
+        ({"prev_output_tokens": target[:1]}, "got 2 examples for the encoder and 1 for the decoder"),
+        ({"prev_output_tokens": target + 30}, r"token id .*; TransformerDecoder\w* knows the ids 0 to 39"),
+        ({"src_tokens": source + 20}, r"token id .*; TransformerEncoder\w* knows the ids 0 to 29"),
+        ({"src_tokens": source[0]}, r"got token ids of shape \(9,\)"),
+        ({"src_tokens": torch.randn(2, 9, 16)}, "dtype torch.float32; expected token ids"),
+        ({"src_tokens": source.repeat(1, 4)}, r"36 positions; TransformerEncoder\w* allows at most 30"),
+        ({"prev_output_tokens": target.repeat(1, 4)}, r"24 positions; TransformerDecoder\w* allows at most 20"),
+        ({"src_tokens": torch.full_like(source, live.PAD)}, "the padding id leaves no position of example 0"),
+        ({"incremental_state": {}}, "does not accept these inputs: .*incremental_state"),
+    ):
+        with pytest.raises(InvalidInputError, match=message) as caught:
+            method.maps(batch | changes)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidInputError, match=r"prev_output_tokens.* \(pass src_tokens, src_lengths and prev_output"):
+        method.maps(source)
+    with pytest.raises(InvalidInputError, match=r"keys \['input_ids'\]; expected src_tokens as a tensor"):
+        method.maps({"input_ids": source})
+    assert method.maps((source, batch["src_lengths"], target)).cross is not None
