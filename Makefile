@@ -18,8 +18,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --editable '.[demo,subword-nmt]' --group dev
 	touch $@
 
-demo: $(INSTALLED) ## Explain a sentence with a small model
+demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
 	$(BIN)/captum-norm demo
+	$(BIN)/norm-align sweep
 
 test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentation
 	$(BIN)/ruff check
@@ -34,8 +35,9 @@ format: $(INSTALLED) ## Format the code and repair what ruff can
 docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html
 
-bench: $(INSTALLED) ## Time the norms
+bench: $(INSTALLED) ## Time the norms and the alignments
 	$(BIN)/python -m benchmarks.norms
+	$(BIN)/python -m benchmarks.alignment
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
 constraints: PIP_CONSTRAINT :=

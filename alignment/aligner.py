@@ -36,19 +36,21 @@ class WordAligner:
             ``NormAttribution`` with the scope ``attn``, the norms of Kobayashi et al. 2020.
         layer: 0-based index, negative from the last; ``"auto"``, the most consistent one
             (:func:`alignment.consistency`); or ``"highest-norm"``, the one with the highest mean norm [Kobayashi et
-            al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs that are aligned.
+            al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs that are aligned, which should be a
+            dozen at least.
         setting: ``"AWI"``, ``"AWO"``, or ``"auto"`` to decide it with the layer.
         head: 0-based index of one head, ``"auto"`` to decide it with the layer, or None for all heads together.
         recipe: how links are read off the maps: a :class:`Recipe` or a name in :data:`RECIPES`. A recipe that adds the
-            other setting's map takes this from the last layer, which in trained models attends to what is emitted.
+            other setting's map takes this from the last layer, which in trained models attends to what is emitted; to
+            one head's map it adds the mean over heads.
         max_tokens: how large a batch may be, in pieces of both sides, padding included.
 
     Raises:
-        InvalidInputError: an unknown recipe, layer or setting.
+        InvalidInputError: an unknown recipe, layer, setting or head.
 
     Example:
         >>> from alignment import load_shipped_model
-        >>> aligner = WordAligner(*load_shipped_model("fr-en"), layer=0)
+        >>> aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, recipe="balanced")
         >>> aligner.align([["la", "maison", "est", "petite", "."]], [["the", "house", "is", "small", "."]])
         [Alignment([(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)])]
     """
@@ -71,6 +73,8 @@ class WordAligner:
             raise InvalidInputError(f'got the layer {layer!r}, expected an index, "auto" or "highest-norm"')
         if setting not in (*SETTINGS, "auto"):
             raise InvalidInputError(f'got the setting {setting!r}, expected "AWI", "AWO" or "auto"')
+        if isinstance(head, str) and head != "auto":
+            raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or None')
         self.model = model
         self.tokenizer = tokenizer
         self.method = cast(MapMethod, NormAttribution(without_head(model))) if method is None else method
@@ -89,14 +93,19 @@ class WordAligner:
             targets: the words of each target sentence.
 
         Raises:
-            InvalidInputError: there are not equally many of both, or a pair cannot be used: too long for the model, or
-                its pieces cannot be attributed to its words.
+            InvalidInputError: there are not equally many of both, or a pair cannot be used: a text instead of words,
+                too long for the model, or its pieces cannot be attributed to its words.
             CaptumNormError: the method fails on the model.
         """
         if len(sources) != len(targets):
             raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected as many")
-        full = [index for index, pair in enumerate(zip(sources, targets, strict=True)) if all(pair)]
-        results = self.align_pairs([(sources[index], targets[index]) for index in full])
+        pairs = list(zip(sources, targets, strict=True))
+        for index, pair in enumerate(pairs):
+            for words in pair:
+                if isinstance(words, str):
+                    raise InvalidInputError(f"pair {index}: got the text {words!r}, expected a sequence of words")
+        full = [index for index, pair in enumerate(pairs) if all(pair)]
+        results = self.align_pairs([pairs[index] for index in full])
         alignments = [Alignment()] * len(sources)
         for index, result in zip(full, results, strict=True):
             if isinstance(result, InvalidInputError):
@@ -105,7 +114,12 @@ class WordAligner:
         return alignments
 
     def align_pairs(self, pairs: Sequence[tuple[Words, Words]]) -> list[Alignment | InvalidInputError]:
-        """Like :meth:`align`, with the reason in place of the alignment for each pair that cannot be used."""
+        """The alignment of each pair, or the reason why it cannot be used, such as an empty side.
+
+        Raises:
+            InvalidInputError: see :meth:`choose`.
+            CaptumNormError: the method fails on the model.
+        """
         results: list[Alignment | InvalidInputError] = [Alignment()] * len(pairs)
         if not pairs:
             return results
@@ -142,8 +156,8 @@ class WordAligner:
         layers = None if isinstance(self._layer, str) else [self._layer]
         settings = SETTINGS if self._setting == "auto" else (self._setting,)
         candidates = defaultdict[Choice, list[WordMap]](list)
-        used = []
-        for index, maps in self._maps(pairs, layers, settings, lambda *_: None, per_head=self._head is not None):
+        used, refused = list[int](), dict[int, InvalidInputError]()
+        for index, maps in self._maps(pairs, layers, settings, refused.__setitem__, per_head=self._head is not None):
             used.append(index)
             for setting, stack in maps.items():
                 for place, layer_map in enumerate(stack):
@@ -152,7 +166,8 @@ class WordAligner:
                     for head in heads:
                         candidates[Choice(setting, layer, head)].append(_of_head(layer_map, head))
         if not used:
-            raise InvalidInputError(f"got {len(pairs)} sentence pairs, none of which can be used to choose a layer")
+            reason = f"; pair {min(refused)}: {refused[min(refused)]}" if refused else ""
+            raise InvalidInputError(f"got {len(pairs)} sentence pairs, none to choose a layer by{reason}")
         if self._layer == "highest-norm":
             return highest_norm(candidates)
         return most_consistent(candidates, [pairs[index][0] for index in used], [pairs[index][1] for index in used])

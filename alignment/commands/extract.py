@@ -1,0 +1,95 @@
+"""``norm-align extract``: parallel text to alignments in Pharaoh format."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from alignment.commands import aligners, models, running
+from alignment.formats import TextSource, read_parallel, split_words
+from alignment.links import Alignment
+from alignment.pipeline import extract, torchrun_rank
+from captum_norm import InvalidInputError, __version__
+from captum_norm.commands.command import Command
+
+_BLOCK_LINES = 2048
+
+_Pair = tuple[list[str], list[str]]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="the tokenised source sentences, one a line; without TARGET, lines source ||| target. .gz and .xz are "
+        "decompressed, - is standard input",
+    )
+    parser.add_argument("target", nargs="?", metavar="TARGET", help="the tokenised target sentences, one a line")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="the alignments, i-j, source first, from 0; line n belongs to line n of the input. From files to a file a "
+        "run that was killed goes on where it stopped, and several processes share the work: torchrun "
+        "--nproc-per-node 4 --no-python norm-align extract ... (default: standard output)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    parser.add_argument("--restart", action="store_true", help="discard what an unfinished run left")
+    models.add_arguments(parser)
+    aligners.add_arguments(parser)
+    running.add_arguments(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.source == options.target == "-":
+        raise InvalidInputError("got - for both sides; standard input can be read only once")
+    rank, world_size = torchrun_rank()
+    with running.set_up(options) as report:
+        source = running.text_source(options.source)
+        target = None if options.target is None else running.text_source(options.target)
+        # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
+        rereadable = all(Path(name).is_file() for name in (options.source, options.target) if name is not None)
+        first = _first_pairs(source, target, options.max_words) if rereadable else []
+        model, tokenizer = models.load(options)
+        aligner = aligners.word_aligner(model, tokenizer, options)
+
+        def align(pairs: Sequence[_Pair]) -> Sequence[Alignment | InvalidInputError]:
+            aligners.choose(aligner, pairs, report if rank == 0 else None)
+            return aligner.align_pairs(pairs)
+
+        aligners.choose(aligner, first, report if rank == 0 else None)
+        counts = extract(
+            source,
+            target,
+            align,
+            sys.stdout.buffer if options.out is None else options.out,
+            settings={
+                "captum-norm": __version__,
+                **models.identity(options, model),
+                **aligners.identity(options, aligner),
+            },
+            block_lines=_BLOCK_LINES,
+            max_words=options.max_words,
+            bad_lines=options.bad_lines,
+            overwrite=options.overwrite,
+            restart=options.restart,
+            rank=rank,
+            world_size=world_size,
+            report=report,
+            progress=False if options.quiet else None,
+        )
+        if counts is not None:
+            report(str(counts))
+
+
+def _first_pairs(source: TextSource, target: TextSource | None, max_words: int) -> list[_Pair]:
+    """The usable pairs of the first block that has any."""
+    lines = read_parallel(source, target, on_error=lambda _: None)
+    while block := list(islice(lines, _BLOCK_LINES)):
+        pairs = [(split_words(left), split_words(right)) for left, right in block]
+        if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
+            return usable
+    return []
+
+
+COMMAND = Command("extract", "align the words of sentence pairs with a translation model", _add_arguments, _run)

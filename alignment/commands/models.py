@@ -1,0 +1,184 @@
+"""The translation model that a command is asked to use: its options, and what loads it."""
+
+import argparse
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alignment.tokenization import TranslationTokenizer
+from captum_norm import InvalidInputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from alignment.fairseq import Codes
+
+Loaded = tuple["nn.Module", TranslationTokenizer]
+
+DEFAULT_MODEL = "fr-en"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that :func:`load` reads."""
+    group = parser.add_argument_group("the translation model")
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="fr-en or en-fr, which come with this package; a .pt file of fairseq; or a folder or name of Hugging Face "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--data",
+        metavar="DIR",
+        help="of a .pt file, the folder with its dictionaries, which fairseq-preprocess wrote, and with what cut the "
+        "words into pieces",
+    )
+    group.add_argument(
+        "--codes",
+        action="append",
+        metavar="FILE",
+        help="of a .pt file, what cut the words into pieces, if it is not in --data: a model of SentencePiece or codes "
+        "of BPE; give it twice for source and target, or none if the words are pieces already",
+    )
+    group.add_argument(
+        "--source-language", metavar="CODE", help="for a Hugging Face model of many languages, such as deu_Latn"
+    )
+    group.add_argument("--target-language", metavar="CODE", help="likewise")
+    group.add_argument(
+        "--source-prefix",
+        metavar="TEXT",
+        help="what a Hugging Face model is told before each source sentence, such as '>>fra<<'",
+    )
+    group.add_argument("--device", default="cpu", help="such as cuda or cuda:1 (default: %(default)s)")
+
+
+def load(options: argparse.Namespace) -> Loaded:
+    """The model, on its device and in ``eval()`` mode, and its tokenizer.
+
+    Raises:
+        InvalidInputError: there is no such model, it is no translation model, an option is not for it, or there is no
+            such device.
+    """
+    kind = next(kind for kind in _KINDS if kind.recognises(options.model))
+    for other in _KINDS:
+        for name in other.options:
+            if name not in kind.options and getattr(options, name) is not None:
+                message = f"{_flag(name)} is for {other.title}; {options.model} is {kind.title}"
+                raise InvalidInputError(message)
+    model, tokenizer = kind.load(options)
+    return _placed(model, options.device), tokenizer
+
+
+def identity(options: argparse.Namespace, model: "nn.Module") -> dict[str, str | None]:
+    """What a run is continued with: the options that decide the pieces, the kind of device, a hash of the weights."""
+    names = sorted({name for kind in _KINDS for name in kind.options})
+    given = {name: getattr(options, name) for name in names}
+    texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in given.items()}
+    return {"model": f"{options.model} ({_digest(model)})", **texts, "device": options.device.partition(":")[0]}
+
+
+def _digest(model: "nn.Module") -> str:
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _placed(model: "nn.Module", device: str) -> "nn.Module":
+    import torch
+
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
+
+
+def _load_shipped(options: argparse.Namespace) -> Loaded:
+    from alignment.shipped import load_shipped_model
+
+    return load_shipped_model(options.model)
+
+
+def _load_fairseq(options: argparse.Namespace) -> Loaded:
+    from alignment.fairseq import load_fairseq_checkpoint
+
+    if options.data is None:
+        raise InvalidInputError(f"got no --data for {options.model}; give the folder that fairseq-preprocess wrote")
+    codes: Codes
+    match options.codes:
+        case None:
+            codes = None
+        case ["none"]:
+            codes = False
+        case [file]:
+            codes = file
+        case [source, target]:
+            codes = source, target
+        case given:
+            raise InvalidInputError(f"got --codes {len(given)} times, expected once, or for source and target")
+    return load_fairseq_checkpoint(options.model, options.data, codes=codes)
+
+
+def _load_huggingface(options: argparse.Namespace) -> Loaded:
+    from alignment.huggingface import HuggingFaceTokenizer
+    from captum_norm.loading import load
+
+    model, tokenizer = load(options.model)
+    if not model.config.is_encoder_decoder:
+        expected = "an encoder–decoder translation model"
+        raise InvalidInputError(f"got {options.model}, a {type(model).__name__}; expected {expected}")
+    return model, HuggingFaceTokenizer(
+        tokenizer,
+        source_language=options.source_language,
+        target_language=options.target_language,
+        source_prefix=options.source_prefix or "",
+    )
+
+
+def _is_shipped(name: str) -> bool:
+    from alignment.shipped import shipped_models
+
+    return name in shipped_models()
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Models that are loaded in one way.
+
+    Attributes:
+        title: what messages call one.
+        recognises: whether a name or path is of one.
+        load: what loads it.
+        options: those that not all models have.
+    """
+
+    title: str
+    recognises: Callable[[str], bool]
+    load: Callable[[argparse.Namespace], Loaded]
+    options: tuple[str, ...] = ()
+
+
+_KINDS = (
+    _Kind("a model of this package", _is_shipped, _load_shipped),
+    _Kind("a checkpoint of fairseq", lambda name: Path(name).suffix == ".pt", _load_fairseq, ("data", "codes")),
+    _Kind(
+        "a model of Hugging Face",
+        lambda _: True,
+        _load_huggingface,
+        ("source_language", "target_language", "source_prefix"),
+    ),
+)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

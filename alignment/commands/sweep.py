@@ -1,0 +1,127 @@
+"""``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
+
+import argparse
+import csv
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from alignment.commands import models
+from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
+from captum_norm import InvalidInputError
+from captum_norm.commands.command import Command
+
+_WIDTH = 10_000  # what many layers or heads can need; in less, rich would cut numbers
+
+_FOLDERS: Mapping[str, Callable[[str], ParallelGold]] = MappingProxyType({"wpt03": read_wpt03, "rwth": read_rwth})
+
+
+def corpus(text: str) -> ParallelGold:
+    """A corpus by what the option ``--corpus`` says: ``alibi``, ``wpt03=FOLDER`` or ``rwth=FOLDER``.
+
+    Raises:
+        InvalidInputError: there is no such corpus, or it cannot be read.
+    """
+    name, _, folder = text.partition("=")
+    if text == "alibi":
+        return load_alibi()
+    if name not in _FOLDERS or not folder:
+        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, wpt03=FOLDER or rwth=FOLDER")
+    try:
+        return _FOLDERS[name](folder)
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+def _resamples(text: str) -> int:
+    if not text.isdecimal() or int(text) == 1:
+        raise argparse.ArgumentTypeError(f"got {text}; expected 0 for none, or at least 2")
+    return int(text)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    models.add_arguments(parser)
+    parser.add_argument(
+        "--corpus",
+        action="append",
+        metavar="CORPUS",
+        help="sentences with gold alignments: alibi, which comes with this package, wpt03=FOLDER or rwth=FOLDER; may "
+        "be given several times (default: alibi)",
+    )
+    parser.add_argument(
+        "--swapped",
+        action="store_true",
+        help="the corpora the other way round, for a model that does not name its languages, such as Hugging Face's",
+    )
+    parser.add_argument("--no-gradients", action="store_true", help="leave out the gradient baselines")
+    parser.add_argument(
+        "--bootstrap",
+        type=_resamples,
+        default=1000,
+        metavar="N",
+        help="resamples for the 95%% intervals of AER; 0 for none (default: %(default)s)",
+    )
+    parser.add_argument("--max-tokens", type=int, default=4096, metavar="N", help="how large a batch may be")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png",
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from alignment.sweep import sweep
+    from alignment.sweep_report import head_figure, layer_figure, records, tables
+    from captum_norm.commands.outputs import write_outputs
+    from captum_norm.visualization.heatmap import figure_bytes
+
+    if options.out is not None and not options.out.is_dir():
+        raise InvalidInputError(f"there is no folder {options.out}; make it, or give another --out")
+    corpora = [corpus(text) for text in options.corpus or ["alibi"]]
+    names = [found.name for found in corpora]
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"got the corpora {', '.join(names)}; expected each once")
+    model, tokenizer = models.load(options)
+    console = Console()
+    console.width = _WIDTH
+    rows, outputs = [], dict[Path, bytes]()
+    for found in corpora:
+        turned = _turned(found, tokenizer, swapped=options.swapped)
+        swept = sweep(
+            model,
+            tokenizer,
+            turned,
+            gradients=not options.no_gradients,
+            n_bootstrap=max(1, options.bootstrap),
+            max_tokens=options.max_tokens,
+        )
+        direction = f"{turned.source_language}–{turned.target_language}"
+        heading = f"{turned.name} {direction}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
+        console.print(heading, "", sep="\n", style="bold", highlight=False)
+        for table in tables(swept):
+            console.print(table, "")
+        rows += list(records(swept))
+        if options.out is not None:
+            outputs[options.out / f"{turned.name.lower()}-layers.png"] = figure_bytes(layer_figure(swept))
+            outputs[options.out / f"{turned.name.lower()}-heads.png"] = figure_bytes(head_figure(swept))
+    if options.out is not None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        outputs[options.out / "sweep.csv"] = text.getvalue().encode()
+        write_outputs(outputs)
+
+
+def _turned(given: ParallelGold, tokenizer: object, *, swapped: bool) -> ParallelGold:
+    """The corpus in the direction of the model, where the model says it."""
+    direction = (getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None))
+    backwards = direction == (given.target_language, given.source_language)
+    return given.swapped() if backwards or swapped else given
+
+
+COMMAND = Command("sweep", "alignment error rate by method, setting, layer, head and recipe", _add_arguments, _run)

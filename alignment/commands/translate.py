@@ -1,0 +1,234 @@
+"""``norm-align translate``: sentences to translations, with alignments and scores if asked for."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from alignment.commands import aligners, models, running
+from alignment.formats import TextSource, format_pharaoh, split_words
+from alignment.formats.text import error_at, read_lines, scan_lines
+from alignment.normalization import NormalizedWords, normalize_words, tokenize
+from alignment.pipeline.progress import Progress, count_lines, to_stderr
+from alignment.tokenization import TranslationTokenizer
+from captum_norm import InvalidInputError
+from captum_norm.commands.command import Command
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from alignment.aligner import WordAligner
+
+_BLOCK_LINES = 256
+# Those that need nothing else to be installed.
+_BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
+
+_Line = tuple[int, str | InvalidInputError]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        nargs="?",
+        default="-",
+        metavar="FILE",
+        help="the sentences, one a line, as the model was trained to read them; .gz and .xz are decompressed, - is "
+        "standard input (default)",
+    )
+    parser.add_argument(
+        "--tokenize",
+        action="store_true",
+        help="separate the words of raw text as Moses does; for the models that come with this package",
+    )
+    parser.add_argument(
+        "--beam", type=running.positive, default=5, metavar="N", help="hypotheses kept (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-length",
+        type=running.positive,
+        default=200,
+        metavar="N",
+        help="most pieces of a translation (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--with-source", action="store_true", help="print the words of the source too: source ||| translation"
+    )
+    parser.add_argument(
+        "--alignments",
+        action="store_true",
+        help="print how the words are aligned, too: translation ||| i-j ..., source first, from 0",
+    )
+    parser.add_argument(
+        "--references",
+        metavar="FILE",
+        help="a translation of each line; prints BLEU and chrF to standard error. The models that come with this "
+        "package write words in a normal form, into which references are put, too",
+    )
+    parser.add_argument(
+        "--bleu-tokenizer",
+        choices=_BLEU_TOKENIZERS,
+        help="of sacrebleu (default: none for the models that come with this package, else 13a)",
+    )
+    models.add_arguments(parser)
+    aligners.add_arguments(parser)
+    running.add_arguments(parser)
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.source == options.references == "-":
+        raise InvalidInputError("got - for the sentences and the references; standard input can be read only once")
+    with running.set_up(options) as report:
+        source = running.text_source(options.source)
+        references = None if options.references is None else _references(options.references)
+        _check_count(count_lines(source), references)
+        model, tokenizer = models.load(options)
+        words = _source_words(tokenizer, options)
+        aligner = aligners.word_aligner(model, tokenizer, options) if options.alignments else None
+        translator = _Translator(source, words, model, tokenizer, aligner, options, report)
+        hypotheses: list[str] = []
+        lines = bad = 0
+        with Progress(source, shown=sys.stderr.isatty() and not options.quiet) as bar:
+            for block in _blocks(source):
+                translated = translator(block)
+                sys.stdout.buffer.write("".join(f"{line}\n" for line in translated.lines).encode())
+                sys.stdout.buffer.flush()
+                lines, bad = lines + len(block), bad + translated.bad
+                if references is not None:
+                    hypotheses += translated.translations
+                bar.advance(len(block), bad=translated.bad, fresh=True)
+        report(f"{lines:,} lines; {bad:,} bad lines")
+        if references is not None:
+            _check_count(lines, references)
+            _score(hypotheses, references, tokenizer, options)
+
+
+@dataclass(frozen=True)
+class _Translated:
+    """What became of a block: the lines to print, the translations alone, and how many lines were bad."""
+
+    lines: list[str]
+    translations: list[str]
+    bad: int
+
+
+@dataclass(frozen=True)
+class _Translator:
+    """Translates blocks of lines, and aligns them if there is an aligner."""
+
+    source: TextSource
+    words: Callable[[str], list[str]]
+    model: "nn.Module"
+    tokenizer: TranslationTokenizer
+    aligner: "WordAligner | None"
+    options: argparse.Namespace
+    report: Callable[[str], None]
+
+    def __call__(self, block: Sequence[_Line]) -> _Translated:
+        from alignment.translation import translate
+
+        bad: dict[int, InvalidInputError] = {}
+
+        def refuse(place: int, error: InvalidInputError) -> None:
+            bad[place] = error_at(self.source, block[place][0], str(error))
+
+        sentences: list[list[str]] = []
+        for place, (_, line) in enumerate(block):
+            sentences.append([] if isinstance(line, InvalidInputError) else self.words(line))
+            if isinstance(line, InvalidInputError):
+                bad[place] = line
+            elif len(sentences[place]) > self.options.max_words:
+                found = f"got {len(sentences[place])} words, expected at most {self.options.max_words}"
+                refuse(place, InvalidInputError(f"{found}; raise --max-words or split the line"))
+                sentences[place] = []
+        translations = translate(
+            self.model,
+            self.tokenizer,
+            sentences,
+            beam=self.options.beam,
+            max_length=self.options.max_length,
+            max_tokens=self.options.max_tokens,
+            on_error=refuse,
+        )
+        texts = list(map(" ".join, translations))
+        columns = [texts]
+        if self.options.with_source:
+            columns.insert(0, list(map(" ".join, sentences)))
+        if self.aligner is not None:
+            columns.append(self._links(self.aligner, sentences, translations, refuse))
+        for _, error in sorted(bad.items()):
+            if self.options.bad_lines == "stop":
+                raise error
+            self.report(str(error))
+        rows = [" ||| ".join(row) for row in zip(*columns, strict=True)]
+        return _Translated([row if text else "" for row, text in zip(rows, texts, strict=True)], texts, len(bad))
+
+    def _links(
+        self,
+        aligner: "WordAligner",
+        sentences: Sequence[list[str]],
+        translations: Sequence[list[str]],
+        refuse: Callable[[int, InvalidInputError], None],
+    ) -> list[str]:
+        """The links of each pair, none where there is no translation."""
+        pairs = {place: (sentences[place], words) for place, words in enumerate(translations) if words}
+        aligners.choose(aligner, list(pairs.values()), self.report)
+        links = [""] * len(translations)
+        for place, answer in zip(pairs, aligner.align_pairs(list(pairs.values())), strict=True):
+            if isinstance(answer, InvalidInputError):
+                refuse(place, answer)
+            else:
+                links[place] = format_pharaoh(answer)
+        return links
+
+
+def _blocks(source: TextSource) -> Iterator[list[_Line]]:
+    lines = scan_lines(source)
+    while block := list(islice(lines, _BLOCK_LINES)):
+        yield block
+
+
+def _references(name: str) -> list[str]:
+    references = [line for _, line in read_lines(running.text_source(name))]
+    if not references:
+        raise InvalidInputError(f"{name}: got no line, expected references")
+    return references
+
+
+def _check_count(lines: int | None, references: Sequence[str] | None) -> None:
+    if lines is not None and references is not None and lines != len(references):
+        raise InvalidInputError(
+            f"got {lines:,} lines to translate and {len(references):,} references, expected as many"
+        )
+
+
+def _source_words(tokenizer: TranslationTokenizer, options: argparse.Namespace) -> Callable[[str], list[str]]:
+    """What makes words of a line."""
+    if not options.tokenize:
+        return split_words
+    if not isinstance(tokenizer, NormalizedWords):
+        expected = "give words as the model was trained to read them"
+        raise InvalidInputError(f"--tokenize is for the models that come with this package; {expected}")
+    return partial(tokenize, language=tokenizer.source_language)
+
+
+def _score(
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: TranslationTokenizer, options: argparse.Namespace
+) -> None:
+    """Writes BLEU and chrF to standard error."""
+    default = "13a"
+    if isinstance(tokenizer, NormalizedWords):
+        language, default = tokenizer.target_language, "none"
+        words = partial(tokenize, language=language) if options.tokenize else split_words
+        references = [" ".join(normalize_words(words(reference), language)) for reference in references]
+    for metric in (BLEU(tokenize=options.bleu_tokenizer or default, force=True), CHRF()):
+        score = metric.corpus_score(hypotheses, [references])
+        to_stderr(score.format(signature=metric.get_signature().format()))
+
+
+COMMAND = Command("translate", "translate sentences, and align the words of the result", _add_arguments, _run)

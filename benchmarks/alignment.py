@@ -1,0 +1,139 @@
+"""What word alignment costs beside the plain teacher-forced forward pass: ``python -m benchmarks.alignment``.
+
+The shipped French–English model on the Alibi story, repeated, on two CPU threads. Every ratio is of times from the same
+run, taken alternately, in the same batches. The plain forward pass gives the logits and nothing else; extraction
+includes the segmentation into pieces, the merging into words and the links of every layer.
+"""
+
+import argparse
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import torch
+from torch import nn
+
+from alignment.aligner import WordAligner, without_head
+from alignment.corpora import load_alibi
+from alignment.decoding import argmax
+from alignment.extraction import PieceMaps, attention_maps, word_maps
+from alignment.gradients import source_gradients
+from alignment.shipped import load_shipped_model
+from alignment.teacher_forcing import TeacherForcedBatch, teacher_forced_batches
+from captum_norm import AttentionWeights, NormAttribution
+
+Run = Callable[[], object]
+
+
+def alternate(runs: Sequence[Run], repeats: int) -> list[float]:
+    """The median time of each run in seconds, the runs taking turns."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(repeats + 1):
+        for run, taken in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    return [median(taken[1:]) for taken in times]
+
+
+def throughput(repeats: int, copies: int) -> None:
+    """Sentences a second: the forward pass, maps of all layers, alignments of all layers."""
+    model, tokenizer = load_shipped_model("fr-en")
+    pairs = _story() * copies
+    batches = list(teacher_forced_batches(model, tokenizer, pairs))
+    body = without_head(model)
+    methods = {
+        "norms": attention_maps(NormAttribution(body)),
+        "weights": attention_maps(AttentionWeights(body)),
+    }
+
+    def forward() -> None:
+        for batch in batches:
+            model(**batch.inputs)
+
+    def maps(piece_maps: PieceMaps) -> None:
+        for batch in batches:
+            piece_maps(batch)
+
+    def align(piece_maps: PieceMaps) -> None:
+        for _, found in word_maps(model, tokenizer, pairs, piece_maps):
+            list(map(argmax, found["AWI"]))
+
+    runs: dict[str, Run] = {"plain forward pass": forward}
+    runs |= {f"maps, {name}": partial(maps, method) for name, method in methods.items()}
+    runs |= {f"alignments, {name}": partial(align, method) for name, method in methods.items()}
+    times = alternate(list(runs.values()), repeats)
+    print(f"{len(pairs)} sentence pairs, {model.config.decoder_layers} layers")
+    for title, taken in zip(runs, times, strict=True):
+        print(f"{title:22}{len(pairs) / taken:8.0f} sentences/s{times[0] / taken:7.2f} × the forward pass's")
+
+
+def _story() -> list[tuple[Sequence[str], Sequence[str]]]:
+    story = load_alibi()
+    return list(zip(story.sources, story.targets, strict=True))
+
+
+def word_by_word(model: nn.Module, batch: TeacherForcedBatch) -> None:
+    """Saliency the plain way: one backward pass for each target piece of each sentence."""
+    embeddings = model.get_input_embeddings()  # type: ignore[operator]
+    for row in range(len(batch.labels)):
+        length = int((batch.labels[row] >= 0).sum())
+        ids = batch.inputs["input_ids"][row : row + 1, : len(batch.source[row].ids)]
+        read = batch.inputs["decoder_input_ids"][row : row + 1, :length]
+        vectors = embeddings(ids).detach().requires_grad_()
+        scores = model(inputs_embeds=vectors, decoder_input_ids=read).logits.log_softmax(-1)
+        for step in range(length):
+            (gradient,) = torch.autograd.grad(scores[0, step, batch.labels[row, step]], vectors, retain_graph=True)
+            gradient.norm(dim=-1)
+
+
+def gradients(repeats: int) -> None:
+    """Saliency for whole batches against one backward pass for each target piece."""
+    model, tokenizer = load_shipped_model("fr-en")
+    # Sentences of ordinary length.
+    pairs = sorted(_story(), key=lambda pair: sum(map(len, pair)))[38:54]
+    batch = next(teacher_forced_batches(model, tokenizer, pairs))
+    with torch.enable_grad():
+        slow, fast = alternate(
+            [
+                lambda: word_by_word(model, batch),
+                lambda: source_gradients(model, batch.inputs, batch.labels, kind="saliency"),
+            ],
+            repeats,
+        )
+    print(f"saliency of {len(batch.labels)} sentence pairs: {slow / fast:.1f} × faster than one backward pass a piece")
+
+
+def memory(copies: int) -> None:
+    """The most memory that Python objects take while streaming, for a text and for one ten times as long."""
+    aligner = WordAligner(*load_shipped_model("fr-en"), layer=0)
+    pairs = _story()
+    for times in (copies, 10 * copies):
+        gc.collect()
+        tracemalloc.start()
+        links = 0
+        for _ in range(times):
+            links += sum(map(len, aligner.align(*zip(*pairs, strict=True))))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        print(f"{times * len(pairs)} sentence pairs in blocks of {len(pairs)}: peak {peak / 2**20:.1f} MiB")
+
+
+def main() -> None:
+    """Run all measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="timings of each")
+    parser.add_argument("--copies", type=int, default=4, help="of the story, for the throughput")
+    arguments = parser.parse_args()
+    torch.set_num_threads(2)
+    with torch.no_grad():
+        throughput(arguments.repeats, arguments.copies)
+        gradients(max(1, arguments.repeats // 2))
+        memory(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What the options on maps and links become, and what is said of those that make no sense."""
+
+import argparse
+from typing import Any
+
+import pytest
+
+from alignment.commands import aligners
+from alignment.recipes import RECIPES, Recipe
+from alignment.selection import Choice
+from alignment.shipped import load_shipped_model
+from captum_norm import AttentionBlockAttribution, AttentionWeights, InvalidInputError, NormAttribution
+from tests.alignment.commands.texts import ENGLISH, FRENCH
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Any, Any]:
+    return load_shipped_model("fr-en")
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    aligners.add_arguments(parser)
+    return parser.parse_args(words, argparse.Namespace(max_tokens=123))
+
+
+def test_defaults(shipped: tuple[Any, Any]) -> None:
+    aligner = aligners.word_aligner(*shipped, parsed())
+    assert isinstance(aligner.method, NormAttribution)
+    assert aligner.method.scope == "attn"
+    assert aligner.recipe == RECIPES["paper"]
+    assert aligner.choice is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "scope"),
+    [
+        ("norms", NormAttribution, "attn"),
+        ("norms-res-ln", NormAttribution, "attn_res_ln"),
+        ("block", AttentionBlockAttribution, "atb"),
+        ("weights", AttentionWeights, "attn"),
+    ],
+)
+def test_methods(shipped: tuple[Any, Any], name: str, kind: Any, scope: str) -> None:
+    method: Any = aligners.word_aligner(*shipped, parsed(f"--method={name}", "--layer=0")).method
+    assert type(method) is kind
+    assert method.scope == scope
+    assert method.model is shipped[0].model
+
+
+@pytest.mark.parametrize(
+    ("words", "choice"),
+    [
+        ("--layer=2", Choice("AWI", 2)),
+        ("--layer -1 --setting=AWO --head=3", Choice("AWO", -1, 3)),
+        ("--layer=0 --setting=auto", None),
+        ("--layer=0 --head=auto", None),
+        ("--layer=highest-norm", None),
+    ],
+)
+def test_what_is_asked_for_is_chosen(shipped: tuple[Any, Any], words: str, choice: Choice | None) -> None:
+    assert aligners.word_aligner(*shipped, parsed(*words.split())).choice == choice
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        ("--recipe=hmm", RECIPES["hmm"]),
+        ("--recipe=hmm --prior=0.5", Recipe(1.0, 0.5, True, "mutual-hmm", {"jump_penalty": 0.05})),
+        ("--recipe=balanced --no-sinkhorn --other=0", Recipe(decoder="mutual-argmax")),
+        (
+            "--sinkhorn --decoder=threshold:share=0.25",
+            Recipe(sinkhorn=True, decoder="threshold", options={"share": 0.25}),
+        ),
+        ("--decoder=mutual-hmm:jump_penalty=1e-1", Recipe(decoder="mutual-hmm", options={"jump_penalty": 0.1})),
+        ("--recipe=hmm --decoder=argmax", Recipe(1.0, 0.0, True)),
+    ],
+)
+def test_recipes(shipped: tuple[Any, Any], words: str, recipe: Recipe) -> None:
+    assert aligners.word_aligner(*shipped, parsed(*words.split())).recipe == recipe
+
+
+def test_what_is_left_to_decide_is_decided_once(shipped: tuple[Any, Any]) -> None:
+    aligner = aligners.word_aligner(*shipped, parsed("--setting=auto"))
+    pairs = [(FRENCH[1].split(), ENGLISH[1].split())]
+    told: list[str] = []
+    aligners.choose(aligner, [], told.append)
+    assert (aligner.choice, told) == (None, [])
+    aligners.choose(aligner, pairs, told.append)
+    assert told == [f"chose {aligner.choice}"]
+    aligners.choose(aligner, pairs, told.append)
+    assert len(told) == 1
+    silent = aligners.word_aligner(*shipped, parsed("--setting=auto"))
+    aligners.choose(silent, pairs, None)
+    assert silent.choice == aligner.choice
+
+
+def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
+    options = parsed("--layer=1", "--head=2", "--recipe=mutual", "--method=weights")
+    assert aligners.identity(options, aligners.word_aligner(*shipped, options)) == {
+        "method": "weights",
+        "maps": "AWI layer 1 head 2",
+        "recipe": str(RECIPES["mutual"]),
+        "max_tokens": 123,
+    }
+    options = parsed("--decoder=mutual-argmax")
+    identity = aligners.identity(options, aligners.word_aligner(*shipped, options))
+    assert identity["recipe"] == str(RECIPES["mutual"])
+    assert identity["maps"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--layer=first", "argument --layer: got first; expected auto, highest-norm or a number from 0"),
+        ("--layer=1.5", "argument --layer: got 1.5; expected"),
+        ("--head=all", "argument --head: got all; expected auto or a number from 0"),
+        ("--method=saliency", "argument --method: invalid choice: 'saliency'"),
+        ("--decoder=threshold:share", "argument --decoder: got share=; expected a number, as in threshold:share=0.2"),
+    ],
+)
+def test_options_that_are_refused(words: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentError) as refused:
+        parsed(words)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--layer=3", "got layer 3; the model has 3: 0 to 2"),
+        ("--layer=-4", "got layer -4; the model has 3"),
+        ("--layer=0 --head=4", "got head 4; the model has 4: 0 to 3"),
+        ("--method=block --head=auto", "the method block has no maps of single heads; leave out --head"),
+        ("--decoder=threshold:share=1", "got share 1.0, expected 0 ≤ share < 1"),
+        ("--decoder=best", "got the decoder 'best'; expected one of argmax, "),
+        ("--decoder=argmax:share=1", "the options do not fit the decoder argmax: got an unexpected keyword argument"),
+        ("--decoder=threshold", "the options do not fit the decoder threshold: missing a required"),
+        ("--prior=-1", "got prior -1.0, expected a finite number, not negative"),
+    ],
+)
+def test_options_that_the_model_or_the_recipe_refuse(shipped: tuple[Any, Any], words: str, message: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        aligners.word_aligner(*shipped, parsed(*words.split()))
+    assert str(refused.value).startswith(message)

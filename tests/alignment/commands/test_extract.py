@@ -1,0 +1,265 @@
+"""``norm-align extract``: what the API gives, from files and pipes, interrupted and shared, bad lines included."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignment import cli
+from alignment.aligner import WordAligner, without_head
+from alignment.commands import extract
+from alignment.formats import format_pharaoh
+from alignment.recipes import Recipe
+from alignment.shipped import load_shipped_model
+from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
+from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
+
+PAIRS = [f"{source} ||| {target}" for source, target in zip(FRENCH, ENGLISH, strict=True)]
+LINKS = "0-0 1-1 2-2 3-3"  # of the first two pairs, with the recipe "mutual"
+
+# With small blocks; it is killed when it comes to align one of them, if that is asked for.
+COMMAND = """
+import os, signal, sys
+from alignment import cli
+from alignment.aligner import WordAligner
+from alignment.commands import extract
+
+align, calls = WordAligner.align_pairs, []
+
+def align_or_die(aligner, pairs):
+    calls.append(pairs)
+    if len(calls) == int(os.environ.get("KILLED_AT", 0)):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return align(aligner, pairs)
+
+WordAligner.align_pairs = align_or_die
+extract._BLOCK_LINES = 2
+sys.exit(cli.main(["extract", "text", "--out=links"]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("fr", FRENCH)
+    write("en", ENGLISH)
+    write("pairs", PAIRS)
+
+
+def lines(name: str) -> list[str]:
+    return Path(name).read_text(encoding="ascii").splitlines()
+
+
+def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["extract", "fr", "en", "--recipe=mutual", "--out=links"]) == 0
+    found = lines("links")
+    assert found[:2] == [LINKS, LINKS]
+    assert len(found) == len(FRENCH)
+    count = sum(len(line.split()) for line in found)
+    assert capsys.readouterr() == ("", f"chose AWI layer 0\n6 lines, {count} links; 0 bad lines\n")
+    assert {path.name for path in Path().iterdir()} == {"fr", "en", "pairs", "links"}
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "options"),
+    [
+        ("--layer=1", "norms", {"layer": 1}),
+        ("--layer=-1 --setting=AWO --method=weights", "weights", {"layer": -1, "setting": "AWO"}),
+        ("--layer=1 --head=2 --recipe=mutual", "norms", {"layer": 1, "head": 2, "recipe": "mutual"}),
+        ("--layer=0 --method=norms-res-ln", "norms-res-ln", {"layer": 0}),
+        ("--layer=0 --method=block", "block", {"layer": 0}),
+        (
+            "--setting=auto --layer=highest-norm --head=auto",
+            "norms",
+            {"setting": "auto", "layer": "highest-norm", "head": "auto"},
+        ),
+        (
+            "--layer=0 --recipe=hmm --decoder=mutual-argmax --other=0.25 --prior=2 --no-sinkhorn",
+            "norms",
+            {"layer": 0, "recipe": Recipe(other=0.25, prior=2.0, decoder="mutual-argmax")},
+        ),
+        (
+            "--layer=0 --sinkhorn --decoder=hmm-viterbi:null_penalty=1:jump_penalty=0.5",
+            "norms",
+            {
+                "layer": 0,
+                "recipe": Recipe(
+                    sinkhorn=True, decoder="hmm-viterbi", options={"jump_penalty": 0.5, "null_penalty": 1.0}
+                ),
+            },
+        ),
+    ],
+)
+def test_options_are_those_of_the_api(words: str, method: str, options: dict[str, Any]) -> None:
+    model, tokenizer = load_shipped_model("fr-en")
+    base = without_head(model)
+    made: dict[str, Any] = {
+        "norms": NormAttribution(base),
+        "norms-res-ln": NormAttribution(base, scope="attn_res_ln"),
+        "block": AttentionBlockAttribution(base),
+        "weights": AttentionWeights(base),
+    }
+    aligner = WordAligner(model, tokenizer, made[method], **options)
+    expected = aligner.align([line.split() for line in FRENCH], [line.split() for line in ENGLISH])
+    assert cli.main(["extract", "fr", "en", "--out=links", *words.split()]) == 0
+    assert lines("links") == list(map(format_pharaoh, expected))
+
+
+def test_pipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--setting=auto", "--recipe=mutual"]
+    assert cli.main(["extract", "fr", "en", "--out=links", *options]) == 0
+    expected, chosen = Path("links").read_text(encoding="ascii"), capsys.readouterr().err.splitlines()[0]
+    assert chosen.startswith("chose ")
+    pipes: list[tuple[list[str], list[str]]]
+    pipes = [(["-"], PAIRS), (["pairs"], []), (["-", "en"], FRENCH), (["fr", "-"], ENGLISH)]
+    for words, piped in pipes:
+        set_stdin(monkeypatch, piped)
+        assert cli.main(["extract", *words, *options]) == 0
+        output, error = capsys.readouterr()
+        assert output == expected
+        assert chosen in error.splitlines()
+        set_stdin(monkeypatch, piped)
+        assert cli.main(["extract", *words, *options, "--quiet", "--out=links", "--overwrite"]) == 0
+        assert Path("links").read_text(encoding="ascii") == expected
+        assert capsys.readouterr() == ("", "")
+
+
+def test_bad_lines_stay_empty_or_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    bad: list[str | bytes]
+    bad = [b"\xe9 ||| a", "a", "a ||| ", f"{'a ' * 9} ||| b", "le \u200b ||| \u200b", ""]
+    write("bad", [PAIRS[0], *bad, PAIRS[1]])
+    assert cli.main(["extract", "bad", "--layer=0", "--recipe=mutual", "--max-words=8", "--out=links"]) == 0
+    assert lines("links") == [LINKS, *[""] * len(bad), LINKS]
+    *told, summary = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in told] == ["bad"] * len(bad)
+    assert [line.split(":")[0].split()[-1] for line in told] == ["2", "3", "4", "5", "6", "7"]
+    assert "got a target side without a word" in told[4]
+    reasons = "3 unreadable, 1 with an empty side, 1 too long, 1 refused by the aligner"
+    assert summary == f"8 lines, 8 links; 6 bad lines: {reasons}"
+    assert cli.main(["extract", "bad", "--layer=0", "--out=other", "--bad-lines=stop"]) == 2
+    assert capsys.readouterr().err.startswith("norm-align: error: bad, line 2: got byte 0xe9")
+    assert not Path("other").exists()
+
+
+@pytest.mark.parametrize("text", [[], ["", "a |||", "||| b"]])
+def test_nothing_to_decide_on(text: list[str]) -> None:
+    write("text", text)
+    assert cli.main(["extract", "text", "--out=links"]) == 0
+    assert lines("links") == [""] * len(text)
+
+
+def test_the_first_block_with_a_usable_pair_decides(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[list[tuple[Sequence[str], Sequence[str]]]] = []
+    choose = WordAligner.choose
+
+    def watched(aligner: WordAligner, pairs: Any) -> Any:
+        if aligner.choice is None:
+            seen.append([(list(source), list(target)) for source, target in pairs])
+        return choose(aligner, pairs)
+
+    monkeypatch.setattr(WordAligner, "choose", watched)
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 3)
+    text = ["", "a a a a a a a a a ||| b", "a |||", "|||", PAIRS[0], PAIRS[1], *PAIRS]
+    write("text", text)
+    assert cli.main(["extract", "text", "--max-words=8", "--out=links"]) == 0
+    set_stdin(monkeypatch, text)
+    assert cli.main(["extract", "-", "--max-words=8"]) == 0
+    assert capsys.readouterr().out == Path("links").read_text(encoding="ascii")
+    assert seen == [[(FRENCH[i].split(), ENGLISH[i].split()) for i in (0, 1)]] * 2
+
+
+def test_a_run_is_continued_only_as_it_was_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
+    assert cli.main(["extract", "pairs", "--out=whole", "--quiet"]) == 0
+    align = WordAligner.align_pairs
+    with monkeypatch.context() as patch:
+        calls: list[int] = []
+
+        def failing(aligner: WordAligner, pairs: Any) -> Any:
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            calls.append(len(pairs))
+            return align(aligner, pairs)
+
+        patch.setattr(WordAligner, "align_pairs", failing)
+        assert cli.main(["extract", "pairs", "--out=links", "--quiet"]) == 130
+    assert not Path("links").exists()
+    for words, name in (
+        (["--recipe=mutual"], "recipe"),
+        (["--layer=1"], "maps"),
+        (["--method=weights"], "method"),
+        (["--model=en-fr"], "model"),
+        (["--max-tokens=100"], "max_tokens"),
+        (["--max-words=9"], "max_words"),
+    ):
+        assert cli.main(["extract", "pairs", "--out=links", "--quiet", *words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"norm-align: error: {Path.cwd() / 'links.parts'} holds an unfinished run with {name} ")
+        assert error.count("\n") == 1
+    assert cli.main(["extract", "pairs", "--out=links"]) == 0
+    assert "2 blocks are finished already" in capsys.readouterr().err
+    assert lines("links") == lines("whole")
+
+
+def test_killed_and_shared_runs_give_the_same_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process is killed, two go on. Blocks, and so batches and their rounding, are always the same."""
+    write("text", PAIRS * 5)
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
+    # The second one waits until there is another one that leads.
+    with start(RANK="0", WORLD_SIZE="1", KILLED_AT="6") as killed, start(RANK="1", WORLD_SIZE="2") as second:
+        assert killed.wait() == -signal.SIGKILL
+        assert not Path("links").exists()
+        assert len(list(Path("links.parts").glob("block-*"))) == 5
+        with monkeypatch.context() as patch:
+            patch.setenv("RANK", "0")
+            patch.setenv("WORLD_SIZE", "2")
+            assert cli.main(["extract", "text", "--out=links"]) == 0
+        assert second.wait() == 0
+    assert not Path("links.parts").exists()
+    assert cli.main(["extract", "text", "--out=alone", "--quiet"]) == 0
+    assert lines("links") == lines("alone")
+    assert len(lines("links")) == 5 * len(PAIRS)
+
+
+def start(**variables: str) -> "subprocess.Popen[bytes]":
+    """A process of the command."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())} | variables
+    return subprocess.Popen([sys.executable, "-c", COMMAND], env=environment, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the following arguments are required: SOURCE"),
+        (["-", "-"], "got - for both sides; standard input can be read only once"),
+        (["none", "en"], "cannot read none: there is no such file"),
+        (["fr", "."], "cannot read .: there is no such file"),
+        (["fr", "en", "--out=none/links"], "cannot write none/links: it is a folder, or its folder does not exist"),
+        (["fr", "en", "--out=pairs"], "pairs exists already; give another name, or replace it with --overwrite"),
+        (["fr", "pairs2", "--layer=0"], "fr, line 7: got no such line, but pairs2 has it"),
+    ],
+)
+def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    write("pairs2", PAIRS * 2)
+    assert cli.main(["extract", "--quiet", *words]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"norm-align: error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_several_processes_need_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["extract", "pairs", "--layer=0"]) == 2
+    assert "got a stream and 2 processes; several can only go from files to a file" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""Which model a command loads, what it says of those that it cannot load, and what tells two models apart."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from alignment.commands import models
+from alignment.fairseq import FairseqTokenizer
+from alignment.huggingface import HuggingFaceTokenizer
+from alignment.normalization import NormalizedWords
+from alignment.shipped import load_shipped_model
+from captum_norm import InvalidInputError
+from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
+from tests.alignment.translation_models import FAMILIES, random_model
+from tests.tiny import bert_config, save_tiny
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    models.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def load(*words: str) -> tuple[Any, Any]:
+    return models.load(parsed(*words))
+
+
+def same(model: Any, other: Any) -> bool:
+    """Whether two models have the same weights."""
+    state = other.state_dict()
+    return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.fixture
+def fairseq(tmp_path: Path) -> Path:
+    """A checkpoint, its dictionaries beside it."""
+    torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, tmp_path / "model.pt")
+    write_dictionary(tmp_path / "dict.fr.txt", SOURCE)
+    write_dictionary(tmp_path / "dict.en.txt", TARGET)
+    return tmp_path
+
+
+def saved(name: str, folder: Path) -> tuple[Path, Any]:
+    """A folder with a random model of a family, and the model."""
+    tokenizer = FAMILIES[name].tokenizer(folder)
+    model = random_model(FAMILIES[name], tokenizer)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder / "model", model
+
+
+def test_models_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fr-en").mkdir()  # a folder would be ./fr-en
+    for words, name in (([], "fr-en"), (["--model=fr-en"], "fr-en"), (["--model=en-fr"], "en-fr")):
+        model, tokenizer = load(*words)
+        assert isinstance(tokenizer, NormalizedWords)
+        assert f"{tokenizer.source_language}-{tokenizer.target_language}" == name
+        assert not model.training
+        assert same(model, load_shipped_model(name)[0])
+
+
+def test_checkpoints_of_fairseq(fairseq: Path) -> None:
+    codes = fairseq / "merges"
+    codes.write_text("#version: 0.2\na b</w>\n", encoding="utf-8")
+    given = {0: [], 1: ["--codes=none"], 2: [f"--codes={codes}"], 3: [f"--codes={codes}", f"--codes={codes}"]}
+    for case, words in given.items():
+        model, tokenizer = load(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}", *words)
+        assert isinstance(tokenizer, FairseqTokenizer)
+        assert torch.equal(model.state_dict()["lm_head.weight"], weights()["decoder.output_projection.weight"])
+        # The codes join "ab", but not "ba".
+        assert len(tokenizer.encode_source([["ab", "ba"]])[0].ids) == (4 if case > 1 else 3)
+
+
+def test_models_of_hugging_face(tmp_path: Path) -> None:
+    folder, model = saved("NLLB", tmp_path)
+    found, tokenizer = load(f"--model={folder}", "--source-language=deu_Latn", "--target-language=eng_Latn")
+    assert same(model, found)
+    assert not found.training
+    loaded = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = HuggingFaceTokenizer(loaded, source_language="deu_Latn", target_language="eng_Latn")
+    words = ["das", "Haus"]
+    assert tokenizer.encode_source([words]) == expected.encode_source([words])
+    assert tokenizer.encode_target([words]) == expected.encode_target([words])
+    assert tokenizer.encode_source([words]) != tokenizer.encode_target([words])
+
+
+def test_a_prefix_is_told_to_the_model(tmp_path: Path) -> None:
+    folder, _ = saved("T5", tmp_path)
+    _, plain = load(f"--model={folder}")
+    _, told = load(f"--model={folder}", "--source-prefix=das Haus")
+    [short], [long] = plain.encode_source([["klein"]]), told.encode_source([["klein"]])
+    [prefix] = plain.encode_source([["das", "Haus"]])
+    assert long.ids == prefix.ids[:-1] + short.ids
+    assert long.word_ids == [None] * (len(prefix.ids) - 1) + short.word_ids
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model=x.pt"], "got no --data for x.pt; give the folder that fairseq-preprocess wrote"),
+        (["--model=x.pt", "--data=."], "there is no file x.pt"),
+        (["--model=x.pt", "--data=none"], "there is no folder none"),
+        (["--model=x.pt", "--data=.", *["--codes=a"] * 3], "got --codes 3 times, expected once, or for source and"),
+        (["--model=x.pt", "--source-prefix=a"], "--source-prefix is for a model of Hugging Face; x.pt is a checkpoint"),
+        (["--data=."], "--data is for a checkpoint of fairseq; fr-en is a model of this package"),
+        (["--model=./none"], r"cannot load the model \./none: there is no such folder"),
+        (["--model="], "cannot load a model: its name is empty"),
+        (["--device=none"], "cannot put the model on the device none: "),
+    ],
+)
+def test_what_is_refused_is_said(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match=f"^{message}"):
+        load(*words)
+
+
+def test_other_models_of_hugging_face_are_refused(tmp_path: Path) -> None:
+    save_tiny(transformers.BertModel(bert_config()), tmp_path)
+    with pytest.raises(InvalidInputError, match=rf"^got {tmp_path}, a BertModel; expected an encoder–decoder"):
+        load(f"--model={tmp_path}")
+
+
+def test_processes_of_one_machine_take_one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+
+    def take(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+        taken.append(device)
+        return model
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "to", take)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    load("--device=cuda")
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        load("--device=cuda")
+    load("--device=cuda:0")
+    assert list(map(str, taken)) == ["cuda", "cuda:0", "cuda:1", "cuda:0", "cuda:0"]
+
+
+def test_two_models_are_told_apart_by_their_weights_and_options(fairseq: Path) -> None:
+    options = parsed(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}", "--codes=a", "--codes=b")
+    model, _ = load(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}")
+    identity = models.identity(options, model)
+    name = identity.pop("model")
+    assert name is not None
+    assert name.startswith(f"{fairseq / 'model.pt'} (")
+    assert identity == {
+        "data": str(fairseq),
+        "codes": "a b",
+        "source_language": None,
+        "target_language": None,
+        "source_prefix": None,
+        "device": "cpu",
+    }
+    again, _ = load(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}")
+    assert models.identity(options, again)["model"] == name
+    with torch.no_grad():
+        again.get_parameter("lm_head.weight")[3, 2] += 1e-6
+    assert models.identity(options, again)["model"] != name
+    assert models.identity(options, again.bfloat16())["model"] != name
+    options.device = "cuda:1"
+    assert models.identity(options, model)["device"] == "cuda"

@@ -1,0 +1,170 @@
+"""``norm-align sweep``: what it prints and writes, which way round it reads a corpus, and what it refuses."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import alignment.extraction
+from alignment import cli
+from alignment.corpora import ParallelGold, read_wpt03
+from alignment.normalization import Language, NormalizedWords
+from alignment.shipped import load_shipped_model
+from alignment.sweep import sweep
+from alignment.sweep_report import records
+
+WPT03 = {
+    "test.src-tgt": "The debate is closed . ||| Le débat est clos .\nThank you . ||| Merci .\n",
+    "test.enfr.talp": "1-1 2-2 3-3 4-4 5-5\n1-1 2p1 3-2\n",
+}
+RWTH = {"test.de": "das Haus\n", "test.en": "the house\n", "alignment.talp": "1-1 2-2\n"}
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, files in (("wpt03", WPT03), ("rwth", RWTH), ("out", {})):
+        Path(folder).mkdir()
+        for name, content in files.items():
+            Path(folder, name).write_text(content, encoding="utf-8")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``sweep`` without gradients and resamples, and hands over what it printed."""
+
+    def swept(*words: str, gradients: bool = False) -> str:
+        options = () if gradients else ("--no-gradients", "--bootstrap=0")
+        assert cli.main(["sweep", *options, *words]) == 0
+        output, error = capsys.readouterr()
+        assert error == ""
+        return output
+
+    return swept
+
+
+def written() -> list[dict[str, str]]:
+    with Path("out/sweep.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def in_csv(corpus: ParallelGold, model: str, **options: Any) -> list[dict[str, str]]:
+    """The records of a sweep by a shipped model, as a CSV file has them."""
+    plain, tokenizer = load_shipped_model(model)
+    source, target = model.split("-")
+    languages: tuple[Any, Any] = source, target
+    swept = sweep(plain, NormalizedWords(tokenizer, *languages), corpus, **options)
+    return [{k: "" if v is None else str(v) for k, v in record.items()} for record in records(swept)]
+
+
+def test_the_story_is_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run("--out=out").splitlines()
+    assert lines[0] == "Alibi fr–en, 92 sentence pairs; AER in %; layers and heads from 0"
+    printed = [" ".join(line.split()) for line in lines]
+    assert printed.count("AER by setting and layer, the paper's recipe") == 1
+    assert "auto AWI layer 0 32.1" in printed
+    assert any(line.startswith("norms ") and line.split()[4] == "32.1" for line in printed)
+    assert any(line.startswith("weights ") and line.split()[4] == "34.7" for line in printed)
+    assert not any("…" in line for line in lines)
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "alibi-heads.png",
+        "alibi-layers.png",
+        "sweep.csv",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("out").glob("*.png"))
+    found = written()
+    # 3 layers and 4 heads in each, 2 settings, 2 methods; 4 more recipes.
+    assert len(found) == 2 * 2 * 3 * (1 + 4) + 4 * 2
+    rates = {tuple(row[name] for name in ("method", "setting", "layer", "head", "recipe")): row["aer"] for row in found}
+    assert len(rates) == len(found)
+    assert [f"{float(rates[method, 'AWI', '0', '', 'paper']):.1f}" for method in ("norms", "weights")] == [
+        "32.1",
+        "34.7",
+    ]
+
+
+def test_all_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradients(_: Any, inputs: Any, labels: Any, *, kind: str) -> Any:
+        return (inputs["input_ids"][:, None, :] * (3 + len(kind)) + labels[:, :, None]) % 7
+
+    monkeypatch.setattr(alignment.extraction, "source_gradients", gradients)
+    output = run("--corpus=wpt03=wpt03", "--bootstrap=20", "--max-tokens=30", "--out=out", gradients=True)
+    assert output.startswith("WPT03 fr–en, 2 sentence pairs; ")
+    assert "gradient × input" in output
+    assert written() == in_csv(read_wpt03("wpt03"), "fr-en", n_bootstrap=20)
+    assert sorted(path.name for path in Path("out").glob("*.png")) == ["wpt03-heads.png", "wpt03-layers.png"]
+
+
+def test_several_corpora(run: Run) -> None:
+    output = run("--corpus", "rwth=rwth", "--corpus", "wpt03=wpt03", "--out", "out")
+    assert output.index("RWTH de–en, 1 sentence pairs") < output.index("WPT03 fr–en, 2 sentence pairs")
+    found = written()
+    assert [row["corpus"] for row in found] == ["RWTH"] * (len(found) // 2) + ["WPT03"] * (len(found) // 2)
+    assert [row["direction"] for row in found] == ["de-en"] * (len(found) // 2) + ["fr-en"] * (len(found) // 2)
+    assert len(list(Path("out").glob("*.png"))) == 4
+
+
+@pytest.mark.parametrize(("model", "source", "target"), [("fr-en", "fr", "en"), ("en-fr", "en", "fr")])
+def test_the_corpus_is_turned_the_models_way(run: Run, model: str, source: Language, target: Language) -> None:
+    output = run("--corpus=wpt03=wpt03", "--model", model, "--out=out")
+    assert output.startswith(f"WPT03 {source}–{target}, ")
+    corpus = read_wpt03("wpt03")
+    found = written()
+    assert {row["direction"] for row in found} == {model}
+    turned = corpus if source == "fr" else corpus.swapped()
+    assert found == in_csv(turned, model, gradients=False, n_bootstrap=1)
+    # A corpus the wrong way round would be read as well, but not as well.
+    assert min(float(row["aer"]) for row in found if row["recipe"] == "paper") < 20
+
+
+def test_the_corpus_is_turned_when_asked(run: Run) -> None:
+    assert run("--corpus=rwth=rwth", "--swapped").startswith("RWTH en–de, ")
+
+
+def test_nothing_is_written_unless_asked(run: Run) -> None:
+    before = sorted(Path().rglob("*"))
+    run("--corpus=rwth=rwth")
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out=nowhere"], "there is no folder nowhere; make it, or give another --out"),
+        (["--out=wpt03/test.src-tgt"], "there is no folder wpt03/test.src-tgt; make it"),
+        (["--corpus=wpt"], "got the corpus 'wpt'; expected alibi, wpt03=FOLDER or rwth=FOLDER"),
+        (["--corpus=wpt03"], "got the corpus 'wpt03'; expected alibi, wpt03=FOLDER or rwth=FOLDER"),
+        (["--corpus=rwth="], "got the corpus 'rwth='; expected alibi, wpt03=FOLDER or rwth=FOLDER"),
+        (["--corpus=alibi=wpt03"], "got the corpus 'alibi=wpt03'; expected alibi, wpt03=FOLDER or"),
+        (["--corpus=rwth=no-such"], "cannot read no-such/test.de: No such file or directory"),
+        (["--corpus=rwth=wpt03/test.src-tgt"], "cannot read wpt03/test.src-tgt/test.de: Not a directory"),
+        (["--corpus=wpt03=wrong"], "wrong/test.enfr.talp, line 2: got source index 9, expected 1 to 3"),
+        (["--corpus=rwth=empty"], "got the corpus RWTH without a sentence pair"),
+        (
+            ["--corpus=alibi", "--corpus=rwth=rwth", "--corpus=alibi"],
+            "got the corpora Alibi, RWTH, Alibi; expected each",
+        ),
+        (["--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none, or at least 2"),
+        (["--bootstrap=-3"], "argument --bootstrap: got -3; expected 0 for none"),
+        (["--corpus=rwth=rwth", "--max-tokens=0"], "got max_tokens=0, expected at least 1"),
+        (["--data=wpt03"], "--data is for a checkpoint of fairseq; fr-en is a model of this package"),
+        (["something"], "unrecognized arguments: something"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    for folder, files in (("wrong", WPT03 | {"test.enfr.talp": "1-1\n9-1\n"}), ("empty", dict.fromkeys(RWTH, ""))):
+        Path(folder).mkdir()
+        for name, content in files.items():
+            Path(folder, name).write_text(content, encoding="utf-8")
+    assert cli.main(["sweep", *words]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"norm-align: error: {message}")
+    assert error.count("\n") == 1
+    assert not list(Path("out").iterdir())

@@ -1,0 +1,126 @@
+"""Recipes against their steps one after the other, and what they refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment import word_maps as steps
+from alignment.decoding import DECODERS, argmax, mutual_argmax, mutual_hmm, threshold
+from alignment.links import Alignment
+from alignment.recipes import RECIPES, Recipe
+from alignment.settings import Setting
+from alignment.word_maps import WordMap
+from captum_norm import InvalidInputError
+
+Maps = dict[Setting, WordMap]
+
+
+def random_maps(seed: int, targets: int = 9, sources: int = 7) -> Maps:
+    generator = np.random.default_rng(seed)
+    maps: list[WordMap] = [generator.gamma(0.7, size=(targets, sources + 1)) for _ in range(2)]
+    return {"AWI": maps[0], "AWO": 3 * maps[1]}
+
+
+def rows(word_map: WordMap) -> WordMap:
+    divided: WordMap = word_map / word_map.sum(1, keepdims=True)
+    return divided
+
+
+def expected(name: str, this: WordMap, other: WordMap) -> Alignment:
+    """What a recipe is said to do, step by step."""
+    both = rows(this) + rows(other)
+    match name:
+        case "paper":
+            return argmax(this)
+        case "mutual":
+            return mutual_argmax(this)
+        case "sinkhorn":
+            return argmax(steps.sinkhorn(this))
+        case "balanced":
+            return mutual_argmax(steps.sinkhorn(both))
+        case "hmm":
+            return mutual_hmm(steps.sinkhorn(both), jump_penalty=0.05)
+        case "other":
+            return argmax(rows(this) + 0.3 * rows(other))
+        case "prior":
+            targets, sources = this.shape[0], this.shape[1] - 1
+            distances = [[abs((t + 1) / targets - (s + 1) / sources) for s in range(sources)] for t in range(targets)]
+            return argmax(np.column_stack([this[:, :-1] * np.exp(-4 * np.array(distances)), this[:, -1]]))
+        case "threshold":
+            return Alignment((s, t) for t, s in np.argwhere(rows(this)[:, :-1] > 0.2))
+        case _:
+            weighted = steps.diagonal_prior(rows(this) + 0.5 * rows(other), strength=2)
+            return threshold(steps.sinkhorn(weighted), share=0.2)
+
+
+OWN = {
+    "other": Recipe(other=0.3),
+    "prior": Recipe(prior=4),
+    "threshold": Recipe(decoder="threshold", options={"share": 0.2}),
+    "everything": Recipe(other=0.5, prior=2, sinkhorn=True, decoder="threshold", options={"share": 0.2}),
+}
+ALL = {**RECIPES, **OWN}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_recipes_step_by_step(name: str) -> None:
+    found = []
+    for seed in range(5):
+        maps = random_maps(seed)
+        for setting, other in (("AWI", "AWO"), ("AWO", "AWI")):
+            links = ALL[name](maps, setting)  # type: ignore[arg-type]
+            assert links == expected(name, maps[setting], maps[other])  # type: ignore[index]
+            assert len(links) > 0
+            found.append(links)
+    assert len(set(found)) >= 5
+
+
+def test_recipes_differ() -> None:
+    links = {name: [recipe(random_maps(seed), "AWI") for seed in range(5)] for name, recipe in ALL.items()}
+    assert all(links[one] != links[two] for one in ALL for two in ALL if one < two)
+
+
+def test_maps_are_left_as_they_were() -> None:
+    maps = random_maps(0)
+    before = {setting: word_map.copy() for setting, word_map in maps.items()}
+    for recipe in ALL.values():
+        recipe(maps, "AWI")
+    for setting, word_map in maps.items():
+        np.testing.assert_array_equal(word_map, before[setting])
+
+
+def test_the_maps_needed_are_enough() -> None:
+    maps = random_maps(0)
+    for name, recipe in ALL.items():
+        needed = recipe.settings("AWO")
+        assert set(needed) == ({"AWO", "AWI"} if name in ("balanced", "hmm", "other", "everything") else {"AWO"})
+        assert recipe({setting: maps[setting] for setting in needed}, "AWO") == recipe(maps, "AWO")
+
+
+def test_empty_maps_have_no_links() -> None:
+    for recipe in ALL.values():
+        assert recipe({"AWI": np.zeros((2, 3)), "AWO": np.zeros((2, 3))}, "AWI") == Alignment()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"decoder": "viterbi"}, f"got the decoder 'viterbi'; expected one of {', '.join(DECODERS)}"),
+        ({"other": -0.5}, "got other -0.5, expected a finite number, not negative"),
+        ({"prior": -1}, "got prior -1, expected a finite number, not negative"),
+        ({"other": float("nan")}, "got other nan, expected a finite number, not negative"),
+        ({"prior": float("inf")}, "got prior inf, expected a finite number, not negative"),
+        (
+            {"decoder": "threshold"},
+            "the options do not fit the decoder threshold: missing a required .*argument: 'share'",
+        ),
+        (
+            {"options": {"share": 0.1}},
+            "the options do not fit the decoder argmax: got an unexpected keyword argument 'share'",
+        ),
+    ],
+)
+def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Recipe(**options)

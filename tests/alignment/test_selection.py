@@ -1,0 +1,135 @@
+"""Consistency counted by hand and link by link, and which candidates the two rules choose."""
+
+import random
+
+import numpy as np
+import pytest
+
+from alignment.links import Alignment
+from alignment.selection import Choice, consistency, highest_norm, most_consistent
+
+Corpus = tuple[list[Alignment], list[list[str]], list[list[str]]]
+
+
+def link_by_link(alignments: list[Alignment], sources: list[list[str]], targets: list[list[str]]) -> float:
+    """The definition: each link is compared with every other one."""
+    links = [
+        (source[i].lower(), target[j].lower())
+        for alignment, source, target in zip(alignments, sources, targets, strict=True)
+        for i, j in alignment
+    ]
+    total = 0.0
+    for place, (source, target) in enumerate(links):
+        others = [link for other, link in enumerate(links) if other != place]
+        both = others.count((source, target))
+        total += 1 + 2 * both / (1 + sum(s == source for s, _ in others) + sum(t == target for _, t in others))
+    return total / sum(map(len, targets))
+
+
+def random_corpus(seed: int) -> Corpus:
+    """One-to-one links between words of which some are likelier, in sentences of 0 to 6 words."""
+    generator = random.Random(seed)
+    alignments, sources, targets = [], [], []
+    for _ in range(20):
+        source, target = ([generator.choice("aAbcDd") for _ in range(generator.randint(0, 6))] for _ in range(2))
+        count = generator.randint(0, min(len(source), len(target)))
+        links = zip(
+            generator.sample(range(len(source)), count), generator.sample(range(len(target)), count), strict=True
+        )
+        alignments.append(Alignment(links))
+        sources.append(source)
+        targets.append(target)
+    return alignments, sources, targets
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_consistency_link_by_link(seed: int) -> None:
+    corpus = random_corpus(seed)
+    assert consistency(*corpus) == pytest.approx(link_by_link(*corpus), rel=1e-12)
+    assert 0 < consistency(*corpus) < 2
+
+
+def test_consistency_by_hand() -> None:
+    links = [Alignment([(0, 0), (1, 1)]), Alignment([(0, 0)]), Alignment([(1, 0)])]
+    sources = [["das", "Haus"], ["Haus"], ["ein", "haus"]]
+    targets = [["the", "house"], ["House", "there"], ["home"]]
+    # das–the once; haus–house twice of the 3 links of haus and the 2 of house; haus–home once. 5 target words.
+    assert consistency(links, sources, targets) == pytest.approx((4 + 2 * 2 * 1 / (3 + 2 - 1)) / 5)
+
+
+@pytest.mark.parametrize(
+    ("links", "sources", "targets", "expected"),
+    [
+        ([], [], [], 0),
+        ([Alignment()], [["a"]], [[]], 0),
+        ([Alignment()], [["a"]], [["x", "y"]], 0),
+        ([Alignment([(0, 0)])], [["a"]], [["x", "y"]], 1 / 2),
+        ([Alignment([(0, 0)])] * 1000, [["a"]] * 1000, [["x"]] * 1000, 1 + 2 * 999 / 1999),
+    ],
+)
+def test_consistency_at_its_bounds(
+    links: list[Alignment], sources: list[list[str]], targets: list[list[str]], expected: float
+) -> None:
+    assert consistency(links, sources, targets) == pytest.approx(expected)
+    assert 0 <= consistency(links, sources, targets) < 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_neither_order_nor_case_matters(seed: int) -> None:
+    corpus = random_corpus(seed)
+    pairs = list(zip(*corpus, strict=True))
+    random.Random(seed).shuffle(pairs)
+    links, sources, targets = (list(column) for column in zip(*pairs, strict=True))
+    upper = [[[word.upper() for word in words] for words in side] for side in (sources, targets)]
+    assert consistency(links, *upper) == pytest.approx(consistency(*corpus), rel=1e-12)
+
+
+def test_unequal_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        consistency([Alignment()], [["a"], ["b"]], [["x"], ["y"]])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_right_links_beat_shifted_fewer_and_random_ones(seed: int) -> None:
+    """A lexicon of 30 words, translated word by word: as a trained model's layers and settings show it."""
+    generator = random.Random(seed)
+    sources = [[f"s{generator.randrange(30)}" for _ in range(generator.randint(3, 12))] for _ in range(60)]
+    targets = [[word.replace("s", "t") for word in words] for words in sources]
+    right = [Alignment((i, i) for i in range(len(words))) for words in sources]
+    shifted = [Alignment((i, (i + 1) % len(words)) for i in range(len(words))) for words in sources]
+    fewer = [Alignment((i, i) for i in range(0, len(words), 2)) for words in sources]
+    mixed = [
+        Alignment(zip(range(len(words)), generator.sample(range(len(words)), len(words)), strict=True))
+        for words in sources
+    ]
+    scores = [consistency(links, sources, targets) for links in (right, fewer, shifted, mixed)]
+    assert scores[0] > 1.7
+    assert all(scores[0] > score + 0.3 for score in scores[1:])
+    maps = [np.eye(len(words), len(words) + 1) + 0.1 for words in sources]
+    candidates = {
+        Choice("AWO", 0): [np.roll(word_map, 1, axis=0) for word_map in maps],
+        Choice("AWI", 0): [np.ones_like(word_map) for word_map in maps],
+        Choice("AWO", 1): maps,
+        Choice("AWI", 2): maps,
+        Choice("AWI", 1): maps,
+    }
+    assert most_consistent(candidates, sources, targets) == Choice("AWI", 1)
+
+
+def test_highest_norm_is_the_mean_over_all_entries() -> None:
+    small, large = np.full((1, 2), 4.0), np.full((3, 4), 1.0)
+    candidates = {
+        Choice("AWI", 0): [small, large],  # mean (8 + 12) / 14; of the pairs' means 2.5
+        Choice("AWI", 1): [np.zeros((1, 2)), np.full((3, 4), 1.75)],  # 21 / 14
+        Choice("AWO", 2): [np.full((1, 2), 1.5), np.tile([0, 0, 0, 5.9], (3, 1))],  # 20.7 / 14, by the null column
+    }
+    assert highest_norm(candidates) == Choice("AWI", 1)
+    candidates[Choice("AWO", 2)][1][0, 3] += 1
+    assert highest_norm(candidates) == Choice("AWO", 2)
+    del candidates[Choice("AWI", 1)], candidates[Choice("AWO", 2)]
+    assert highest_norm(candidates) == Choice("AWI", 0)
+
+
+def test_choices_have_an_order_and_a_text() -> None:
+    assert min(Choice("AWO", 0), Choice("AWI", 2), Choice("AWI", 0)) == Choice("AWI", 0)
+    assert [str(Choice("AWI", 2)), str(Choice("AWO", 0, 3))] == ["AWI layer 2", "AWO layer 0 head 3"]

@@ -1,0 +1,44 @@
+"""The packages' names: all there, and those that need torch loaded when they are asked for."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import alignment
+import captum_norm
+
+PACKAGES = [captum_norm, alignment]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_public_name_is_there_and_listed(package: ModuleType) -> None:
+    names = package.__all__
+    assert len(set(names)) == len(names)
+    assert set(names) <= set(dir(package))
+    for name in names:
+        assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_other_names_are_not(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        package.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("statement", "torch"),
+    [
+        ("import captum_norm", False),
+        ("from captum_norm import InvalidInputError, __version__", False),
+        ("from captum_norm import NormAttribution", True),
+        ("from alignment import AER, RECIPES, HuggingFaceTokenizer, consistency, load_alibi, read_gold", False),
+        ("from alignment import WordAligner", True),
+        ("import captum_norm.cli, alignment.cli", False),
+    ],
+)
+def test_torch_is_loaded_by_what_needs_it(statement: str, torch: bool) -> None:
+    program = f"import sys; {statement}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{torch}\n"
