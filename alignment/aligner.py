@@ -22,6 +22,8 @@ Layer = int | Literal["auto", "highest-norm"]
 Words = Sequence[str]
 
 SAMPLE = 500
+"""How many sentence pairs decide a layer."""
+
 SETTINGS: tuple[Setting, ...] = ("AWI", "AWO")
 
 

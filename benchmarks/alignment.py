@@ -14,15 +14,14 @@ from functools import partial
 from statistics import median
 
 import torch
-from torch import nn
 
 from alignment.aligner import WordAligner, without_head
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax
 from alignment.extraction import PieceMaps, attention_maps, word_maps
-from alignment.gradients import source_gradients
 from alignment.shipped import load_shipped_model
-from alignment.teacher_forcing import TeacherForcedBatch, teacher_forced_batches
+from alignment.teacher_forcing import teacher_forced_batches
+from benchmarks import alignment_gradients
 from captum_norm import AttentionWeights, NormAttribution
 
 Run = Callable[[], object]
@@ -76,37 +75,6 @@ def _story() -> list[tuple[Sequence[str], Sequence[str]]]:
     return list(zip(story.sources, story.targets, strict=True))
 
 
-def word_by_word(model: nn.Module, batch: TeacherForcedBatch) -> None:
-    """Saliency the plain way: one backward pass for each target piece of each sentence."""
-    embeddings = model.get_input_embeddings()  # type: ignore[operator]
-    for row in range(len(batch.labels)):
-        length = int((batch.labels[row] >= 0).sum())
-        ids = batch.inputs["input_ids"][row : row + 1, : len(batch.source[row].ids)]
-        read = batch.inputs["decoder_input_ids"][row : row + 1, :length]
-        vectors = embeddings(ids).detach().requires_grad_()
-        scores = model(inputs_embeds=vectors, decoder_input_ids=read).logits.log_softmax(-1)
-        for step in range(length):
-            (gradient,) = torch.autograd.grad(scores[0, step, batch.labels[row, step]], vectors, retain_graph=True)
-            gradient.norm(dim=-1)
-
-
-def gradients(repeats: int) -> None:
-    """Saliency for whole batches against one backward pass for each target piece."""
-    model, tokenizer = load_shipped_model("fr-en")
-    # Sentences of ordinary length.
-    pairs = sorted(_story(), key=lambda pair: sum(map(len, pair)))[38:54]
-    batch = next(teacher_forced_batches(model, tokenizer, pairs))
-    with torch.enable_grad():
-        slow, fast = alternate(
-            [
-                lambda: word_by_word(model, batch),
-                lambda: source_gradients(model, batch.inputs, batch.labels, kind="saliency"),
-            ],
-            repeats,
-        )
-    print(f"saliency of {len(batch.labels)} sentence pairs: {slow / fast:.1f} × faster than one backward pass a piece")
-
-
 def memory(copies: int) -> None:
     """The most memory that Python objects take while streaming, for a text and for one ten times as long."""
     aligner = WordAligner(*load_shipped_model("fr-en"), layer=0)
@@ -131,8 +99,8 @@ def main() -> None:
     torch.set_num_threads(2)
     with torch.no_grad():
         throughput(arguments.repeats, arguments.copies)
-        gradients(max(1, arguments.repeats // 2))
         memory(1)
+    alignment_gradients.report(arguments.repeats)
 
 
 if __name__ == "__main__":

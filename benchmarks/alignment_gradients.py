@@ -1,6 +1,5 @@
-"""What the gradient baselines cost beside loops of backward passes: ``python -m benchmarks.alignment_gradients``."""
+"""What the gradient baselines cost beside loops of backward passes; a part of ``benchmarks.alignment``."""
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from time import perf_counter
@@ -117,20 +116,12 @@ def random_batch(sentences: int, pieces: int) -> Batch:
     return {"input_ids": ids * mask + ~mask, "attention_mask": mask.long(), "decoder_input_ids": read}, labels
 
 
-def main() -> None:
+def report(repeats: int) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    repeats = parser.parse_args().repeats
-    torch.set_num_threads(2)
     torch.manual_seed(0)
     model = marian()
     for sentences, pieces in ((16, 25), (64, 25), (16, 60)):
         times = compare(model, [random_batch(sentences, pieces)], repeats)
-        print(f"{sentences} sentences of {pieces} pieces, time ÷ that of source_gradients:", flush=True)
+        print(f"saliency, {sentences} sentences of {pieces} pieces, time ÷ that of source_gradients:", flush=True)
         for way, seconds in times.items():
             print(f"  {seconds / times['source_gradients']:6.2f}  {way}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

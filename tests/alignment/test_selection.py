@@ -116,6 +116,14 @@ def test_right_links_beat_shifted_fewer_and_random_ones(seed: int) -> None:
     assert most_consistent(candidates, sources, targets) == Choice("AWI", 1)
 
 
+def test_only_mutual_links_count() -> None:
+    """Where every target word is linked to one source word there are many links, but one of them is mutual."""
+    one_word = np.pad(np.array([[1.0], [0.9], [0.8], [0.7]]), ((0, 0), (0, 4)))
+    half = np.diag([1.0, 1, 0, 0, 0])[:4]
+    candidates = {Choice("AWI", 0): [one_word] * 2, Choice("AWI", 1): [half] * 2}
+    assert most_consistent(candidates, [list("abcd")] * 2, [list("wxyz")] * 2) == Choice("AWI", 1)
+
+
 def test_highest_norm_is_the_mean_over_all_entries() -> None:
     small, large = np.full((1, 2), 4.0), np.full((3, 4), 1.0)
     candidates = {

@@ -246,6 +246,10 @@ def test_table_of_rules(swept: Sweep) -> None:
     assert " ".join(title) == "AER of norms chosen without gold"
     assert header == ["rule", "choice", "AER"]
     chosen = {**swept.chosen, "(by gold)": swept.best("norms").reading.place}
+    assert any(
+        rate(swept, "norms", place.setting, place.layer) != rate(swept, "weights", place.setting, place.layer)
+        for place in swept.chosen.values()
+    )
     assert [" ".join(row) for row in body] == [
         f"{rule} {choice} {rate(swept, 'norms', choice.setting, choice.layer)}" for rule, choice in chosen.items()
     ]
