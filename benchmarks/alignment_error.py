@@ -80,6 +80,7 @@ def runs(
             turned = corpus if corpus.source_language == tokenizer.source_language else corpus.swapped()
             # Gradients cost most of the time; the shipped models stand for the others.
             swept = sweep(model, tokenizer, turned, gradients=gradients and name not in checkpoints)
+            print(f"{name} on {corpus.name}: {swept.best('norms').score}", flush=True)
             yield Run(name, swept, name not in unfinished)
 
 

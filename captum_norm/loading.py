@@ -46,7 +46,10 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
         with _said_plainly(f"cannot load the model {name_or_path}{_absence(folder)}"):
             config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with _said_plainly(f"cannot load a tokenizer for {name_or_path}"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            try:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            except TypeError as error:  # a tokenizer that is not told that its file is missing opens None
+                raise OSError("one of its files is missing") from error
         with _said_plainly(f"cannot load the weights of {name_or_path}"):
             model, report = _class(config).from_pretrained(
                 folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True

@@ -185,6 +185,11 @@ def test_no_vocabulary(folder: Path) -> None:
     assert refusal(folder) == f"cannot load a tokenizer for {folder}: it comes with no vocabulary"
 
 
+def test_a_tokenizer_without_its_file(tmp_path: Path) -> None:
+    transformers.MarianConfig(vocab_size=9, d_model=8).save_pretrained(tmp_path)
+    assert refusal(tmp_path) == f"cannot load a tokenizer for {tmp_path}: one of its files is missing"
+
+
 def test_model_without_text(tmp_path: Path) -> None:
     config = transformers.ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from alignment.commands import models
 from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
+from alignment.pipeline.progress import to_stderr
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 
@@ -99,6 +100,7 @@ def _run(options: argparse.Namespace) -> None:
             n_bootstrap=max(1, options.bootstrap),
             max_tokens=options.max_tokens,
         )
+        _warn_of_other_languages(turned, tokenizer)
         direction = f"{turned.source_language}–{turned.target_language}"
         heading = f"{turned.name} {direction}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
         console.print(heading, "", sep="\n", style="bold", highlight=False)
@@ -119,9 +121,19 @@ def _run(options: argparse.Namespace) -> None:
 
 def _turned(given: ParallelGold, tokenizer: object, *, swapped: bool) -> ParallelGold:
     """The corpus in the direction of the model, where the model says it."""
-    direction = (getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None))
-    backwards = direction == (given.target_language, given.source_language)
+    backwards = _direction(tokenizer) == (given.target_language, given.source_language)
     return given.swapped() if backwards or swapped else given
+
+
+def _warn_of_other_languages(turned: ParallelGold, tokenizer: object) -> None:
+    direction, languages = _direction(tokenizer), (turned.source_language, turned.target_language)
+    if direction not in ((None, None), languages):
+        found = f"the model translates {'–'.join(map(str, direction))}, {turned.name} is read as {'–'.join(languages)}"
+        to_stderr(f"{found}; --swapped turns a corpus round")
+
+
+def _direction(tokenizer: object) -> tuple[str | None, str | None]:
+    return getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None)
 
 
 COMMAND = Command("sweep", "alignment error rate by method, setting, layer, head and recipe", _add_arguments, _run)

@@ -26,7 +26,8 @@ def load_fairseq_checkpoint(
         data: the folder that ``fairseq-preprocess`` wrote, with ``dict.LANGUAGE.txt``; and, unless ``codes`` says
             otherwise, what cut the words into pieces: a ``*.model`` of SentencePiece or the codes of subword-nmt or
             fastBPE (``codes``, ``bpecodes``, ``NAME.codes``), one for both languages or one for each, with the
-            language in the name.
+            language in the name. A model that was trained without naming its languages has them from the names of the
+            data, ``*.SOURCE-TARGET.*``, as in fairseq.
         codes: the file that cut the words, or one each for source and target; False if your words are pieces already.
 
     Returns:
@@ -45,17 +46,33 @@ def load_fairseq_checkpoint(
 def assemble(checkpoint: Checkpoint, data: Path, codes: Codes = None) -> tuple[TranslationModel, FairseqTokenizer]:
     """The model of a checkpoint, and the tokenizer made from the files in a folder."""
     source_codes, target_codes = codes if isinstance(codes, tuple) else (codes, codes)
-    source = _side(checkpoint, "source_lang", "encoder", data, source_codes)
-    target = _side(checkpoint, "target_lang", "decoder", data, target_codes)
+    source_language, target_language = _languages(checkpoint, data)
+    source = _side(checkpoint, source_language, "encoder", data, source_codes)
+    target = _side(checkpoint, target_language, "decoder", data, target_codes)
     return build_model(checkpoint.settings, checkpoint.weights), FairseqTokenizer(source, target)
 
 
+def _languages(checkpoint: Checkpoint, data: Path) -> tuple[str, str]:
+    """Source and target language, from the settings or, where training read them off its data, from there."""
+    match [checkpoint.settings.get(setting) for setting in ("source_lang", "target_lang")]:
+        case [str() as source, str() as target]:
+            return source, target
+    named = (path.name.split(".") for path in data.iterdir())
+    pairs = {tuple(parts[1].split("-")) for parts in named if len(parts) >= 3}
+    match [pair for pair in pairs if len(pair) == 2]:
+        case [(source, target)]:
+            return source, target
+        case found:
+            pair = ", ".join(sorted(map("-".join, found))) or "none"
+            raise InvalidInputError(
+                f"the checkpoint does not name its languages, and they are read off the data's names, such as "
+                f"train.fr-en.fr.bin: expected one pair in {data}, found {pair}"
+            )
+
+
 def _side(
-    checkpoint: Checkpoint, setting: str, part: str, data: Path, codes: StrPath | Literal[False] | None
+    checkpoint: Checkpoint, language: str, part: str, data: Path, codes: StrPath | Literal[False] | None
 ) -> tuple[str, Dictionary, Segmenter]:
-    language = checkpoint.settings.get(setting)
-    if not isinstance(language, str):
-        raise InvalidInputError(f"the checkpoint's {setting} is {language!r}, expected the name of a language")
     rows = len(weight(checkpoint.weights, f"{part}.embed_tokens.weight"))
     dictionary = read_dictionary(find_dictionary(data, language), rows)
     return language, dictionary, find_segmenter(data, language, dictionary, codes)

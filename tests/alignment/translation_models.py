@@ -227,6 +227,7 @@ def fsmt(tokenizer: Any) -> hf.PreTrainedModel:
 
 def random_model(family: Family, tokenizer: Any, seed: int = 0) -> hf.PreTrainedModel:
     """A model whose every weight, gain and bias is random and large enough to matter."""
+    torch.manual_seed(seed)
     model = family.model(tokenizer)
     model.eval()  # type: ignore[no-untyped-call]
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,8 @@
 """Small models of real fairseq: checkpoints in its formats, and what it computes with them.
 
 Run by an interpreter that has fairseq, ``make_reference.py OUT``, it writes for each case the checkpoint
-``OUT/CASE.pt``, the dictionaries ``OUT/CASE/dict.{fr,en}.txt`` and the arrays ``OUT/CASE.npz``.
+``OUT/CASE.pt``, the dictionaries ``OUT/CASE/dict.{fr,en}.txt`` and the arrays ``OUT/CASE.npz``. With a checkpoint,
+``make_reference.py OUT NAME.pt``, it writes that one's arrays, ``OUT/NAME.npz``.
 """
 
 import os
@@ -96,7 +97,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 def make(case: Case, seed: int, out: Path) -> None:
     """Write the checkpoint, the dictionaries and the reference of one case."""
-    from fairseq import checkpoint_utils, options, tasks
+    from fairseq import options, tasks
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.trainer import Trainer
 
@@ -112,9 +113,16 @@ def make(case: Case, seed: int, out: Path) -> None:
     trainer.consolidate_optimizer()
     torch.save(_formed(trainer.state_dict(), case, arguments), path, _use_new_zipfile_serialization=case.form != "args")
     # The reference comes from the file: fairseq can read what is written here.
+    write_reference(path, out)
+
+
+def write_reference(path: Path, out: Path) -> None:
+    """Write what fairseq computes with a checkpoint."""
+    from fairseq import checkpoint_utils
+
     [loaded], _ = checkpoint_utils.load_model_ensemble([str(path)])
     arrays: dict[str, Any] = _reference(loaded.eval())
-    np.savez(out / f"{case.name}.npz", **arrays)
+    np.savez(out / f"{path.stem}.npz", **arrays)
 
 
 def _write_dictionaries(data: Path, *, joint: bool) -> None:
@@ -183,10 +191,13 @@ def _with_head_weights(_module: object, inputs: tuple[Any, ...], options: dict[s
 
 
 def main() -> None:
-    """Make all cases."""
+    """Make all cases, or the reference of the checkpoints given."""
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # fairseq loads its own files without saying weights_only
-    for seed, case in enumerate(CASES):
-        make(case, seed, Path(sys.argv[1]))
+    out, *checkpoints = map(Path, sys.argv[1:])
+    for path in checkpoints:
+        write_reference(path, out)
+    for seed, case in enumerate(() if checkpoints else CASES):
+        make(case, seed, out)
 
 
 if __name__ == "__main__":
