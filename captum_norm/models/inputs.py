@@ -97,7 +97,7 @@ class ModelCall:
             self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
-        except (ValueError, IndexError, RuntimeError, TypeError) as error:
+        except (ValueError, IndexError, RuntimeError, TypeError, AssertionError) as error:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

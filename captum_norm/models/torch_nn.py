@@ -242,6 +242,6 @@ TORCH_NN = Library(
     inputs=SequenceNames(("src",)),
     decoder=SequenceNames(("tgt",)),
     decoder_prefixes=("tgt", "trg", "target"),
-    without_decoder="pass the decoder's sequence, too, in a tuple or mapping of the model's arguments",
+    without_decoder="where the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
     sequences=sequences,
 )
