@@ -287,12 +287,18 @@ def test_left_padding_under_a_causal_mask_leaves_queries_without_keys() -> None:
 def test_long_inputs_and_parts_of_them_change_nothing(batch_first: bool) -> None:
     model, mask = randomized(Classifier(batch_first=batch_first), dtype=torch.float64), padding(33, 20)
     arguments = {"ids": ids(2, 33) if batch_first else ids(33, 2), "padding_mask": mask}
+    shapes: list[Any] = []
+    model.tokens.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
     for cut in ({}, {"mask": causal(33)}):
         whole, parts = (
             NormMeter(model, chunk_bytes=size).measure(arguments | cut, scopes=["atb"]) for size in (2**22, 1)
         )
         (expected,), (actual,) = whole.values(), parts.values()
         torch.testing.assert_close(actual.norms["atb"], expected.norms["atb"], rtol=1e-11, atol=1e-13)
+        # Each meter looks at the inputs, finds the structure on an excerpt of them, and measures.
+        excerpt = (1, 16) if batch_first else (16, 1)
+        assert shapes == [arguments["ids"].shape, excerpt, arguments["ids"].shape] * 2
+        shapes.clear()
 
 
 def test_the_row_explained_is_the_last_of_a_causal_model_and_the_mean_otherwise() -> None:

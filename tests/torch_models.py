@@ -84,7 +84,7 @@ class Vision(nn.Module):
 
     def __init__(self, block: Callable[[], nn.Module] = VisionBlock) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.patches = nn.Sequential(nn.Conv2d(3, WIDTH, 4, 4), nn.BatchNorm2d(WIDTH))
         self.class_token, self.positions = (nn.Parameter(torch.zeros(1, count, WIDTH)) for count in (1, 5))
         self.layers = nn.Sequential(block(), block())
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)

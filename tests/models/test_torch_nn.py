@@ -18,6 +18,7 @@ from captum_norm import (
     UnsupportedScopeError,
     register_layout,
 )
+from captum_norm.models.torch_nn import sequences
 from tests import torch_models
 from tests.test_encoder_decoder import assert_near
 from tests.torch_models import (
@@ -79,6 +80,14 @@ def test_the_model_is_left_as_it_was(mode: bool) -> None:
     expected = torch.stack([layer.weights.mean(1) for layer in exact], 1)
     assert weights is not None
     assert_near(weights, expected * (~mask)[:, None, :, None], 1e-5)
+
+
+def test_a_model_in_training_learns_nothing() -> None:
+    model, pixels = randomized(Vision()).train(), torch.randn(4, 3, 8, 8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    NormAttribution(model).maps(pixels)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
 
 
 def test_the_fused_operations_of_torch_were_in_the_way() -> None:
@@ -224,7 +233,7 @@ def test_bad_input_is_said_in_one_sentence() -> None:
         with pytest.raises(InvalidInputError, match=message) as caught:
             NormAttribution(model).maps(given)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InvalidInputError, match=r"missing.*'trg' \(pass the decoder's sequence, too"):
+    with pytest.raises(InvalidInputError, match=r"missing.*'trg' \(where the decoder's sequence is missing, pass"):
         NormAttribution(translator).maps(tokens)
     with pytest.raises(InvalidInputError, match="not one stack of layers"):
         NormAttribution(translator).attribute((tokens, tokens))
@@ -257,3 +266,9 @@ def test_threads() -> None:
             torch.testing.assert_close(result, expected)
     for explanation in explained:
         torch.testing.assert_close(explanation.result(), maps)
+
+
+def test_another_threads_forward_pass_is_not_looked_at() -> None:
+    model, tokens = randomized(Classifier(batch_first=True)), ids(3, 9)
+    with ThreadPoolExecutor(1) as pool:
+        assert sequences(model, lambda: pool.submit(model, tokens).result()) == (None, None)
