@@ -61,6 +61,8 @@ class AttentionForward(ABC):
         own: its own forward function.
         function: what its attention goes through.
         thread: the only one that may call it.
+        parameters: what the forward function takes, in this order.
+        not_supported: what may make attention another than ours, for messages.
     """
 
     module: Any
