@@ -18,6 +18,7 @@ from tests.torch_models import (
     WIDTH,
     Classifier,
     CrossBlock,
+    PlacedBlock,
     Translator,
     Vision,
     causal,
@@ -164,6 +165,10 @@ def test_a_layer_that_calls_attention_itself_equals_the_oracle(dtype: torch.dtyp
     pixels = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
     for seed in range(2):
         assert_equal_the_oracle(randomized(Vision(), seed, dtype), {"pixels": pixels}, tolerance)
+    stream = torch.randn(7, 3, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert_equal_the_oracle(
+        randomized(nn.Sequential(PlacedBlock(), PlacedBlock()), 0, dtype), {"input": stream}, tolerance
+    )
     maps = AttentionBlockAttribution(Vision().to(dtype)).maps(pixels)
     assert maps.encoder is not None
     assert maps.encoder.shape == (4, 2, 5, 5)
@@ -192,6 +197,9 @@ def test_a_decoder_that_reads_keys_and_values_of_other_widths_equals_the_oracle(
     assert maps.encoder is None
     assert maps.cross is not None
     assert maps.cross.shape == (3, 2, 4, 7)
+    alone = NormAttribution(model).maps(arguments, stacks=["cross"])
+    assert alone.decoder is None
+    assert torch.equal(alone.cross, maps.cross)  # type: ignore[arg-type]
 
 
 @both_orders

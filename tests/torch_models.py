@@ -95,6 +95,20 @@ class Vision(nn.Module):
         return self.head(self.norm(self.layers(stream))[:, 0])  # type: ignore[no-any-return]
 
 
+class PlacedBlock(nn.Module):
+    """A post-norm layer, over (S, B, D), that adds positions to queries and keys but not to values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.places = nn.MultiheadAttention(WIDTH, HEADS), nn.Parameter(torch.zeros(LONGEST, 1, WIDTH))
+        self.norm1, self.norm2, self.linear = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        placed = stream + self.places[: len(stream)]
+        stream = self.norm1(stream + self.attention(placed, placed, stream)[0])
+        return self.norm2(stream + self.linear(stream))  # type: ignore[no-any-return]
+
+
 class CrossBlock(nn.Module):
     """A post-norm decoder layer of one's own, which reads a memory of other widths for keys and for values."""
 
@@ -150,6 +164,8 @@ def places(model: nn.Module) -> dict[str, list[tuple[Any, Any, nn.Module, str]]]
                 found["cross"].append((layer.multihead_attn, norms[1], *between))
             case VisionBlock():
                 found["encoder"].append((layer.self_attention, None, layer, "input"))
+            case PlacedBlock():
+                found["encoder"].append((layer.attention, layer.norm1, layer, "input"))
             case CrossBlock():
                 found["decoder"].append((layer.self_attn, layer.norm1, layer, "input"))
                 found["cross"].append((layer.cross_attn, layer.norm2, layer.norm1, "output"))

@@ -205,6 +205,21 @@ class Windows(VisionBlock):
         return super().forward(stream.reshape(-1, 1, WIDTH)).reshape(stream.shape)
 
 
+class Unbatched(VisionBlock):
+    """Attends to one example at a time."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return torch.stack([self.self_attention(x, x, x)[0] for x in stream])
+
+
+class Nested(VisionBlock):
+    """Attends to sequences of several lengths."""
+
+    def forward(self, stream: Tensor) -> Tensor:
+        nested = torch.nested.nested_tensor(list(stream))
+        return self.self_attention(nested, nested, nested)[0].to_padded_tensor(0.0)  # type: ignore[no-any-return]
+
+
 def test_what_is_not_one_sequence_for_each_example_is_refused() -> None:
     pixels = torch.randn(2, 3, 8, 8)
     with pytest.raises(
@@ -215,6 +230,10 @@ def test_what_is_not_one_sequence_for_each_example_is_refused() -> None:
         UnsupportedModelError, match=r"attention in Vision is given 10 examples for inputs of shape \(2,"
     ):
         AttentionWeights(Vision(Windows)).maps(pixels)
+    with pytest.raises(InvalidInputError, match=r"given a sequence of shape \(5, 16\); expected a batch of sequences"):
+        AttentionWeights(Vision(Unbatched)).maps(pixels)
+    with pytest.raises(InvalidInputError, match=r"given a nested tensor; expected a batch of sequences"):
+        AttentionWeights(Vision(Nested)).maps(pixels)
 
 
 def test_bad_input_is_said_in_one_sentence() -> None:
