@@ -53,16 +53,16 @@ class Positions:
         return rows.gather(axis, index.expand_as(rows))
 
     def cut(self, value: Any, batch: int, length: int) -> Any:
-        """The first example's first positions of an argument."""
+        """The first example's first positions of an argument; of a mask over queries and keys the first of both."""
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        if self.length not in (None, batch) and value.shape == (self.length, self.length):
-            return value[:length, :length]  # a mask over queries and keys
-        if self.length not in (None, batch) and value.shape[:2] == (self.length, batch):
+        if self.length != batch and value.shape == (self.length, self.length):
+            return value[:length, :length]
+        if self.length != batch and value.shape[:2] == (self.length, batch):
             return value[:length, :1]
-        sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
         if value.shape[0] != batch:
             return value
+        sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
         return value[:1, :length] if sequence else value[:1]
 
 
