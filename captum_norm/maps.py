@@ -48,7 +48,7 @@ class AttributionMaps:
         if stack is None or (self.encoder is not None and self.decoder is not None):
             raise InvalidInputError(
                 "got an encoder–decoder model, which has not one stack of layers to aggregate; read .encoder, .decoder "
-                "and .cross of maps(), or explain the encoder alone: model.get_encoder()"
+                "and .cross of maps(), or explain the encoder alone (in transformers: model.get_encoder())"
             )
         return stack
 

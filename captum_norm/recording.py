@@ -129,7 +129,7 @@ class _Recorder:
         blocks: Mapping[nn.Module, Block] | None,
         chunk_bytes: int,
         stacks: Stacks,
-        batch_axis: int,
+        batch_axis: Callable[[nn.Module], int],
     ) -> None:
         self._stacks = stacks
         self._batch_axis = batch_axis
@@ -224,7 +224,8 @@ class _Recorder:
         if opened.tensors.keys() >= _sites(block):
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
-                opened.reducer.finish(_block_tensors(block, opened.tensors, self._batch_axis))
+                batch_axis = self._batch_axis(block.attention)
+                opened.reducer.finish(_block_tensors(block, opened.tensors, batch_axis))
 
 
 def _sites(block: Block) -> set[Site]:

@@ -32,7 +32,8 @@ class AttentionMapAttribution(Attribution, ABC):
     """Base of the methods that explain a Transformer by one map a layer.
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
+        model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq; left
+            exactly as it is.
         aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps)
             or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.

@@ -88,8 +88,8 @@ class NormMeter:
     matrix a layer for ``attn`` and ``attn_res``, one more for scopes behind a norm.
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq, in any mode and dtype, on any device; left
-            as it is.
+        model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
+            mode and dtype, on any device; left as it is.
         accumulate: see :class:`MeterOptions`.
         chunk_bytes: see :class:`MeterOptions`.
         differentiable: see :class:`MeterOptions`.

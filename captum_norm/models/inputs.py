@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.models.library import Library, SequenceNames
+from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
+from captum_norm.models.library import Library, SequenceNames, SequencesSeen
 from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Role, encoder_of
+from captum_norm.models.tracing import evaluating
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
@@ -52,8 +53,14 @@ class Positions:
         return rows.gather(axis, index.expand_as(rows))
 
     def cut(self, value: Any, batch: int, length: int) -> Any:
-        """The first example's first positions of an argument."""
-        if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != batch:
+        """The first example's first positions of an argument; of a mask over queries and keys the first of both."""
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        if self.length != batch and value.shape == (self.length, self.length):
+            return value[:length, :length]
+        if self.length != batch and value.shape[:2] == (self.length, batch):
+            return value[:length, :1]
+        if value.shape[0] != batch:
             return value
         sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
         return value[:1, :length] if sequence else value[:1]
@@ -90,7 +97,7 @@ class ModelCall:
             self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
-        except (ValueError, IndexError, RuntimeError, TypeError) as error:
+        except (ValueError, IndexError, RuntimeError, TypeError, AssertionError) as error:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -156,6 +163,12 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
             got = "an empty tuple" if inputs == () else f"inputs of type {type(main).__name__}"
             raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
         arguments = _named(model, parameters, main, [*rest, *positional])
+    if "use_cache" in parameters and arguments.get("use_cache") is None:
+        arguments["use_cache"] = False
+    if library.sequences is not None:
+        _check_shape(main)
+        call = ModelCall(model, arguments, len(main), Positions(), Positions(), _tokens(inputs))
+        return _as_seen(call, main, library.sequences)
     halves = library.halves(model)
     positions = _positions(model if halves is None else halves[0], library, library.inputs, main, arguments)
     decoder = Positions()
@@ -169,9 +182,26 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     arguments = {
         name: (decoder if library.is_decoders(name) else positions).moved(value) for name, value in arguments.items()
     }
-    if "use_cache" in parameters and arguments.get("use_cache") is None:
-        arguments["use_cache"] = False
     return ModelCall(model, arguments, main.shape[0], positions, decoder, _tokens(inputs))
+
+
+def _as_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen) -> ModelCall:
+    """The call with the batch and the positions that attention is given; nothing is moved."""
+    with torch.no_grad(), evaluating(call.model):
+        found = sequences(call.model, call.run)
+    for sequence in found:
+        if sequence is None:
+            continue
+        if sequence.batch not in main.shape[:2]:
+            raise UnsupportedModelError(
+                f"attention in {type(call.model).__name__} is given {sequence.batch} examples for inputs of shape "
+                f"{tuple(main.shape)}; expected as many as the inputs have"
+            )
+        if sequence.real is not None:
+            _check_some_real(sequence.real, "the padding mask")
+        call = replace(call, batch=sequence.batch)
+    positions, decoder = (Positions() if seen is None else Positions(seen.length, seen.real) for seen in found)
+    return replace(call, positions=positions, decoder=decoder)
 
 
 def _positions(
@@ -189,15 +219,18 @@ def _positions(
         real = _real_positions(arguments.get(names.mask), main, length)
     if real is None:
         return Positions(length)
-    empty = (~real.any(1)).nonzero()
-    if len(empty):
-        cause = "the padding id" if names.mask is None else "the attention mask"
-        raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
+    _check_some_real(real, "the padding id" if names.mask is None else "the attention mask")
     shift = real.to(torch.int8).argmax(1)
     if not shift.any():
         return Positions(length, None if real.all() else real)
     real = _rolled(real, shift, length)
     return Positions(length, None if real.all() else real, shift)
+
+
+def _check_some_real(real: Tensor, cause: str) -> None:
+    empty = (~real.any(1)).nonzero()
+    if len(empty):
+        raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
 
 
 def _named(
@@ -233,18 +266,7 @@ def _main_argument(
 
 def _check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
     """Checks shape, ids and length; returns the length of a sequence, None for an image."""
-    shape = tuple(main.shape)
-    if not main.is_floating_point() and main.dim() != 2:
-        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
-    if main.is_floating_point() and main.dim() < 3:
-        raise InvalidInputError(
-            f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
-            "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
-        )
-    if main.is_complex():
-        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
-    if main.numel() == 0:
-        raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
+    _check_shape(main)
     if main.dim() > 3:
         return None
     if not main.is_floating_point() and isinstance(embeddings, nn.Embedding):
@@ -260,6 +282,21 @@ def _check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> 
             f"got a sequence of {main.shape[1]} positions; {type(part).__name__} allows at most {longest}"
         )
     return main.shape[1]
+
+
+def _check_shape(main: Tensor) -> None:
+    shape = tuple(main.shape)
+    if not main.is_floating_point() and main.dim() != 2:
+        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
+    if main.is_floating_point() and main.dim() < 3:
+        raise InvalidInputError(
+            f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
+            "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
+        )
+    if main.is_complex():
+        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
+    if main.numel() == 0:
+        raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
 
 
 def _longest_sequence(part: nn.Module) -> int | None:

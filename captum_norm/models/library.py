@@ -50,6 +50,25 @@ class SequenceNames:
 
 
 @dataclass(frozen=True)
+class SeenSequence:
+    """An input sequence as attention is given it.
+
+    Attributes:
+        batch: number of examples.
+        length: number of positions.
+        real: True at real positions, (B, S), or None where nothing is padded.
+    """
+
+    batch: int
+    length: int
+    real: Tensor | None
+
+
+SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[SeenSequence | None, SeenSequence | None]]
+"""The first sequence and the decoder's, from a model and a function that runs it."""
+
+
+@dataclass(frozen=True)
 class Library:
     """One library.
 
@@ -58,25 +77,28 @@ class Library:
         fits: whether a model is one of this library's.
         attention_through: a context in which every attention call of a model runs a function of ours; it leaves the
             model as it was.
-        batch_axis: where the batch is in what a layer receives and returns: 0 for (B, Q, D), 1 for (Q, B, D).
+        batch_axis: where the batch is in what the layer of an attention module receives and returns: 0 for (B, Q, D),
+            1 for (Q, B, D).
         halves: encoder and decoder of an encoder–decoder model; None for any other model, an encoder alone included.
         embeddings: the table of token ids of a model or of one of its halves, if it has one.
         inputs: the first sequence, the encoder's in an encoder–decoder model.
         decoder: the decoder's sequence.
         decoder_prefixes: how the names of all arguments begin that are about the decoder's sequence.
         without_decoder: what to do where the decoder's sequence was not given.
+        sequences: what sees the sequences; None if the arguments tell what is padded and have the batch first.
     """
 
     models: str
     fits: Callable[[nn.Module], bool]
     attention_through: Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
-    batch_axis: int
+    batch_axis: Callable[[nn.Module], int]
     halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
     embeddings: Callable[[nn.Module], nn.Module | None]
     inputs: SequenceNames
     decoder: SequenceNames
     decoder_prefixes: tuple[str, ...]
     without_decoder: str
+    sequences: SequencesSeen | None = None
 
     def is_decoders(self, name: str) -> bool:
         """Whether an argument is about the decoder's sequence."""

@@ -62,7 +62,7 @@ class _Probe:
         self.stacks.look(weights)
         self.stacks.end(module)
         if module not in self.blocks:
-            context = output.flatten(2).transpose(0, library_of(self.model).batch_axis)
+            context = output.flatten(2).transpose(0, library_of(self.model).batch_axis(module))
             self.open_calls.append(_AttentionCall(module, context, len(self.events)))
         return output
 

@@ -5,8 +5,9 @@ from torch import nn
 from captum_norm.models.fairseq import FAIRSEQ
 from captum_norm.models.huggingface import HUGGING_FACE
 from captum_norm.models.library import Library
+from captum_norm.models.torch_nn import TORCH_NN
 
-LIBRARIES = (FAIRSEQ, HUGGING_FACE)
+LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
 """The first one that fits is a model's; the last one fits all."""
 
 
