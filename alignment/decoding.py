@@ -155,7 +155,7 @@ def hmm_posteriors(
         InvalidInputError: the map is no finite matrix or has negative entries, or a penalty is negative.
 
     >>> hmm_posteriors([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
-    [[0.95, 0.05], [0.29, 0.6]]
+    [[0.98, 0.02], [0.27, 0.58]]
     """
     model = _HMM.of(word_map, jump_penalty, null_penalty, null)
     emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps

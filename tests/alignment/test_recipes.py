@@ -31,7 +31,8 @@ def rows(word_map: WordMap) -> WordMap:
 def product(this: WordMap, other: WordMap, weight: float = 1.0) -> WordMap:
     """Of maps with uniform ones mixed in."""
     uniform = 1 / this.shape[1]
-    return (rows(this) + uniform) * (weight * rows(other) + uniform)
+    multiplied: WordMap = (rows(this) + uniform) * (weight * rows(other) + uniform)
+    return multiplied
 
 
 def distances(this: WordMap) -> WordMap:
