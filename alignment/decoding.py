@@ -144,7 +144,7 @@ def hmm_posteriors(
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats for each position that a jump is off; 0 gives ``normalize_rows``.
+        jump_penalty: nats for each position that a jump is off; 0 gives the source words' part of ``normalize_rows``.
         null_penalty: nats for each word that emits from null.
         null: whether the last column is the null column.
 
@@ -160,14 +160,14 @@ def hmm_posteriors(
     model = _HMM.of(word_map, jump_penalty, null_penalty, null)
     emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps
     targets_count, sources_count = emissions.shape
-    # Above 0, so that what has one way alone keeps it.
+    # Above 0, lest rounding close the only way to a word.
     factors = np.exp(-np.minimum(jumps, 700.0))
     before, arrivals = model.start, np.empty_like(emissions)
     for target in range(targets_count):
         arrivals[target] = _log_product(before, factors)
         before = before + null_emissions[target]
         before[:-1] = np.logaddexp(before[:-1], arrivals[target] + emissions[target])
-    total = _log_product(before, np.ones((sources_count + 1, 1)))
+    total = np.logaddexp.reduce(before)
     after, posteriors = np.zeros(sources_count + 1), np.empty_like(emissions)
     for target in reversed(range(targets_count)):
         links = emissions[target] + after[:-1]

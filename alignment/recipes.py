@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from types import MappingProxyType
-from typing import Literal, get_args
 
 from numpy.typing import ArrayLike
 
@@ -24,7 +23,8 @@ from alignment.word_maps import (
 )
 from captum_norm import InvalidInputError
 
-Combination = Literal["sum", "product"]
+COMBINATIONS = ("sum", "product")
+"""How two maps become one."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Recipe:
 
     null: bool = True
     other: float = 0.0
-    combination: Combination = "sum"
+    combination: str = "sum"
     prior: float = 0.0
     sinkhorn: bool = False
     decoder: str = "argmax"
@@ -66,8 +66,8 @@ class Recipe:
             signature(DECODERS[self.decoder]).bind(None, **self.options)
         except TypeError as error:
             raise InvalidInputError(f"the options do not fit the decoder {self.decoder}: {error}") from error
-        if self.combination not in get_args(Combination):
-            raise InvalidInputError(f"got the combination {self.combination!r}; expected sum or product")
+        if self.combination not in COMBINATIONS:
+            raise InvalidInputError(f"got the combination {self.combination!r}; expected {' or '.join(COMBINATIONS)}")
         check_factor("other", self.other)
         check_factor("prior", self.prior)
 

@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from alignment.decoding import DECODERS
-from alignment.recipes import RECIPES, Combination, Recipe
+from alignment.recipes import COMBINATIONS, RECIPES, Recipe
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     links.add_argument("--null", action=argparse.BooleanOptionalAction, help="let the null column take part, or do not")
     links.add_argument("--other", type=float, metavar="WEIGHT", help="of the other setting's map")
-    links.add_argument("--combination", choices=get_args(Combination), help="whether maps are added or multiplied")
+    links.add_argument("--combination", choices=COMBINATIONS, help="whether maps are added or multiplied")
     links.add_argument("--prior", type=float, metavar="STRENGTH", help="of the diagonal prior")
     links.add_argument(
         "--sinkhorn", action=argparse.BooleanOptionalAction, help="normalise rows and columns in turn, or do not"
