@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING
 
 from alignment.aer import AER, AERScore, alignment_error_rate
 from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
-from alignment.decoding import DECODERS, argmax, hmm_viterbi, mutual_argmax, mutual_hmm, threshold
+from alignment.decoding import (
+    DECODERS,
+    argmax,
+    hmm_posteriors,
+    hmm_viterbi,
+    mutual_argmax,
+    mutual_hmm,
+    mutual_posterior,
+    threshold,
+)
 from alignment.formats import (
     GoldFormat,
     TextSource,
@@ -38,7 +47,7 @@ from alignment.symmetrization import (
     union,
 )
 from alignment.tokenization import EncodedSentence, TranslationTokenizer
-from alignment.word_maps import WordMap, diagonal_prior, normalize_rows, sinkhorn, weighted_sum
+from alignment.word_maps import WordMap, diagonal_prior, normalize_rows, sinkhorn, smoothed_product, weighted_sum
 
 __all__ = [
     "AER",
@@ -75,6 +84,7 @@ __all__ = [
     "grow_diag",
     "grow_diag_final",
     "grow_diag_final_and",
+    "hmm_posteriors",
     "hmm_viterbi",
     "intersection",
     "load_alibi",
@@ -83,6 +93,7 @@ __all__ = [
     "merge_pieces",
     "mutual_argmax",
     "mutual_hmm",
+    "mutual_posterior",
     "normalize_rows",
     "normalize_word",
     "paired_significance",
@@ -96,6 +107,7 @@ __all__ = [
     "read_wpt03",
     "shipped_models",
     "sinkhorn",
+    "smoothed_product",
     "split_words",
     "threshold",
     "translate",

@@ -5,6 +5,7 @@ that whose last link has the lowest. A row of zeros says nothing; its word gets 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -95,20 +96,12 @@ def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float
     >>> hmm_viterbi([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
     """
-    check_factor("jump_penalty", jump_penalty)
-    check_factor("null_penalty", null_penalty)
-    words, null_column = split_null(checked_map(word_map, null=null), null=null)
-    with np.errstate(divide="ignore"):
-        emissions = np.log(words)
-        null_emissions = np.log(null_column) - null_penalty
-    null_emissions[~words.any(1) & (null_column == 0)] = 0.0
-    targets_count, sources_count = words.shape
-    # A state is the source word of the last link; the last state, no link so far, is a place before the first word.
-    states = np.append(np.arange(sources_count), -1)
-    jumps = jump_penalty * np.abs(np.arange(sources_count) - states[:, None] - 1)
-    scores = np.where(states < 0, 0.0, -np.inf)
+    model = _HMM.of(word_map, jump_penalty, null_penalty, null)
+    emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps
+    targets_count, sources_count = emissions.shape
+    scores = model.start
     origins = np.zeros((targets_count, sources_count), np.intp)
-    linked = np.zeros((targets_count, len(states)), np.bool_)
+    linked = np.zeros((targets_count, sources_count + 1), np.bool_)
     for target in range(targets_count):
         arrivals = scores[:, None] - jumps
         origins[target] = arrivals.argmax(0)
@@ -141,6 +134,119 @@ def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -
     return forward & backward.transposed()
 
 
+def hmm_posteriors(
+    word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True
+) -> WordMap:
+    """The probability of each link in the hidden Markov model of ``hmm_viterbi``, over all its paths.
+
+    A path's probability is in proportion to the exponential of its score there; the forward–backward algorithm adds
+    them up [Vogel et al. 1996].
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        jump_penalty: nats for each position that a jump is off; 0 gives the source words' part of ``normalize_rows``.
+        null_penalty: nats for each word that emits from null.
+        null: whether the last column is the null column.
+
+    Returns:
+        (T, S): rows sum to 1 less the probability that the word has no link.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries, or a penalty is negative.
+
+    >>> hmm_posteriors([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
+    [[0.98, 0.02], [0.27, 0.58]]
+    """
+    model = _HMM.of(word_map, jump_penalty, null_penalty, null)
+    emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps
+    targets_count, sources_count = emissions.shape
+    # Above 0, lest rounding close the only way to a word.
+    factors = np.exp(-np.minimum(jumps, 700.0))
+    before, arrivals = model.start, np.empty_like(emissions)
+    for target in range(targets_count):
+        arrivals[target] = _log_product(before, factors)
+        before = before + null_emissions[target]
+        before[:-1] = np.logaddexp(before[:-1], arrivals[target] + emissions[target])
+    total = np.logaddexp.reduce(before)
+    after, posteriors = np.zeros(sources_count + 1), np.empty_like(emissions)
+    for target in reversed(range(targets_count)):
+        links = emissions[target] + after[:-1]
+        posteriors[target] = np.exp(arrivals[target] + links - total)
+        after = np.logaddexp(_log_product(links, factors.T), after + null_emissions[target])
+    return posteriors
+
+
+def mutual_posterior(
+    word_map: ArrayLike, *, jump_penalty: float, min_probability: float = 0.0, null: bool = True
+) -> Alignment:
+    """The links that are the likeliest of both their words, by the hidden Markov models of both directions.
+
+    A link's probability is the geometric mean of its ``hmm_posteriors`` for target words over the source and for source
+    words over the target [Liang et al. 2006]. Source words, read off the map's columns, have no null choice.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        jump_penalty: nats for each position that a jump is off, either way.
+        min_probability: 0 ≤ min_probability < 1; links must be more probable.
+        null: whether the last column is the null column.
+
+    Raises:
+        InvalidInputError: the map is no finite matrix or has negative entries, or a number is out of range.
+
+    >>> mutual_posterior([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
+    Alignment([(0, 0), (1, 1)])
+    """
+    if not 0 <= min_probability < 1:
+        raise InvalidInputError(f"got min_probability {min_probability}, expected 0 ≤ min_probability < 1")
+    words, _ = split_null(checked_map(word_map, null=null), null=null)
+    forward = hmm_posteriors(word_map, jump_penalty=jump_penalty, null=null)
+    backward = hmm_posteriors(words.T, jump_penalty=jump_penalty, null=False).T
+    agreed = np.sqrt(forward * backward)
+    return mutual_argmax(np.where(agreed > min_probability, agreed, 0.0), null=False)
+
+
+@dataclass(frozen=True)
+class _HMM:
+    """A word map as a hidden Markov model, in nats.
+
+    A state is the source word of the last link; the last state, no link so far, is a place before the first word.
+
+    Attributes:
+        emissions: (T, S).
+        null_emissions: (T,).
+        jumps: (S + 1, S), what going from a state to a word costs.
+        start: (S + 1,), the states before the first target word.
+    """
+
+    emissions: WordMap
+    null_emissions: WordMap
+    jumps: WordMap
+    start: WordMap
+
+    @classmethod
+    def of(cls, word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bool) -> "_HMM":
+        check_factor("jump_penalty", jump_penalty)
+        check_factor("null_penalty", null_penalty)
+        words, null_column = split_null(checked_map(word_map, null=null), null=null)
+        with np.errstate(divide="ignore"):
+            emissions = np.log(words)
+            null_emissions = np.log(null_column) - null_penalty
+        null_emissions[~words.any(1) & (null_column == 0)] = 0.0
+        sources = np.arange(words.shape[1])
+        states = np.append(sources, -1)
+        jumps = jump_penalty * np.abs(sources - states[:, None] - 1)
+        return cls(emissions, null_emissions, jumps, np.where(states < 0, 0.0, -np.inf))
+
+
+def _log_product(scores: WordMap, factors: WordMap) -> WordMap:
+    """log(exp(scores) @ factors), for factors above 0."""
+    highest = scores.max(initial=-np.inf)
+    if highest == -np.inf:
+        return np.full(factors.shape[1], -np.inf)
+    product: WordMap = np.log(np.exp(scores - highest) @ factors) + highest
+    return product
+
+
 def _trace(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> Alignment:
     links = []
     for target in reversed(range(len(linked))):
@@ -157,6 +263,7 @@ DECODERS: Mapping[str, Callable[..., Alignment]] = MappingProxyType(
         "threshold": threshold,
         "hmm-viterbi": hmm_viterbi,
         "mutual-hmm": mutual_hmm,
+        "mutual-posterior": mutual_posterior,
     }
 )
 """The decoders by name, each ``decoder(word_map, *, null=True, **its own parameters) -> Alignment``."""

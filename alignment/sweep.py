@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from captum_norm import InvalidInputError, NormMeter
 AttentionMethod = Literal["norms", "weights"]
 Method = AttentionMethod | GradientKind
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
+AUTO, AUTO_HEAD = "auto", "auto, one head"
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Sweep:
         corpus: the corpus.
         maps: the word maps of every method and place.
         results: every reading's.
-        chosen: what ``layer="auto"`` and ``"highest-norm"`` choose among the norms of all settings and layers.
+        chosen: what ``layer="auto"`` and ``"highest-norm"`` choose among the norms of all settings and layers, and as
+            ``"auto, one head"`` what ``"auto"`` chooses among those of single heads.
         layers: number of the decoder's layers.
         heads: number of heads in each.
     """
@@ -127,8 +130,8 @@ def sweep(
     """Align a corpus in every way and score it.
 
     With the paper's recipe: norms and weights of every layer and every head, and gradient baselines, in both settings.
-    With every other recipe: norms and weights of the layer and setting that ``"auto"`` chooses, from the norms and
-    without the gold alignments.
+    With every other recipe: norms and weights of the layer and setting, and of the single head, that ``"auto"``
+    chooses, from the norms and without the gold alignments.
 
     Args:
         model: a translation model as for :class:`alignment.WordAligner`.
@@ -163,18 +166,23 @@ def sweep(
         for setting, _, stack in collect(gradient_maps(model, kind)):
             maps[kind, Choice(setting, 0)] = stack
 
-    norms = {
-        place: stack[:SAMPLE] for (method, place), stack in maps.items() if method == "norms" and place.head is None
-    }
+    norms = {place: stack[:SAMPLE] for (method, place), stack in maps.items() if method == "norms"}
+    together, single = (
+        {place: stack for place, stack in norms.items() if (place.head is not None) == per_head}
+        for per_head in (False, True)
+    )
+    sample = (corpus.sources[:SAMPLE], corpus.targets[:SAMPLE])
     chosen = {
-        "auto": most_consistent(norms, corpus.sources[:SAMPLE], corpus.targets[:SAMPLE]),
-        "highest-norm": highest_norm(norms),
+        AUTO: most_consistent(together, *sample),
+        "highest-norm": highest_norm(together),
+        AUTO_HEAD: most_consistent(single, *sample),
     }
     layers = 1 + max(place.layer for _, place in maps)
     heads = 1 + max(place.head for _, place in maps if place.head is not None)
     readings = [Reading(method, place) for method, place in maps]
     readings += [
-        Reading(method, chosen["auto"], recipe)
+        Reading(method, chosen[rule], recipe)
+        for rule in (AUTO, AUTO_HEAD)
         for recipe in RECIPES
         if recipe != "paper"
         for method in get_args(AttentionMethod)
@@ -182,18 +190,34 @@ def sweep(
     metric = AER([corpus.gold])
     results = {}
     for reading in readings:
-        alignments = _alignments(maps, reading, layers)
+        recipe = RECIPES[reading.recipe]
+        to_read = maps_to_read(maps, reading.method, reading.place, recipe)
+        alignments = [recipe(pair, reading.place.setting) for pair in to_read]
         results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
     return Sweep(corpus, maps, results, chosen, layers, heads)
 
 
-def _alignments(
-    maps: Mapping[tuple[Method, Choice], Sequence[WordMap]], reading: Reading, layers: int
-) -> list[Alignment]:
-    recipe: Recipe = RECIPES[reading.recipe]
-    setting = reading.place.setting
-    stacks = {setting: maps[reading.method, reading.place]}
-    for other in recipe.settings(setting):
-        if other != setting:
-            stacks[other] = maps[reading.method, Choice(other, layers - 1)]
-    return [recipe(dict(zip(stacks, pair, strict=True)), setting) for pair in zip(*stacks.values(), strict=True)]
+def maps_to_read(
+    maps: Mapping[tuple[Method, Choice], Sequence[WordMap]], method: Method, place: Choice, recipe: Recipe
+) -> list[dict[Setting, WordMap]]:
+    """Of each pair the maps that a recipe reads, as :class:`alignment.WordAligner` does.
+
+    Args:
+        maps: those of a :class:`Sweep`.
+        method: what the maps are.
+        place: where the recipe is to read.
+        recipe: the recipe.
+    """
+    stacks = {place.setting: maps[method, place]}
+    last = max(choice.layer for kind, choice in maps if kind == method)
+    for other in set(recipe.settings(place.setting)) - {place.setting}:
+        if place.head is None:
+            stacks[other] = maps[method, Choice(other, last)]
+        else:
+            heads = [
+                stack
+                for (kind, choice), stack in maps.items()
+                if kind == method and choice.head is not None and choice == Choice(other, last, choice.head)
+            ]
+            stacks[other] = [np.mean(pair, axis=0) for pair in zip(*heads, strict=True)]
+    return [dict(zip(stacks, pair, strict=True)) for pair in zip(*stacks.values(), strict=True)]

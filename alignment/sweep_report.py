@@ -10,7 +10,7 @@ from alignment.aer import AERScore
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
 from alignment.significance import paired_significance
-from alignment.sweep import SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
+from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 def tables(sweep: Sweep) -> list[Table]:
     """The paper's tables: layers, heads, rules; and recipes beyond the paper's."""
-    return [_layers(sweep), _heads(sweep), _rules(sweep), _recipes(sweep)]
+    return [_layers(sweep), _heads(sweep), _rules(sweep), *(_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))]
 
 
 def _layers(sweep: Sweep) -> Table:
@@ -68,7 +68,7 @@ def _layers(sweep: Sweep) -> Table:
 
 
 def _heads(sweep: Sweep) -> Table:
-    setting = sweep.chosen["auto"].setting
+    setting = sweep.chosen[AUTO].setting
     table = Table(title=f"AER by head, {setting}, the paper's recipe", title_justify="left", box=None)
     table.add_column("")
     table.add_column("")
@@ -87,18 +87,19 @@ def _rules(sweep: Sweep) -> Table:
         table.add_column(title, justify="right" if title == "AER" else "left")
     for rule, choice in sweep.chosen.items():
         table.add_row(rule, str(choice), _cell(sweep.results[Reading("norms", choice)]))
-    best = sweep.best("norms")
-    table.add_row("(by gold)", str(best.reading.place), _cell(best))
+    for rule, per_head in (("(by gold)", False), ("(by gold, one head)", True)):
+        best = sweep.best("norms", per_head=per_head)
+        table.add_row(rule, str(best.reading.place), _cell(best))
     return table
 
 
-def _recipes(sweep: Sweep) -> Table:
-    title = f"AER by recipe, {sweep.chosen['auto']}; p of the difference from norms"
+def _recipes(sweep: Sweep, rule: str) -> Table:
+    title = f"AER by recipe, {sweep.chosen[rule]}; p of the difference from norms"
     table = Table(title=title, title_justify="left", box=None)
     for column in ("recipe", "method", "AER", "95 %", "precision", "recall", "p"):
         table.add_column(column, justify="left" if column in ("recipe", "method") else "right")
     for recipe in RECIPES:
-        compared = [sweep.results[Reading(method, sweep.chosen["auto"], recipe)] for method in ATTENTION]
+        compared = [sweep.results[Reading(method, sweep.chosen[rule], recipe)] for method in ATTENTION]
         if recipe == "paper":
             compared += [sweep.best(method) for method in _methods(sweep) if method not in ATTENTION]
         baseline, *others = compared
@@ -140,7 +141,7 @@ def layer_figure(sweep: Sweep) -> "Figure":
 
 def head_figure(sweep: Sweep) -> "Figure":
     """AER of norms and weights as heatmaps, in the setting of the most consistent layer: layers down, heads across."""
-    setting = sweep.chosen["auto"].setting
+    setting = sweep.chosen[AUTO].setting
     layers = [f"layer {layer}" for layer in range(sweep.layers)]
     heads = [f"head {head}" for head in range(sweep.heads)]
     return _figure(sweep, layers, heads, lambda row, column: Choice(setting, row, column), f", {setting}")

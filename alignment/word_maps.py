@@ -114,11 +114,41 @@ def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> Wo
     [[1.0, 0.25]]
     """
     matrices = [checked_map(word_map, null=False, signed=True) for word_map in word_maps]
-    shapes = [matrix.shape for matrix in matrices]
-    if not matrices or len(matrices) != len(weights) or len(set(shapes)) > 1:
-        found = f"got maps of shapes {shapes} and {len(weights)} weights"
-        raise InvalidInputError(f"{found}, expected at least one map, all of one shape, and a weight for each")
-    return sum((weight * matrix for weight, matrix in zip(weights, matrices, strict=True)), np.zeros(shapes[0]))
+    _check_alike(matrices, weights)
+    terms = (weight * matrix for weight, matrix in zip(weights, matrices, strict=True))
+    return sum(terms, np.zeros(matrices[0].shape))
+
+
+def smoothed_product(word_maps: Sequence[ArrayLike], weights: Sequence[float], *, null: bool = True) -> WordMap:
+    """The entrywise product of maps, each first mixed with a uniform map in the proportion weight : 1.
+
+    Where one map is undecided the others decide, and mixed with a uniform map none can veto an entry [Hinton 2002].
+    A row of zeros is undecided; only a row of zeros in every map stays one.
+
+    Args:
+        word_maps: maps of one shape, (T, S + 1), or (T, S) without null columns; finite and not negative.
+        weights: one for each; 0 makes a map uniform.
+        null: whether the last column is the null column.
+
+    Returns:
+        The same shape, rows normalised.
+
+    Raises:
+        InvalidInputError: there is no map, the numbers or the shapes differ, a map is no finite matrix or has negative
+            entries, or a weight is negative.
+
+    >>> smoothed_product([[[1, 0]], [[0.5, 0.5]]], [1, 1], null=False).tolist()
+    [[0.75, 0.25]]
+    """
+    matrices = [normalize_rows(word_map, null=null) for word_map in word_maps]
+    _check_alike(matrices, weights)
+    for weight in weights:
+        check_factor("weight", weight)
+    product = np.ones_like(matrices[0])
+    for weight, matrix in zip(weights, matrices, strict=True):
+        product *= 1 + weight * matrix.shape[1] * matrix
+    product[~np.any([matrix.any(1) for matrix in matrices], axis=0)] = 0.0
+    return normalize_rows(product, null=null)
 
 
 def checked_map(word_map: ArrayLike, *, null: bool, signed: bool = False) -> WordMap:
@@ -144,6 +174,13 @@ def check_factor(name: str, value: float) -> None:
     """Refuse what is no finite number from 0 up."""
     if not 0 <= value < np.inf:
         raise InvalidInputError(f"got {name} {value}, expected a finite number, not negative")
+
+
+def _check_alike(matrices: Sequence[WordMap], weights: Sequence[float]) -> None:
+    shapes = [matrix.shape for matrix in matrices]
+    if not matrices or len(matrices) != len(weights) or len(set(shapes)) > 1:
+        found = f"got maps of shapes {shapes} and {len(weights)} weights"
+        raise InvalidInputError(f"{found}, expected at least one map, all of one shape, and a weight for each")
 
 
 def _divided(matrix: WordMap, sums: WordMap) -> WordMap:

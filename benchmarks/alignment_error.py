@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -25,16 +25,16 @@ from alignment import Alignment, read_pharaoh
 from alignment.aer import AER, AERScore
 from alignment.commands.sweep import corpus as corpus_of
 from alignment.corpora import ParallelGold
-from alignment.decoding import mutual_argmax, mutual_hmm
+from alignment.decoding import mutual_argmax, mutual_posterior
 from alignment.fairseq import load_fairseq_checkpoint
 from alignment.normalization import Language, NormalizedWords, normalize_word
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
 from alignment.shipped import load_shipped_model, shipped_models
 from alignment.significance import paired_significance
-from alignment.sweep import SETTINGS, Method, Reading, Sweep, sweep
+from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, Method, Reading, Sweep, maps_to_read, sweep
 from alignment.symmetrization import SYMMETRIZATIONS
-from alignment.word_maps import WordMap, normalize_rows, sinkhorn
+from alignment.word_maps import WordMap, sinkhorn
 
 MODELS = Path(__file__).parents[1] / "alignment" / "models"
 METHODS: Mapping[Method, str] = {
@@ -50,8 +50,8 @@ Written by `python -m benchmarks.alignment_error`; AER in %, ± half the 95 % bo
 from 0. Models read words in normal form. What is read, and what the recipes do, is in [Word alignment](alignment.md).
 """
 RECIPES_NOTE = """\
-At the layer and setting that `auto` chose; gradients at their better setting; p of the difference from norms
-(approximate randomisation).
+At the layer and setting that `auto` chose, and at the single head; gradients at their better setting; p of the
+difference from norms (approximate randomisation).
 """
 Alignments = Sequence[tuple[str, Sequence[Alignment]]]
 LANGUAGES: tuple[Language, Language] = ("fr", "en")
@@ -123,9 +123,9 @@ def head_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """Norms and weights by recipe, and gradients, at the place that ``auto`` chose."""
-    for run in found:
-        place, gold = run.sweep.chosen["auto"], run.sweep.corpus.gold
+    """Norms and weights by recipe, and gradients, at the places that ``auto`` chose."""
+    for run, rule in product(found, (AUTO, AUTO_HEAD)):
+        place, gold = run.sweep.chosen[rule], run.sweep.corpus.gold
         for recipe in RECIPES:
             norms, weights = (run.sweep.results[Reading(method, place, recipe)] for method in ("norms", "weights"))
             compared = [norms, weights]
@@ -136,7 +136,7 @@ def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
             for result, p_value in zip(compared, p_values, strict=True):
                 score = result.score
                 cells = [rate(score), f"{score.precision:.1f}", f"{score.recall:.1f}", p_value]
-                yield [run.model, recipe, METHODS[result.reading.method], *cells]
+                yield [run.model, str(result.reading.place), recipe, METHODS[result.reading.method], *cells]
 
 
 def rule_rows(found: Sequence[Run]) -> Iterator[list[str]]:
@@ -155,9 +155,9 @@ def spread_rows(found: Sequence[Run]) -> Iterator[list[str]]:
     for direction in sorted({run.model[:5] for run in found}):
         chosen = [run.sweep for run in found if run.model.startswith(direction)]
         for method in ("norms", "weights"):
-            for recipe in ("paper", "balanced"):
-                rates = [s.results[Reading(method, s.chosen["auto"], recipe)].score.aer for s in chosen]
-                yield [direction, method, recipe, str(len(rates)), f"{fmean(rates):.1f}", f"{pstdev(rates):.1f}"]
+            for rule, recipe in product((AUTO, AUTO_HEAD), ("paper", "product", "hmm")):
+                rates = [s.results[Reading(method, s.chosen[rule], recipe)].score.aer for s in chosen]
+                yield [direction, method, rule, recipe, str(len(rates)), f"{fmean(rates):.1f}", f"{pstdev(rates):.1f}"]
 
 
 def symmetrized_rows(corpus: ParallelGold, found: Sequence[Run]) -> list[list[str]]:
@@ -177,27 +177,27 @@ def score(corpus: ParallelGold, alignments: Sequence[Alignment]) -> str:
 
 def both_directions(forward: Sweep, backward: Sweep, method: Method) -> Iterator[tuple[str, Sequence[Alignment]]]:
     """Alignments of two models of opposite directions made one, in the forward one's direction."""
-    for recipe in ("paper", "balanced"):
+    for recipe in ("paper", "product"):
         ways = [
-            forward.results[Reading(method, forward.chosen["auto"], recipe)].alignments,
-            [a.transposed() for a in backward.results[Reading(method, backward.chosen["auto"], recipe)].alignments],
+            forward.results[Reading(method, forward.chosen[AUTO], recipe)].alignments,
+            [a.transposed() for a in backward.results[Reading(method, backward.chosen[AUTO], recipe)].alignments],
         ]
         for name, symmetrize in SYMMETRIZATIONS.items():
             yield f"{recipe}, {name}", list(map(symmetrize, *ways))
-    maps = [
-        sinkhorn(one[:, :-1] + other[:, :-1].T, null=False)
-        for one, other in zip(_balanced(forward, method), _balanced(backward, method), strict=True)
-    ]
-    yield "maps added, mutual", [mutual_argmax(word_map, null=False) for word_map in maps]
-    yield "maps added, hmm", [mutual_hmm(word_map, jump_penalty=0.05, null=False) for word_map in maps]
+    for rule, title in ((AUTO, "maps added"), (AUTO_HEAD, "maps of one head added")):
+        maps = [
+            sinkhorn(one + other.T, null=False)
+            for one, other in zip(_products(forward, method, rule), _products(backward, method, rule), strict=True)
+        ]
+        yield f"{title}, product", [mutual_argmax(word_map, null=False) for word_map in maps]
+        options = RECIPES["hmm"].options
+        yield f"{title}, hmm", [mutual_posterior(word_map, null=False, **options) for word_map in maps]
 
 
-def _balanced(swept: Sweep, method: Method) -> list[WordMap]:
-    """The doubly normalised sum of both settings' maps that the recipe ``balanced`` reads."""
-    place = swept.chosen["auto"]
-    other = Choice("AWO" if place.setting == "AWI" else "AWI", swept.layers - 1)
-    pairs = zip(swept.maps[method, place], swept.maps[method, other], strict=True)
-    return [sinkhorn(normalize_rows(own) + normalize_rows(more)) for own, more in pairs]
+def _products(swept: Sweep, method: Method, rule: str) -> list[WordMap]:
+    """The maps that the recipes ``product`` and ``hmm`` decode."""
+    place, recipe = swept.chosen[rule], RECIPES["product"]
+    return [recipe.word_map(maps, place.setting) for maps in maps_to_read(swept.maps, method, place, recipe)]
 
 
 def eflomal(executable: str, data: Path, corpora: Sequence[ParallelGold]) -> dict[str, Alignments]:
@@ -252,7 +252,7 @@ def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[
         parts += ["The best single head, chosen by the gold alignments:\n"]
         parts.append(table(["model", "method", "choice", "AER"], list(head_rows(shipped))))
         parts += ["### Recipes\n", RECIPES_NOTE]
-        header = ["model", "recipe", "method", "AER", "precision", "recall", "p"]
+        header = ["model", "choice", "recipe", "method", "AER", "precision", "recall", "p"]
         parts.append(table(header, list(recipe_rows(shipped))))
         parts += ["### Two directions, and eflomal\n"]
         parts.append(table(["system", "norms", "weights"], symmetrized_rows(corpus, here)))
@@ -266,7 +266,7 @@ def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[
             header += [rule, "AER", "above best"]
         parts.append(table(header, list(rule_rows(here))))
         parts += ["Mean and population SD over those of these models whose training was finished or nearly so:\n"]
-        header = ["model", "method", "recipe", "models", "mean", "SD"]
+        header = ["model", "method", "rule", "recipe", "models", "mean", "SD"]
         parts.append(table(header, list(spread_rows([run for run in here if run.finished]))))
     return "\n".join(parts)
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from alignment.decoding import DECODERS
-from alignment.recipes import RECIPES, Recipe
+from alignment.recipes import COMBINATIONS, RECIPES, Recipe
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 
@@ -80,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     links.add_argument(
         "--recipe", choices=RECIPES, default="paper", help="how links are read off the maps (default: %(default)s)"
     )
-    links.add_argument("--other", type=float, metavar="SHARE", help="how much of the other setting's map to add")
+    links.add_argument("--null", action=argparse.BooleanOptionalAction, help="let the null column take part, or do not")
+    links.add_argument("--other", type=float, metavar="WEIGHT", help="of the other setting's map")
+    links.add_argument("--combination", choices=COMBINATIONS, help="whether maps are added or multiplied")
     links.add_argument("--prior", type=float, metavar="STRENGTH", help="of the diagonal prior")
     links.add_argument(
         "--sinkhorn", action=argparse.BooleanOptionalAction, help="normalise rows and columns in turn, or do not"
@@ -89,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--decoder",
         type=_decoder,
         metavar="NAME[:PARAMETER=NUMBER]",
-        help=f"{', '.join(DECODERS)}; these four options change the recipe, which is named in the reference",
+        help=f"{', '.join(DECODERS)}; these six options change the recipe, which is named in the reference",
     )
 
 
@@ -143,7 +145,7 @@ def identity(options: argparse.Namespace, aligner: "WordAligner") -> dict[str, s
 
 
 def _recipe(options: argparse.Namespace) -> Recipe:
-    changes = {name: getattr(options, name) for name in ("other", "prior", "sinkhorn")}
+    changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
     if options.decoder is not None:
         changes["decoder"], changes["options"] = options.decoder
     return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})

@@ -200,7 +200,7 @@ def test_pairs_that_cannot_be_used_are_told() -> None:
     [
         (
             {"recipe": "best"},
-            "got the recipe 'best', expected one of paper, mutual, sinkhorn, balanced, hmm or a Recip",
+            "got the recipe 'best', expected one of paper, mutual, sinkhorn, balanced, product, hmm or a Recip",
         ),
         ({"layer": "first"}, 'got the layer \'first\', expected an index, "auto" or "highest-norm"'),
         ({"setting": "awi"}, 'got the setting \'awi\', expected "AWI", "AWO" or "auto"'),

@@ -6,11 +6,28 @@ import math
 import numpy as np
 import pytest
 
-from alignment import DECODERS, Alignment, WordMap, argmax, hmm_viterbi, mutual_argmax, mutual_hmm, threshold
+from alignment import (
+    DECODERS,
+    Alignment,
+    WordMap,
+    argmax,
+    hmm_posteriors,
+    hmm_viterbi,
+    mutual_argmax,
+    mutual_hmm,
+    mutual_posterior,
+    normalize_rows,
+    threshold,
+)
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError
 
-SETTINGS = {"threshold": {"share": 0.2}, "hmm-viterbi": {"jump_penalty": 0.5}, "mutual-hmm": {"jump_penalty": 0.5}}
+SETTINGS = {
+    "threshold": {"share": 0.2},
+    "hmm-viterbi": {"jump_penalty": 0.5},
+    "mutual-hmm": {"jump_penalty": 0.5},
+    "mutual-posterior": {"jump_penalty": 0.5},
+}
 
 
 def random_map(seed: int, targets: int, columns: int) -> WordMap:
@@ -78,6 +95,64 @@ def test_viterbi_finds_the_best_of_all_paths(seed: int, jump_penalty: float, nul
     assert decoded == Alignment([(position, target) for target, position in enumerate(best) if position >= 0])
 
 
+def enumerated(word_map: WordMap, jump_penalty: float, null_penalty: float, null: bool) -> WordMap:
+    """Posteriors by adding up all paths."""
+    targets, sources = word_map.shape[0], word_map.shape[1] - null
+    shares, total = np.zeros((targets, sources)), 0.0
+    for path in itertools.product(range(-1, sources), repeat=targets):
+        weight = math.exp(path_score(word_map, path, jump_penalty, null_penalty, null))
+        total += weight
+        for target, position in enumerate(path):
+            if position >= 0:
+                shares[target, position] += weight
+    return shares / total
+
+
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize(("jump_penalty", "null_penalty"), [(0.0, 0.0), (0.3, 0.0), (1.0, 0.7), (5.0, 2.0)])
+@pytest.mark.parametrize("seed", range(6))
+def test_posteriors_are_those_of_all_paths(seed: int, jump_penalty: float, null_penalty: float, null: bool) -> None:
+    word_map = random_map(seed, 2 + seed % 4, 1 + seed % 5 + null)
+    found = hmm_posteriors(word_map, jump_penalty=jump_penalty, null_penalty=null_penalty, null=null)
+    np.testing.assert_allclose(found, enumerated(word_map, jump_penalty, null_penalty, null), rtol=1e-10)
+
+
+@pytest.mark.parametrize("min_probability", [0.0, 0.4])
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_mutual_posterior_is_what_both_directions_find_likeliest(seed: int, null: bool, min_probability: float) -> None:
+    word_map = random_map(seed, 5, 4 + null)
+    over_source = enumerated(word_map, 0.6, 0.0, null)
+    over_target = enumerated(word_map[:, :4].T, 0.6, 0.0, False)
+    mean = [[math.sqrt(over_source[t, s] * over_target[s, t]) for s in range(4)] for t in range(5)]
+    expected = {
+        (s, t)
+        for s, t in itertools.product(range(4), range(5))
+        if mean[t][s] == max(mean[t]) == max(row[s] for row in mean) and mean[t][s] > min_probability
+    }
+    assert mutual_posterior(word_map, jump_penalty=0.6, min_probability=min_probability, null=null).links == expected
+
+
+def test_posteriors_without_jump_penalty_are_the_rows() -> None:
+    word_map = random_map(3, 7, 6)
+    np.testing.assert_allclose(hmm_posteriors(word_map, jump_penalty=0), normalize_rows(word_map)[:, :-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("jump_penalty", [0.5, 50.0, 1e4])
+def test_posteriors_step_over_rows_of_zeros_and_reach_the_only_cell(jump_penalty: float) -> None:
+    word_map = np.zeros((4, 31))
+    word_map[0, 0] = word_map[2, 29] = word_map[3, 1] = 1
+    found = hmm_posteriors(word_map, jump_penalty=jump_penalty)
+    np.testing.assert_allclose(found, word_map[:, :-1], atol=1e-12)
+
+
+def test_posteriors_do_not_depend_on_the_scale_of_a_row() -> None:
+    word_map = random_map(0, 8, 7)
+    scaled = word_map * np.logspace(-200, 200, 8)[:, None]
+    found, expected = (hmm_posteriors(given, jump_penalty=0.4) for given in (scaled, word_map))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("null", [True, False])
 def test_viterbi_steps_over_rows_of_zeros_and_around_cells_of_zeros(null: bool) -> None:
     word_map = np.eye(4, 4 + null)
@@ -113,13 +188,14 @@ def test_viterbi_does_not_depend_on_the_scale_of_a_row() -> None:
     assert hmm_viterbi(scaled, jump_penalty=0.4) == hmm_viterbi(word_map, jump_penalty=0.4)
 
 
-# A map, and what argmax, mutual argmax, threshold 0.2, Viterbi and mutual Viterbi with penalty 0.5 make of it.
+# A map, and what argmax, mutual argmax, threshold 0.2 and, with penalty 0.5, Viterbi, mutual Viterbi and mutual
+# posterior make of it.
 TIES_AND_ZEROS = [
-    ([[1, 1, 1]], ["0-0", "0-0", "0-0 1-0", "0-0", "0-0"]),
-    ([[1, 1, 0], [1, 1, 0]], ["0-0 0-1", "0-0", "0-0 0-1 1-0 1-1", "0-0 1-1", "0-0 1-1"]),
-    ([[0, 1, 1]], ["1-0", "1-0", "1-0", "", ""]),
-    ([[0, 0, 0], [0, 2, 1]], ["1-1"] * 5),
-    ([[0, 0, 1]], [""] * 5),
+    ([[1, 1, 1]], ["0-0", "0-0", "0-0 1-0", "0-0", "0-0", "0-0"]),
+    ([[1, 1, 0], [1, 1, 0]], ["0-0 0-1", "0-0", "0-0 0-1 1-0 1-1", "0-0 1-1", "0-0 1-1", "0-0 1-1"]),
+    ([[0, 1, 1]], ["1-0", "1-0", "1-0", "", "", "1-0"]),
+    ([[0, 0, 0], [0, 2, 1]], ["1-1"] * 6),
+    ([[0, 0, 1]], [""] * 6),
 ]
 
 
@@ -147,8 +223,16 @@ def test_share_out_of_range_is_refused(share: float) -> None:
         threshold([[1.0, 1.0]], share=share)
 
 
+@pytest.mark.parametrize("min_probability", [-0.1, 1.0, math.nan])
+def test_probability_out_of_range_is_refused(min_probability: float) -> None:
+    with pytest.raises(InvalidInputError, match="expected 0 ≤ min_probability < 1"):
+        mutual_posterior([[1.0, 1.0]], jump_penalty=0, min_probability=min_probability)
+
+
 def test_penalties_are_finite_and_not_negative() -> None:
     with pytest.raises(InvalidInputError, match="got jump_penalty -1"):
         hmm_viterbi([[1.0, 1.0]], jump_penalty=-1)
     with pytest.raises(InvalidInputError, match="got null_penalty inf"):
         hmm_viterbi([[1.0, 1.0]], jump_penalty=1, null_penalty=math.inf)
+    with pytest.raises(InvalidInputError, match="got jump_penalty inf"):
+        hmm_posteriors([[1.0, 1.0]], jump_penalty=math.inf)

@@ -1,12 +1,13 @@
 """Recipes against their steps one after the other, and what they refuse."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from alignment import word_maps as steps
-from alignment.decoding import DECODERS, argmax, mutual_argmax, mutual_hmm, threshold
+from alignment.decoding import DECODERS, argmax, mutual_argmax, mutual_posterior, threshold
 from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
 from alignment.settings import Setting
@@ -27,36 +28,51 @@ def rows(word_map: WordMap) -> WordMap:
     return divided
 
 
-def expected(name: str, this: WordMap, other: WordMap) -> Alignment:
-    """What a recipe is said to do, step by step."""
-    both = rows(this) + rows(other)
-    match name:
-        case "paper":
-            return argmax(this)
-        case "mutual":
-            return mutual_argmax(this)
-        case "sinkhorn":
-            return argmax(steps.sinkhorn(this))
-        case "balanced":
-            return mutual_argmax(steps.sinkhorn(both))
-        case "hmm":
-            return mutual_hmm(steps.sinkhorn(both), jump_penalty=0.05)
-        case "other":
-            return argmax(rows(this) + 0.3 * rows(other))
-        case "prior":
-            targets, sources = this.shape[0], this.shape[1] - 1
-            distances = [[abs((t + 1) / targets - (s + 1) / sources) for s in range(sources)] for t in range(targets)]
-            return argmax(np.column_stack([this[:, :-1] * np.exp(-4 * np.array(distances)), this[:, -1]]))
-        case "threshold":
-            return Alignment((s, t) for t, s in np.argwhere(rows(this)[:, :-1] > 0.2))
-        case _:
-            weighted = steps.diagonal_prior(rows(this) + 0.5 * rows(other), strength=2)
-            return threshold(steps.sinkhorn(weighted), share=0.2)
+def product(this: WordMap, other: WordMap, weight: float = 1.0) -> WordMap:
+    """Of maps with uniform ones mixed in."""
+    uniform = 1 / this.shape[1]
+    multiplied: WordMap = (rows(this) + uniform) * (weight * rows(other) + uniform)
+    return multiplied
 
+
+def distances(this: WordMap) -> WordMap:
+    """From the diagonal, null column left out."""
+    targets, sources = this.shape[0], this.shape[1] - 1
+    return np.array([[abs((t + 1) / targets - (s + 1) / sources) for s in range(sources)] for t in range(targets)])
+
+
+def balanced(this: WordMap, other: WordMap) -> WordMap:
+    """What the recipes product and hmm decode."""
+    return steps.sinkhorn(product(this[:, :-1], other[:, :-1]), null=False)
+
+
+EXPECTED: dict[str, Callable[[WordMap, WordMap], Alignment]] = {
+    "paper": lambda this, _: argmax(this),
+    "mutual": lambda this, _: mutual_argmax(this),
+    "sinkhorn": lambda this, _: argmax(steps.sinkhorn(this)),
+    "balanced": lambda this, other: mutual_argmax(steps.sinkhorn(rows(this) + rows(other))),
+    "product": lambda this, other: mutual_argmax(balanced(this, other), null=False),
+    "hmm": lambda this, other: mutual_posterior(
+        balanced(this, other), jump_penalty=0.35, min_probability=0.3, null=False
+    ),
+    "other": lambda this, other: argmax(rows(this) + 0.3 * rows(other)),
+    "multiplied": lambda this, other: argmax(product(this, other, 0.3)),
+    "prior": lambda this, _: argmax(np.column_stack([this[:, :-1] * np.exp(-4 * distances(this)), this[:, -1]])),
+    "no null": lambda this, _: argmax(this[:, :-1], null=False),
+    "prior without null": lambda this, _: argmax(this[:, :-1] * np.exp(-4 * distances(this)), null=False),
+    "threshold": lambda this, _: Alignment((s, t) for t, s in np.argwhere(rows(this)[:, :-1] > 0.2)),
+    "everything": lambda this, other: threshold(
+        steps.sinkhorn(steps.diagonal_prior(rows(this) + 0.5 * rows(other), strength=2)), share=0.2
+    ),
+}
+"""What a recipe is said to do, step by step."""
 
 OWN = {
     "other": Recipe(other=0.3),
     "prior": Recipe(prior=4),
+    "multiplied": Recipe(other=0.3, combination="product"),
+    "no null": Recipe(null=False),
+    "prior without null": Recipe(null=False, prior=4),
     "threshold": Recipe(decoder="threshold", options={"share": 0.2}),
     "everything": Recipe(other=0.5, prior=2, sinkhorn=True, decoder="threshold", options={"share": 0.2}),
 }
@@ -70,7 +86,7 @@ def test_recipes_step_by_step(name: str) -> None:
         maps = random_maps(seed)
         for setting, other in (("AWI", "AWO"), ("AWO", "AWI")):
             links = ALL[name](maps, setting)  # type: ignore[arg-type]
-            assert links == expected(name, maps[setting], maps[other])  # type: ignore[index]
+            assert links == EXPECTED[name](maps[setting], maps[other])  # type: ignore[index]
             assert len(links) > 0
             found.append(links)
     assert len(set(found)) >= 5
@@ -92,9 +108,10 @@ def test_maps_are_left_as_they_were() -> None:
 
 def test_the_maps_needed_are_enough() -> None:
     maps = random_maps(0)
+    both = ("balanced", "product", "hmm", "other", "multiplied", "everything")
     for name, recipe in ALL.items():
         needed = recipe.settings("AWO")
-        assert set(needed) == ({"AWO", "AWI"} if name in ("balanced", "hmm", "other", "everything") else {"AWO"})
+        assert set(needed) == ({"AWO", "AWI"} if name in both else {"AWO"})
         assert recipe({setting: maps[setting] for setting in needed}, "AWO") == recipe(maps, "AWO")
 
 
@@ -107,6 +124,7 @@ def test_empty_maps_have_no_links() -> None:
     ("options", "message"),
     [
         ({"decoder": "viterbi"}, f"got the decoder 'viterbi'; expected one of {', '.join(DECODERS)}"),
+        ({"combination": "mean"}, "got the combination 'mean'; expected sum or product"),
         ({"other": -0.5}, "got other -0.5, expected a finite number, not negative"),
         ({"prior": -1}, "got prior -1, expected a finite number, not negative"),
         ({"other": float("nan")}, "got other nan, expected a finite number, not negative"),

@@ -30,6 +30,7 @@ from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, rando
 
 SETTINGS: tuple[Setting, ...] = ("AWO", "AWI")
 LAYERS, HEADS = 2, 2
+AUTO_RULES = ("auto", "auto, one head")
 KINDS = ("saliency", "gradient_x_input")
 
 
@@ -105,7 +106,7 @@ def test_readings_are_the_aligners(made: Any, swept: Sweep, method: str) -> None
             seen.append(reading)
     places = [Choice(s, layer, head) for s in SETTINGS for layer in range(LAYERS) for head in (None, *range(HEADS))]
     expected = {Reading(cast(Any, method), place) for place in places}
-    expected |= {Reading(cast(Any, method), swept.chosen["auto"], recipe) for recipe in RECIPES}
+    expected |= {Reading(cast(Any, method), swept.chosen[rule], recipe) for rule in AUTO_RULES for recipe in RECIPES}
     assert set(seen) == expected
     assert len({str(result.alignments) for result in swept.results.values()}) > 20
 
@@ -124,7 +125,9 @@ def test_choices_are_the_aligners(made: Any, swept: Sweep, monkeypatch: pytest.M
 
     def chosen() -> dict[str, Choice]:
         rules: tuple[Any, ...] = ("auto", "highest-norm")
-        return {rule: WordAligner(model, tokenizer, layer=rule, setting="auto").choose(pairs) for rule in rules}
+        found = {rule: WordAligner(model, tokenizer, layer=rule, setting="auto").choose(pairs) for rule in rules}
+        per_head = WordAligner(model, tokenizer, setting="auto", head="auto")
+        return {**found, "auto, one head": per_head.choose(pairs)}
 
     assert swept.chosen == chosen()
     for module in (alignment.aligner, alignment.sweep):
@@ -246,19 +249,25 @@ def test_table_of_rules(swept: Sweep) -> None:
     title, header, *body = rows(tables(swept)[2])
     assert " ".join(title) == "AER of norms chosen without gold"
     assert header == ["rule", "choice", "AER"]
-    chosen = {**swept.chosen, "(by gold)": swept.best("norms").reading.place}
+    chosen = {
+        **swept.chosen,
+        "(by gold)": swept.best("norms").reading.place,
+        "(by gold, one head)": swept.best("norms", per_head=True).reading.place,
+    }
     assert any(
         rate(swept, "norms", place.setting, place.layer) != rate(swept, "weights", place.setting, place.layer)
         for place in swept.chosen.values()
     )
     assert [" ".join(row) for row in body] == [
-        f"{rule} {choice} {rate(swept, 'norms', choice.setting, choice.layer)}" for rule, choice in chosen.items()
+        f"{rule} {choice} {rate(swept, 'norms', choice.setting, choice.layer, choice.head)}"
+        for rule, choice in chosen.items()
     ]
 
 
-def test_table_of_recipes(swept: Sweep) -> None:
-    title, header, *body = rows(tables(swept)[3])
-    auto = swept.chosen["auto"]
+@pytest.mark.parametrize(("place", "rule"), [(3, "auto"), (4, "auto, one head")])
+def test_tables_of_recipes(swept: Sweep, place: int, rule: str) -> None:
+    title, header, *body = rows(tables(swept)[place])
+    auto = swept.chosen[rule]
     assert " ".join(title) == f"AER by recipe, {auto}; p of the difference from norms"
     assert header == ["recipe", "method", "AER", "95", "%", "precision", "recall", "p"]
     expected = []

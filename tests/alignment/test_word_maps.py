@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from alignment import WordMap, diagonal_prior, normalize_rows, sinkhorn, weighted_sum
+from alignment import WordMap, diagonal_prior, normalize_rows, sinkhorn, smoothed_product, weighted_sum
 from captum_norm import InvalidInputError
 
 SHAPES = [(1, 1), (1, 4), (5, 1), (4, 4), (3, 7), (12, 5)]  # T, S
@@ -88,16 +88,46 @@ def test_weighted_sum_adds_entry_by_entry() -> None:
             assert total[t, s] == pytest.approx(maps[0][t, s] - maps[1][t, s] / 4 + 3 * maps[2][t, s], rel=1e-14)
 
 
+@pytest.mark.parametrize("null", [True, False])
+@pytest.mark.parametrize("weights", [(1, 1), (0.25, 4), (1, 0, 2)])
+def test_smoothed_product_is_the_product_of_mixtures(weights: tuple[float, ...], null: bool) -> None:
+    maps = [random_map(seed, 4, 5) for seed in range(len(weights))]
+    maps[0][1] = 0  # undecided: uniform
+    for word_map in maps:
+        word_map[2] = 0  # nothing is known
+    found = smoothed_product(maps, weights, null=null)
+    for t in (0, 1, 3):
+        factors = []
+        for weight, word_map in zip(weights, maps, strict=True):
+            total = math.fsum(word_map[t].tolist())
+            shares = [value / total if total else 0.2 for value in word_map[t].tolist()]
+            factors.append([(weight * share + 0.2) / (weight + 1) for share in shares])
+        products = [math.prod(column) for column in zip(*factors, strict=True)]
+        assert found[t].tolist() == pytest.approx([value / math.fsum(products) for value in products], rel=1e-13)
+    assert not found[2].any()
+
+
+@pytest.mark.parametrize("combine", [weighted_sum, smoothed_product])
 @pytest.mark.parametrize(
     ("maps", "weights"),
     [([], []), ([np.ones((2, 3))], [1, 2]), ([np.ones((2, 3)), np.ones((3, 2))], [1, 1])],
 )
-def test_sum_of_maps_that_do_not_fit_is_refused(maps: list[WordMap], weights: list[float]) -> None:
+def test_maps_that_do_not_fit_are_refused(
+    combine: Callable[[list[WordMap], list[float]], WordMap], maps: list[WordMap], weights: list[float]
+) -> None:
     with pytest.raises(InvalidInputError, match="all of one shape, and a weight for each"):
-        weighted_sum(maps, weights)
+        combine(maps, weights)
 
 
-@pytest.mark.parametrize("transform", [normalize_rows, sinkhorn, lambda word_map: diagonal_prior(word_map, strength=1)])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        normalize_rows,
+        sinkhorn,
+        pytest.param(lambda word_map: diagonal_prior(word_map, strength=1), id="diagonal_prior"),
+        pytest.param(lambda word_map: smoothed_product([word_map], [1]), id="smoothed_product"),
+    ],
+)
 @pytest.mark.parametrize(
     ("word_map", "message"),
     [
@@ -114,9 +144,11 @@ def test_what_is_no_map_is_refused(
         transform(word_map)
 
 
-def test_negative_strength_is_refused() -> None:
+def test_negative_factors_are_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"got strength -1, expected a finite number, not negative"):
         diagonal_prior([[1.0, 1.0]], strength=-1)
+    with pytest.raises(InvalidInputError, match=r"got weight -1, expected a finite number, not negative"):
+        smoothed_product([[[1.0, 1.0]]], [-1])
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 1), (0, 1)])
@@ -133,4 +165,5 @@ def test_maps_are_left_as_they_were() -> None:
     sinkhorn(word_map)
     diagonal_prior(word_map, strength=1)
     weighted_sum([word_map], [2])
+    smoothed_product([word_map], [2])
     np.testing.assert_array_equal(word_map, before)

@@ -1,6 +1,7 @@
 """What the options on maps and links become, and what is said of those that make no sense."""
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,14 +67,16 @@ def test_what_is_asked_for_is_chosen(shipped: tuple[Any, Any], words: str, choic
     ("words", "recipe"),
     [
         ("--recipe=hmm", RECIPES["hmm"]),
-        ("--recipe=hmm --prior=0.5", Recipe(1.0, 0.5, True, "mutual-hmm", {"jump_penalty": 0.05})),
+        ("--recipe=hmm --prior=0.5", replace(RECIPES["hmm"], prior=0.5)),
+        ("--recipe=balanced --no-null --combination=product", RECIPES["product"]),
+        ("--recipe=product --null --combination=sum", RECIPES["balanced"]),
         ("--recipe=balanced --no-sinkhorn --other=0", Recipe(decoder="mutual-argmax")),
         (
             "--sinkhorn --decoder=threshold:share=0.25",
             Recipe(sinkhorn=True, decoder="threshold", options={"share": 0.25}),
         ),
         ("--decoder=mutual-hmm:jump_penalty=1e-1", Recipe(decoder="mutual-hmm", options={"jump_penalty": 0.1})),
-        ("--recipe=hmm --decoder=argmax", Recipe(1.0, 0.0, True)),
+        ("--recipe=hmm --decoder=argmax", replace(RECIPES["hmm"], decoder="argmax", options={})),
     ],
 )
 def test_recipes(shipped: tuple[Any, Any], words: str, recipe: Recipe) -> None:

@@ -80,9 +80,9 @@ def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
             {"setting": "auto", "layer": "highest-norm", "head": "auto"},
         ),
         (
-            "--layer=0 --recipe=hmm --decoder=mutual-argmax --other=0.25 --prior=2 --no-sinkhorn",
+            "--layer=0 --recipe=hmm --decoder=mutual-argmax --null --combination=sum --other=2 --prior=2 --no-sinkhorn",
             "norms",
-            {"layer": 0, "recipe": Recipe(other=0.25, prior=2.0, decoder="mutual-argmax")},
+            {"layer": 0, "recipe": Recipe(other=2.0, prior=2.0, decoder="mutual-argmax")},
         ),
         (
             "--layer=0 --sinkhorn --decoder=hmm-viterbi:null_penalty=1:jump_penalty=0.5",

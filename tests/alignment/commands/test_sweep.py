@@ -78,14 +78,20 @@ def test_the_story_is_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPatch
     ]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("out").glob("*.png"))
     found = written()
-    # 3 layers and 4 heads in each, 2 settings, 2 methods; 4 more recipes.
-    assert len(found) == 2 * 2 * 3 * (1 + 4) + 4 * 2
+    # 3 layers and 4 heads in each, 2 settings, 2 methods; 5 more recipes, at 2 places.
+    assert len(found) == 2 * 2 * 3 * (1 + 4) + 5 * 2 * 2
     rates = {tuple(row[name] for name in ("method", "setting", "layer", "head", "recipe")): row["aer"] for row in found}
     assert len(rates) == len(found)
     assert [f"{float(rates[method, 'AWI', '0', '', 'paper']):.1f}" for method in ("norms", "weights")] == [
         "32.1",
         "34.7",
     ]
+    beyond = [
+        [f"{float(rates[method, 'AWI', '0', head, recipe]):.1f}" for method in ("norms", "weights")]
+        for head in ("", "2")
+        for recipe in ("product", "hmm")
+    ]
+    assert beyond == [["15.3", "17.6"], ["10.9", "14.1"], ["13.7", "13.7"], ["9.9", "9.6"]]
 
 
 def test_all_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
