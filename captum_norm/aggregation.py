@@ -40,9 +40,8 @@ def rollout(maps: Tensor) -> Tensor:
 
 
 def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
-    normalized = normalize_rows(maps)
-    for layer in reversed(range(maps.shape[1])):
-        rows = rows @ normalized[:, layer]
+    for layer in reversed(maps.unbind(1)):
+        rows = rows @ normalize_rows(layer)
     return rows
 
 

@@ -10,7 +10,8 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
-from captum_norm.attr.measure import Measurements, MeterOptions, NormMeter, as_index
+from captum_norm.attr._assembly import Measurements
+from captum_norm.attr.measure import MeterOptions, NormMeter, as_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import ReadPosition, read_position
