@@ -49,9 +49,13 @@ class BlockTensors:
     normed: Tensor | None
 
     def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
-        """The tensors at some query positions, in another dtype."""
-        normed = None if self.normed is None else self.normed[:, rows].to(dtype)
-        projected, residual, total = (t[:, rows].to(dtype) for t in (self.projected, self.residual, self.total))
+        """The tensors at some query positions, in another dtype and on one device.
+
+        Where two devices share a model, a layer receives its inputs on that of the layer before.
+        """
+        device = self.projected.device
+        normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
+        projected, residual, total = (t[:, rows].to(device, dtype) for t in (self.projected, self.residual, self.total))
         return BlockTensors(projected, residual, total, normed)
 
 
@@ -277,7 +281,7 @@ def _block_tensors(block: Block, tensors: Mapping[Site, Tensor], batch_axis: int
 
     total = at(layout.total)
     if layout.minus is not None:
-        total = total - at(layout.minus)
+        total = total - at(layout.minus).to(total.device)
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
     return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed)
 

@@ -33,6 +33,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import Scope
+from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
 from captum_norm.recording import record
@@ -352,6 +353,8 @@ def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
 
 
 def _refuse_non_finite(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.detach().isfinite().all():
-            raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
+    for path, module in model.named_modules():
+        with present(module):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                if not parameter.detach().isfinite().all():
+                    raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
