@@ -180,6 +180,24 @@ class NormMeter:
                 self._blocks = self._outline = None
                 return self._measure(call, wanted)
 
+    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
+        """How many layers the model, or its largest stack, has: seen in a forward pass over the first positions.
+
+        Args:
+            inputs: as for :meth:`measure`.
+            additional_forward_args: as for :meth:`measure`.
+
+        Raises:
+            CaptumNormError: see :meth:`measure`.
+        """
+        stacks = self._stacks(bind_inputs(self.model, inputs, additional_forward_args))
+        return max(stack.layers for stack in stacks.values())
+
+    def _stacks(self, call: ModelCall) -> Outline:
+        if self._outline is None:
+            self._outline = outline(call)
+        return self._outline
+
     def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
         known = self._blocks
         if known is None or any(block.projection.parameter.dtype != block.dtype for block in known.values()):
@@ -206,13 +224,12 @@ class NormMeter:
     def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
         blocks = self._understand(call) if wanted.scopes else None
         self._check_scopes(wanted.scopes, blocks or {})
-        large = may_be_large(call)
-        if self._outline is None and (large or is_asked()):
-            self._outline = outline(call)
-        if self._outline is not None and large:
-            kept = {role: wanted.kept(stack.layers, stack.heads) for role, stack in self._outline.items()}
+        total = total_queries(call, self._stacks(call)) if is_asked() else None
+        if may_be_large(call):
+            stacks = self._stacks(call)
+            kept = {role: wanted.kept(stack.layers, stack.heads) for role, stack in stacks.items()}
             chosen = {role: what for role, what in kept.items() if wanted.has_stack(role)}
-            expect_room(call, self._outline, chosen, self._accumulate.itemsize)
+            expect_room(call, stacks, chosen, self._accumulate.itemsize)
         budget = MemoryBudget(self._memory_budget)
         reducers: dict[Role, list[LayerReducer | None]] = {}
 
@@ -227,7 +244,6 @@ class NormMeter:
                 found[place.index - wanted.reach] = None
             return reducer
 
-        total = None if self._outline is None else total_queries(call, self._outline)
         with bar(type(self.model).__name__, total, "queries") as shown:
             causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update)
         measured: dict[StackName, Measurements] = {}

@@ -57,8 +57,8 @@ def present(module: nn.Module) -> Iterator[None]:
     hook = getattr(module, "_hf_hook", None)
     if hook is None:
         raise UnsupportedModelError(
-            f"the weights of a {type(module).__name__} are on no device (meta), and no hook of accelerate brings them; load "
-            "the model's weights, or offload module by module (without preload_module_classes)"
+            f"the weights of a {type(module).__name__} are on no device (meta), and no hook of accelerate brings them; "
+            "load the model's weights, or offload module by module (without preload_module_classes)"
         )
     hook.pre_forward(module)
     try:
