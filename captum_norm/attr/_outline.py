@@ -30,17 +30,20 @@ class Stack:
         layers: L.
         heads: H.
         positions: Q and K.
+        dtype: what its values are in.
         device: where its first layer is.
     """
 
     layers: int = 0
     heads: int = 0
     positions: tuple[int, int] = (0, 0)
+    dtype: torch.dtype = torch.float32
     device: torch.device = CPU
 
     def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:  # noqa: ARG002
         if not self.layers:
-            self.heads, self.positions, self.device = heads, (queries, values.shape[2]), values.device
+            self.heads, self.positions = heads, (queries, values.shape[2])
+            self.dtype, self.device = values.dtype, values.device
         self.layers += 1
 
     def consume(self, weights: Tensor, part: Part) -> None:
@@ -103,21 +106,21 @@ class Kept:
     maps: int
 
 
-def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], itemsize: int) -> None:
+def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], accumulate: torch.dtype) -> None:
     """Refuse what cannot fit.
 
     Args:
         call: the call.
         stacks: the stacks of the model.
         kept: what is to be kept of which of them.
-        itemsize: bytes of one entry.
+        accumulate: the least precise dtype of a map.
 
     Raises:
         NotEnoughMemoryError: if the maps take more than is free where they are kept.
     """
     for device in {stacks[role].device for role in kept}:
         here = {role: what for role, what in kept.items() if stacks[role].device == device}
-        sizes = {role: call.batch * prod(positions(call, role, stacks[role])) * itemsize for role in here}
+        sizes = {role: _map_bytes(call, role, stacks[role], accumulate) for role in here}
         results = sum(what.layers * what.maps * sizes[role] for role, what in here.items())
         # Single maps become one tensor. A CPU gives its memory out as it is filled, while they are dropped.
         doubled = device.type != "cpu" and any(what.layers > 1 for what in here.values())
@@ -131,3 +134,7 @@ def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], ite
                 f"{readable(needed)} must be free, and {readable(free)} are free on {device}; ask for fewer layers at "
                 "a time (layers= of maps(), layer= of attribute()), fewer examples, or without single heads"
             )
+
+
+def _map_bytes(call: ModelCall, role: Role, stack: Stack, accumulate: torch.dtype) -> int:
+    return call.batch * prod(positions(call, role, stack)) * torch.promote_types(accumulate, stack.dtype).itemsize

@@ -229,7 +229,7 @@ class NormMeter:
             stacks = self._stacks(call)
             kept = {role: wanted.kept(stack.layers, stack.heads) for role, stack in stacks.items()}
             chosen = {role: what for role, what in kept.items() if wanted.has_stack(role)}
-            expect_room(call, stacks, chosen, self._accumulate.itemsize)
+            expect_room(call, stacks, chosen, self._accumulate)
         budget = MemoryBudget(self._memory_budget)
         reducers: dict[Role, list[LayerReducer | None]] = {}
 

@@ -63,6 +63,17 @@ def test_maps_of_single_heads_and_of_several_scopes_need_more(memory: dict[str, 
     meter.measure(ids, **asked)
 
 
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float64, 8), (torch.bfloat16, 4)])
+def test_entries_are_as_wide_as_norms_are_computed(memory: dict[str, int], dtype: torch.dtype, itemsize: int) -> None:
+    model, ids = families.build("bert", dtype=dtype), long_input("bert")
+    memory["free"] = 5 * LONG**2 * itemsize - 1
+    with pytest.raises(NotEnoughMemoryError):
+        NormAttribution(model).maps(ids)
+    memory["free"] += 1
+    maps = NormAttribution(model).maps(ids).self_attention
+    assert maps.nbytes == 2 * LONG**2 * itemsize
+
+
 def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
     model = encoder_decoders.build("bart")
     inputs = encoder_decoders.inputs(batch=16, source=30, target=8)
