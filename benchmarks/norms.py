@@ -150,7 +150,7 @@ def long_input(console: Console, length: int) -> None:
     """One LLaMA-shaped layer on a long input: the weights of all queries are never held."""
     model: Any = LlamaModel(LlamaConfig(vocab_size=64, num_hidden_layers=1, max_position_embeddings=length))
     model.train(False)
-    meter = NormMeter(model, chunk_bytes=64 * 2**20)
+    meter = NormMeter(model)
     ids = torch.randint(0, 64, (1, length))
     runs: list[Run] = [partial(model, ids), partial(meter.measure, ids, scopes=["atb"])]
     plain, norms = alternate(runs, 1)

@@ -4,11 +4,13 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from captum_norm.bars import progress
 from captum_norm.errors import (
     CaptumNormError,
     IncompleteDecompositionError,
     InvalidInputError,
     NonFiniteError,
+    NotEnoughMemoryError,
     UnsupportedModelError,
     UnsupportedScopeError,
 )
@@ -33,9 +35,11 @@ __all__ = [
     "NonFiniteError",
     "NormAttribution",
     "NormMeter",
+    "NotEnoughMemoryError",
     "Site",
     "UnsupportedModelError",
     "UnsupportedScopeError",
+    "progress",
     "register_layout",
 ]
 

@@ -32,17 +32,16 @@ def rollout(maps: Tensor) -> Tensor:
     Returns:
         (B, L, Q, K): entry l is the rollout of layers 1 to l+1; every row of a real query sums to 1.
     """
-    normalized = normalize_rows(maps)
-    steps = [normalized[:, 0]]
-    for layer in range(1, maps.shape[1]):
-        steps.append(normalized[:, layer] @ steps[-1])
+    first, *later = maps.unbind(1)
+    steps = [normalize_rows(first)]
+    for layer in later:
+        steps.append(normalize_rows(layer) @ steps[-1])
     return torch.stack(steps, dim=1)
 
 
 def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
-    normalized = normalize_rows(maps)
-    for layer in reversed(range(maps.shape[1])):
-        rows = rows @ normalized[:, layer]
+    for layer in reversed(maps.unbind(1)):
+        rows = rows @ normalize_rows(layer)
     return rows
 
 

@@ -23,3 +23,7 @@ class IncompleteDecompositionError(CaptumNormError, ArithmeticError):
 
 class NonFiniteError(CaptumNormError, ArithmeticError):
     """The model's weights or activations contain NaN or infinity."""
+
+
+class NotEnoughMemoryError(CaptumNormError, MemoryError):
+    """What was asked for does not fit the memory that is free."""

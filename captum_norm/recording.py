@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
@@ -22,9 +23,13 @@ from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
 from captum_norm.models.tracing import evaluating, hooked
 
-# Attention weights of this size stay in the processor's cache between their making and their reduction.
+# Attention weights of this size stay in a processor's cache between their making and their reduction,
 CHUNK_BYTES = 4 * 2**20
+# but with fewer queries than this the products of a part wait for the keys to come from memory.
+CHUNK_ROWS = 64
 ACCUMULATED_BYTES = 4
+# How many tensors as large as a part's weights its making and reduction need: scores, masked scores, softmax, ...
+WORKING_COPIES = 8
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,13 @@ class BlockTensors:
     normed: Tensor | None
 
     def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
-        """The tensors at some query positions, in another dtype."""
-        normed = None if self.normed is None else self.normed[:, rows].to(dtype)
-        projected, residual, total = (t[:, rows].to(dtype) for t in (self.projected, self.residual, self.total))
+        """The tensors at some query positions, in another dtype and on one device.
+
+        Where two devices share a model, a layer receives its inputs on that of the layer before.
+        """
+        device = self.projected.device
+        normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
+        projected, residual, total = (t[:, rows].to(device, dtype) for t in (self.projected, self.residual, self.total))
         return BlockTensors(projected, residual, total, normed)
 
 
@@ -83,7 +92,9 @@ def record(
     call: ModelCall,
     make_reducer: ReducerFactory,
     blocks: Mapping[nn.Module, Block] | None,
-    chunk_bytes: int = CHUNK_BYTES,
+    budget: MemoryBudget | None = None,
+    chunk_bytes: int | None = None,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> bool:
     """Run a model once and reduce each of its attention blocks.
 
@@ -92,7 +103,10 @@ def record(
         make_reducer: called with the layer's place, in the order of the forward pass, and its block; None for a layer
             that is not wanted.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
-        chunk_bytes: how much memory the attention weights may take at a time.
+        budget: how much memory the making and reduction of attention weights may take at a time.
+        chunk_bytes: the size of attention weights that is made at a time for speed; if None, what stays in a CPU's
+            cache, and on another device as much as the budget allows.
+        advance: told how many queries have been treated since it was last called.
 
     Returns:
         whether the one stack of a model that is no encoder–decoder only looked back (a causal model).
@@ -103,7 +117,8 @@ def record(
     """
     stacks = Stacks(call.model, several=call.positions.several)
     library = library_of(call.model)
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks, library.batch_axis)
+    sizes = _PartSizes(budget or MemoryBudget(), chunk_bytes)
+    recorder = _Recorder(make_reducer, blocks, sizes, advance, stacks, library.batch_axis)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
     seam = library.attention_through(call.model, recorder.attention)
     with seam, hooked(recorder.hooks()), evaluating(call.model):
@@ -112,6 +127,24 @@ def record(
         raise UnsupportedModelError(no_attention(call.model))
     recorder.expect_nothing_open()
     return stacks.causal
+
+
+@dataclass(frozen=True)
+class _PartSizes:
+    """How large the parts of the attention weights are; see :func:`record`."""
+
+    budget: MemoryBudget
+    chunk_bytes: int | None
+
+    def rows(self, query: Tensor, row: int) -> int:
+        """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
+        itemsize = max(query.element_size(), ACCUMULATED_BYTES)
+        rows = self.budget.on(query.device) // (row * itemsize * WORKING_COPIES)
+        if self.chunk_bytes is not None:
+            rows = min(rows, self.chunk_bytes // (row * ACCUMULATED_BYTES))
+        elif query.device.type == "cpu":
+            rows = min(rows, max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES)))
+        return max(1, rows)
 
 
 @dataclass
@@ -127,7 +160,8 @@ class _Recorder:
         self,
         make_reducer: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
-        chunk_bytes: int,
+        sizes: "_PartSizes",
+        advance: Callable[[int], object],
         stacks: Stacks,
         batch_axis: Callable[[nn.Module], int],
     ) -> None:
@@ -135,7 +169,8 @@ class _Recorder:
         self._batch_axis = batch_axis
         self._make_reducer = make_reducer
         self._blocks = blocks
-        self._chunk_bytes = chunk_bytes
+        self._sizes = sizes
+        self._advance = advance
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
     def hooks(self) -> Iterator[Any]:
@@ -183,6 +218,7 @@ class _Recorder:
             if reducer is not None:
                 reducer.consume(weights, part)
             outputs.append(output)
+            self._advance(output.shape[0] * output.shape[1])
         self._stacks.end(module)
         if block is not None:
             self._open[module].reducer = reducer
@@ -207,9 +243,9 @@ class _Recorder:
                 )
 
     def _parts(self, query: Tensor, key: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Part]:
-        """Whole examples as far as they fit the memory, else rows of single examples."""
+        """Whole examples as far as they fit, else rows of single examples."""
         batch, heads, queries, _ = query.shape
-        fitting_rows = max(1, self._chunk_bytes // (heads * key.shape[2] * ACCUMULATED_BYTES))
+        fitting_rows = self._sizes.rows(query, heads * key.shape[2])
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
         if (examples < batch or rows < queries) and not _parts_are_independent(attend, batch, queries):
             examples, rows = batch, queries
@@ -246,7 +282,7 @@ def _block_tensors(block: Block, tensors: Mapping[Site, Tensor], batch_axis: int
 
     total = at(layout.total)
     if layout.minus is not None:
-        total = total - at(layout.minus)
+        total = total - at(layout.minus).to(total.device)
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
     return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed)
 

@@ -9,15 +9,17 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "captum_norm"
 
-FOUNDATION = {"errors", "functional"}
+FOUNDATION = {"bars", "errors", "functional", "memory"}
 METHODS = FOUNDATION | {"aggregation", "attr", "maps", "models", "recording"}
 RESULTS = METHODS | {"loading", "visualization"}
 PUBLIC = RESULTS | {"analysis", "compare", "evaluation"}
 
 # What each module or package directly under captum_norm may import, besides itself, from the others.
 ALLOWED = {
+    "bars": set(),
     "errors": set(),
     "functional": set(),
+    "memory": set(),
     "aggregation": FOUNDATION,
     "maps": FOUNDATION,
     "models": FOUNDATION,
@@ -35,7 +37,14 @@ ALLOWED = {
 }
 
 # Where less than every dependency may be imported.
-THIRD_PARTY = {"errors": set(), "functional": {"torch"}, "aggregation": {"torch"}, "maps": {"torch"}}
+THIRD_PARTY = {
+    "bars": {"tqdm"},
+    "errors": set(),
+    "functional": {"torch"},
+    "memory": {"torch"},
+    "aggregation": {"torch"},
+    "maps": {"torch"},
+}
 
 # The translation side and the libraries whose models are recognised by their structure alone.
 NEVER = {"alignment", "fairseq"}

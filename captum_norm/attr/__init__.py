@@ -1,7 +1,8 @@
 """The attribution methods, one a file."""
 
+from captum_norm.attr._assembly import Measurements
 from captum_norm.attr.attention_block import AttentionBlockAttribution
-from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
+from captum_norm.attr.measure import TOLERANCE, MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
 from captum_norm.attr.rollout import AttentionRollout
 from captum_norm.attr.weights import AttentionWeights

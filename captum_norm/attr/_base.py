@@ -10,7 +10,8 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
-from captum_norm.attr.measure import Measurements, MeterOptions, NormMeter, as_index
+from captum_norm.attr._assembly import Measurements
+from captum_norm.attr.measure import MeterOptions, NormMeter, as_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import ReadPosition, read_position
@@ -151,15 +152,39 @@ class AttentionMapAttribution(Attribution, ABC):
         if return_convergence_delta and not self.has_convergence_delta():
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         maps = self.maps(inputs, additional_forward_args, layers=None if layer is None else [layer])
-        with torch.set_grad_enabled(self._meter.differentiable):
-            rows = _rows(position, maps, self.model).unsqueeze(1)
-            stack = maps.self_attention
-            rows = self._aggregate(stack, rows) if layer is None else rows @ stack[:, 0]
-            # As everywhere in Captum, a tuple in gives a tuple out.
-        attributions = (rows.squeeze(1),) if isinstance(inputs, tuple) else rows.squeeze(1)
+        scores = self.scores(maps, position, aggregate=layer is None)
+        # As everywhere in Captum, a tuple in gives a tuple out.
+        attributions = (scores,) if isinstance(inputs, tuple) else scores
         if maps.convergence_delta is None or not return_convergence_delta:
             return attributions
         return attributions, maps.convergence_delta.amax(1)
+
+    def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Tensor:
+        """What :meth:`attribute` returns, from maps that are already there: of long inputs, or for several positions.
+
+        Args:
+            maps: of :meth:`maps`, of all layers or of one.
+            position: the output position to explain, as for :meth:`attribute`.
+            aggregate: make one map of all layers; False explains the one layer that ``maps`` has.
+
+        Returns:
+            (B, S).
+
+        Raises:
+            InvalidInputError: for a position outside the sequence or in its padding, or several layers where there
+                must be one.
+        """
+        stack = maps.self_attention
+        if not aggregate and stack.shape[1] != 1:
+            raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
+        with torch.set_grad_enabled(self._meter.differentiable):
+            rows = _rows(position, maps, self.model).unsqueeze(1)
+            rows = self._aggregate(stack, rows) if aggregate else rows @ stack[:, 0]
+        return rows.squeeze(1)
+
+    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
+        """How many layers there are to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
+        return self._meter.count_layers(inputs, additional_forward_args)
 
     def compute_convergence_delta(
         self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None

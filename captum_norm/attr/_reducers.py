@@ -21,10 +21,15 @@ from captum_norm.functional import (
     summed_norms,
     transformed_norms,
 )
+from captum_norm.functional.norms import CACHED_ELEMENTS
+from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.recording import BlockTensors, Part, Reducer
+
+# How many tensors as large as a piece's hidden states exist while it is finished.
+WORKING_TENSORS = 16
 
 
 class WeightReducer:
@@ -64,8 +69,8 @@ class WeightReducer:
 class _Form:
     """The norms of Σ_h α_hj f_h(x_j) behind one set of frozen norms, still to be divided by the queries' σ."""
 
-    def __init__(self, values: Tensor, products: Products, queries: int) -> None:
-        self.form = key_gram(values, products.gram)
+    def __init__(self, values: Tensor, products: Products, queries: int, limit: int) -> None:
+        self.form = key_gram(values, products.gram, limit)
         self._projected_keys = values.transpose(1, 2) @ products.sketch
         batch, keys, _, _ = values.shape
         self.norms = values.new_empty(batch, queries, keys)
@@ -90,9 +95,9 @@ class _Form:
         self._difference[:, rows] = (fast.square() - direct.square()).abs()
         self._scale[:, rows] = scales.divide(torch.ones_like(direct).unsqueeze(-1))
 
-    def divided(self) -> Tensor:
-        """The norms divided by σ, (B, Q, K)."""
-        return self.norms * self._scale
+    def divided(self, *, last: bool) -> Tensor:
+        """The norms divided by σ, (B, Q, K); with ``last`` in their own memory where no gradient needs them."""
+        return self.norms.mul_(self._scale) if last and not torch.is_grad_enabled() else self.norms * self._scale
 
     def discrepancy(self, keys: Tensor, weights: Tensor) -> Tensor:
         """How far the fast norms at one key j of each query were from the directly computed ones, (B,).
@@ -115,6 +120,7 @@ class NormReducer:
         scopes: the scopes to measure, each in the block's layout.
         cache: where products of the weights are kept.
         dtype: what to compute in.
+        budget: how much memory pieces of the computation may take.
         per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
         real: True at real positions, (B, Q), or None where all are.
 
@@ -138,12 +144,14 @@ class NormReducer:
         scopes: Sequence[Scope],
         cache: ProductCache,
         dtype: torch.dtype,
+        budget: MemoryBudget,
         *,
         per_head: bool,
         real: Tensor | None,
     ) -> None:
         self._block = block
         self._cache = cache
+        self._budget = budget
         self.dtype = dtype
         self.scopes = tuple(scopes)
         self.per_head = per_head
@@ -173,12 +181,19 @@ class NormReducer:
             values = values.repeat_interleave(heads // own_heads, dim=2)
         self.positions, self._values, self._cross = queries, values, cross
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
+        limit = self._piece(values)
         for norms, carry in self._distinct.items():
-            self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self.dtype), queries)
+            products = self._cache.get(self._block, carry, heads, self.dtype)
+            self._forms[norms] = _Form(values, products, queries, limit)
         self._sampled_weights = values.new_empty(batch, heads, queries)
         if self.per_head:
             self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
             self.head_map = values.new_empty(batch, heads, queries, keys)
+
+    def _piece(self, like: Tensor) -> int:
+        """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
+        fitting = self._budget.on(like.device) // (WORKING_TENSORS * like.element_size())
+        return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights = weights.to(self.dtype)
@@ -195,7 +210,7 @@ class NormReducer:
         weight, bias = self._block.projection.weight(self.dtype), self._block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
-        for rows in chunks(queries, batch * width):
+        for rows in chunks(queries, batch * width, self._piece(self._values)):
             here = tensors.rows(rows, self.dtype)
             keys = self._sampled_keys[rows]
             sampled_weights = self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
@@ -214,18 +229,20 @@ class NormReducer:
                     if _norms(steps) == norms:
                         reference = _reference(steps, here)
                         pieces.append(block_rows(steps, scales, attention, here.residual, bias, sketch, reference))
+        discrepancies = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in self._forms.values()]
+        self.discrepancy = torch.stack(discrepancies).amax(0)
         deltas = []
+        last_scopes = {_norms(carry): scope for scope, carry in self._carries.items()}
         for scope, pieces in finished.items():
             whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
             self.mixing_ratio[scope] = whole.mixing_ratio
             deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
             deltas.append(relative_error(whole.squared_attention_error, whole.squared_attention, self._real))
-            self.maps[scope] = self._forms[_norms(self._carries[scope])].divided()
+            norms = _norms(self._carries[scope])
+            self.maps[scope] = self._forms[norms].divided(last=last_scopes[norms] == scope)
             if self._carries[scope].residual and not self._cross:
                 self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
-        discrepancies = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in self._forms.values()]
-        self.discrepancy = torch.stack(discrepancies).amax(0)
         # Only the results outlive the layer.
         self._forms.clear()
         del self._values, self._sampled_keys, self._sampled_weights

@@ -5,8 +5,9 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity, normalize_rows
+from captum_norm.attr._assembly import Measurements
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
-from captum_norm.attr.measure import Measurements, MeterOptions
+from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs
@@ -48,5 +49,8 @@ class ScopedNorms(AttentionMapAttribution):
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         # A rollout multiplies the ways through the layers; without the residual connection half of them are missing.
         if self.scope == "attn" and self.aggregation == "rollout":
-            stack = add_half_identity(normalize_rows(stack))
+            # A product goes layer by layer, without a second copy of all maps.
+            for layer in reversed(stack.split(1, dim=1)):
+                rows = super()._aggregate(add_half_identity(normalize_rows(layer)), rows)
+            return rows
         return super()._aggregate(stack, rows)

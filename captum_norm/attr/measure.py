@@ -9,8 +9,19 @@ from typing import Any, TypedDict, get_args
 import torch
 from torch import Tensor, nn
 
+from captum_norm.attr._assembly import Measurements, assemble
+from captum_norm.attr._outline import (
+    PROBE_LENGTH,
+    Kept,
+    Outline,
+    expect_room,
+    may_be_large,
+    outline,
+    total_queries,
+)
 from captum_norm.attr._products import ProductCache
 from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
+from captum_norm.bars import bar, is_asked
 from captum_norm.errors import (
     IncompleteDecompositionError,
     InvalidInputError,
@@ -18,12 +29,14 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
+from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import Scope
+from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
-from captum_norm.recording import CHUNK_BYTES, record
+from captum_norm.recording import record
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -34,8 +47,6 @@ Vectors are added up in float32 or better, so the error of half-precision models
 few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
 """
 
-PROBE_LENGTH = 16
-
 
 class MeterOptions(TypedDict, total=False):
     """How the norms of a model are computed.
@@ -43,42 +54,17 @@ class MeterOptions(TypedDict, total=False):
     Attributes:
         accumulate: the least precise dtype to compute in, float32 if not given; float64 where the vectors of the heads
             nearly cancel.
-        chunk_bytes: how much memory the attention weights may take at a time, 4 MiB if not given.
+        memory_budget: how many bytes the pieces of a computation may take at a time, of each device; a quarter of what
+            is free if not given. The results come on top of it.
+        chunk_bytes: how many bytes of attention weights are made at a time for speed, within the budget; if not given,
+            on a CPU what stays in its cache, elsewhere as much as the budget allows.
         differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; False if not given.
     """
 
     accumulate: torch.dtype
+    memory_budget: int
     chunk_bytes: int
     differentiable: bool
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """What one forward pass gave of one stack of layers; every entry at a padded position is exactly 0.
-
-    In cross-attention keys are the encoder's positions, queries the decoder's. There the residual stream belongs to no
-    key: norms at ``attn_res`` are those at ``attn``, and a mixing ratio sets all that attention adds against it.
-
-    Attributes:
-        weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not asked for.
-        norms: for each scope the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K).
-        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not asked for.
-        transformed_norms: ‖f_h(x_j)‖, (B, L, H, K); None if not asked for.
-        mixing_ratio: (B, L, Q) for each scope, and for ``"weights"`` and ``"weights_res"`` (of A and of (A + I)/2) if
-            weights were asked for.
-        convergence_delta: relative completeness error, (B, L); None without scopes.
-        real: True at real query positions, (B, Q).
-        tokens: the tokens' texts, if the inputs brought them.
-    """
-
-    weights: Tensor | None
-    norms: Mapping[Scope, Tensor]
-    head_norms: Tensor | None
-    transformed_norms: Tensor | None
-    mixing_ratio: Mapping[str, Tensor]
-    convergence_delta: Tensor | None
-    real: Tensor
-    tokens: Sequence[Sequence[str]] | None
 
 
 class NormMeter:
@@ -91,6 +77,7 @@ class NormMeter:
         model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
             mode and dtype, on any device; left as it is.
         accumulate: see :class:`MeterOptions`.
+        memory_budget: see :class:`MeterOptions`.
         chunk_bytes: see :class:`MeterOptions`.
         differentiable: see :class:`MeterOptions`.
 
@@ -110,21 +97,25 @@ class NormMeter:
         model: nn.Module,
         *,
         accumulate: torch.dtype = torch.float32,
-        chunk_bytes: int = CHUNK_BYTES,
+        memory_budget: int | None = None,
+        chunk_bytes: int | None = None,
         differentiable: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
         if accumulate not in (torch.float32, torch.float64):
             raise InvalidInputError(f"got accumulate={accumulate!r}; expected torch.float32 or torch.float64")
-        if as_index("chunk_bytes", chunk_bytes) < 1:
-            raise InvalidInputError(f"got chunk_bytes={chunk_bytes}; expected a positive number of bytes")
+        for name, size in (("memory_budget", memory_budget), ("chunk_bytes", chunk_bytes)):
+            if size is not None and as_index(name, size) < 1:
+                raise InvalidInputError(f"got {name}={size}; expected a positive number of bytes")
         self.model = model
         self.differentiable = differentiable
         self._accumulate = accumulate
+        self._memory_budget = memory_budget
         self._chunk_bytes = chunk_bytes
         self._cache = ProductCache()
         self._blocks: dict[nn.Module, Block] | None = None
+        self._outline: Outline | None = None
 
     def measure(
         self,
@@ -186,8 +177,26 @@ class NormMeter:
                 if not known:
                     raise
                 self._cache.clear()
-                self._blocks = None
+                self._blocks = self._outline = None
                 return self._measure(call, wanted)
+
+    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
+        """How many layers the model, or its largest stack, has: seen in a forward pass over the first positions.
+
+        Args:
+            inputs: as for :meth:`measure`.
+            additional_forward_args: as for :meth:`measure`.
+
+        Raises:
+            CaptumNormError: see :meth:`measure`.
+        """
+        stacks = self._stacks(bind_inputs(self.model, inputs, additional_forward_args))
+        return max(stack.layers for stack in stacks.values())
+
+    def _stacks(self, call: ModelCall) -> Outline:
+        if self._outline is None:
+            self._outline = outline(call)
+        return self._outline
 
     def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
         known = self._blocks
@@ -215,29 +224,38 @@ class NormMeter:
     def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
         blocks = self._understand(call) if wanted.scopes else None
         self._check_scopes(wanted.scopes, blocks or {})
+        total = total_queries(call, self._stacks(call)) if is_asked() else None
+        if may_be_large(call):
+            stacks = self._stacks(call)
+            kept = {role: wanted.kept(stack.layers, stack.heads) for role, stack in stacks.items()}
+            chosen = {role: what for role, what in kept.items() if wanted.has_stack(role)}
+            expect_room(call, stacks, chosen, self._accumulate)
+        budget = MemoryBudget(self._memory_budget)
         reducers: dict[Role, list[LayerReducer | None]] = {}
 
         def make(place: Place, block: Block | None) -> LayerReducer | None:
             reducer = None
             if wanted.has(place):
                 queries, _ = call.positions_of(place.role)
-                reducer = wanted.reducer(block, self._cache, self._accumulate, queries.real)
-            reducers.setdefault(place.role, []).append(reducer)
+                reducer = wanted.reducer(block, self._cache, self._accumulate, budget, queries.real)
+            found = reducers.setdefault(place.role, [])
+            found.append(reducer)
+            if wanted.is_outdated(place.index - wanted.reach):
+                found[place.index - wanted.reach] = None
             return reducer
 
-        causal = record(call, make, blocks, self._chunk_bytes)
+        with bar(type(self.model).__name__, total, "queries") as shown:
+            causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
             if not wanted.has_stack(role):
                 continue
-            layers = []
-            for index in layer_indices(wanted.layers, len(found)):
-                layer = found[index]
-                if layer is not None:
-                    self._check(Place(role, index), layer)
-                    layers.append(layer)
+            indices = layer_indices(wanted.layers, len(found))
+            layers = {index: layer for index in indices if (layer := found[index]) is not None}
+            for index, layer in layers.items():
+                self._check(Place(role, index), layer)
             name: StackName = role if role != "self" else "decoder" if causal else "encoder"
-            measured[name] = _assemble(call, role, layers)
+            measured[name] = assemble(call, role, layers, indices)
         return measured
 
     def _check(self, place: Place, layer: LayerReducer) -> None:
@@ -280,17 +298,36 @@ class _Wanted:
 
     def has(self, place: Place) -> bool:
         """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
-        some = self.layers is None or min(self.layers, default=0) < 0 or place.index in self.layers
+        some = self.layers is None or self.reach > 0 or place.index in self.layers
         return some and self.has_stack(place.role)
 
+    @property
+    def reach(self) -> int:
+        """How far back from the last layer the negative indices go."""
+        return max(0, -min(self.layers or (), default=0))
+
+    def is_outdated(self, index: int) -> bool:
+        """Whether a layer that is further back than any negative index is not among those asked for."""
+        return self.layers is not None and self.reach > 0 and index >= 0 and index not in self.layers
+
+    def kept(self, layers: int, heads: int) -> Kept:
+        """What is kept of a stack of so many layers and heads."""
+        maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
+        return Kept(layers if self.layers is None else len(self.layers), maps)
+
     def reducer(
-        self, block: Block | None, cache: ProductCache, accumulate: torch.dtype, real: Tensor | None
+        self,
+        block: Block | None,
+        cache: ProductCache,
+        accumulate: torch.dtype,
+        budget: MemoryBudget,
+        real: Tensor | None,
     ) -> LayerReducer:
         """What reduces one layer."""
         norms = None
         if block is not None:
             dtype = torch.promote_types(accumulate, block.projection.parameter.dtype)
-            norms = NormReducer(block, self.scopes, cache, dtype, per_head=self.head_norms, real=real)
+            norms = NormReducer(block, self.scopes, cache, dtype, budget, per_head=self.head_norms, real=real)
         return LayerReducer(WeightReducer(per_head=self.per_head) if self.weights else None, norms)
 
 
@@ -332,47 +369,8 @@ def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
 
 
 def _refuse_non_finite(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.detach().isfinite().all():
-            raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
-
-
-def _assemble(call: ModelCall, role: Role, layers: Sequence[LayerReducer]) -> Measurements:
-    weights = [layer.weights for layer in layers if layer.weights is not None]
-    norms = [layer.norms for layer in layers if layer.norms is not None]
-    queries, keys = call.positions_of(role)
-    count = weights[0].map.shape[-2] if weights else norms[0].positions
-    real = torch.ones(call.batch, count, dtype=torch.bool) if queries.real is None else queries.real
-
-    def stack(parts: Sequence[Tensor], axes: Mapping[int, Positions]) -> Tensor:
-        """(B, L, ...) from each layer's (B, ...), its axes as the user's inputs were, zero at padded positions."""
-        stacked = torch.stack([part.to(parts[0].device) for part in parts], dim=1)
-        for axis, positions in axes.items():
-            if positions.real is not None:
-                shape = [call.batch, *[1] * (stacked.dim() - 1)]
-                shape[axis] = stacked.shape[axis]
-                stacked = stacked.where(positions.real.to(stacked.device).reshape(shape), 0)
-            stacked = positions.unshift(stacked, axis)
-        return stacked
-
-    def maps(parts: Sequence[Tensor]) -> Tensor:
-        return stack(parts, {-2: queries, -1: keys})
-
-    per_head = bool(norms) and norms[0].per_head
-    scopes = norms[0].scopes if norms else ()
-    ratios: dict[str, Tensor] = {
-        scope: stack([layer.mixing_ratio[scope] for layer in norms], {-1: queries}) for scope in scopes
-    }
-    if weights:
-        ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], {-1: queries})
-        ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
-    return Measurements(
-        weights=maps([layer.map for layer in weights]) if weights else None,
-        norms={scope: maps([layer.maps[scope] for layer in norms]) for scope in scopes},
-        head_norms=maps([layer.head_map for layer in norms]) if per_head else None,
-        transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
-        mixing_ratio=ratios,
-        convergence_delta=torch.stack([layer.delta for layer in norms], dim=1) if norms else None,
-        real=queries.unshift(real, -1),
-        tokens=call.tokens,
-    )
+    for path, module in model.named_modules():
+        with present(module):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                if not parameter.detach().isfinite().all():
+                    raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')

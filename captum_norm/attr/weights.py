@@ -5,8 +5,9 @@ from typing import Any, Literal, Unpack, cast
 from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity
+from captum_norm.attr._assembly import Measurements
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
-from captum_norm.attr.measure import Measurements, MeterOptions
+from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs

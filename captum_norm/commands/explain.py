@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import REPORTS, Explanation, show
@@ -150,20 +151,15 @@ def _method(model: Any, options: argparse.Namespace) -> "NormAttribution | Atten
 def _explain(method: Any, inputs: Any, tokenizer: Any, options: argparse.Namespace, text: str) -> Explanation:
     from captum_norm.models.heads import read_position
 
-    maps = method.maps(inputs)
-    stack = maps.self_attention[0]
-    index = None if options.layer is None else _index(options.layer, len(stack))
-    asked = {"position": options.position, "layer": index}
-    delta = None
-    if method.has_convergence_delta():
-        scores, deltas = method.attribute(inputs, **asked, return_convergence_delta=True)
-        delta = float(deltas[0])
-    else:
-        scores = method.attribute(inputs, **asked)
+    count = method.count_layers(inputs)
+    index = None if options.layer is None else _index(options.layer, count)
+    with progress(terminal_only=True):
+        maps = method.maps(inputs, layers=None if index is None else [index])
+    scores = method.scores(maps, options.position, aggregate=index is None)
     kind = METHODS[options.method]
     together = "share of rollout" if method.aggregation == "rollout" else f"mean {kind.unit}"
     default = read_position(method.forward_func, causal=maps.decoder is not None)
-    layers = range(len(stack)) if index is None else [index]
+    layers = range(count) if index is None else [index]
     return Explanation(
         text=text,
         model=options.model,
@@ -176,9 +172,9 @@ def _explain(method: Any, inputs: Any, tokenizer: Any, options: argparse.Namespa
         scores=scores[0].tolist(),
         unit=together if index is None else kind.unit,
         layers=[layer + 1 for layer in layers],
-        maps=stack[list(layers)],
+        maps=maps.self_attention[0],
         map_unit=kind.unit,
-        convergence_delta=delta,
+        convergence_delta=None if maps.convergence_delta is None else float(maps.convergence_delta.max()),
     )
 
 

@@ -44,6 +44,7 @@ def relative_error(squared_error: Tensor, squared_reference: Tensor, real: Tenso
         (B,), without unit. NaN if anything was.
     """
     if real is not None:
+        real = real.to(squared_error.device)
         squared_error, squared_reference = squared_error.where(real, 0), squared_reference.where(real, 0)
     smallest = torch.finfo(squared_reference.dtype).tiny
     return (squared_error.sum(1) / squared_reference.sum(1).clamp(min=smallest)).sqrt()

@@ -19,9 +19,20 @@ from torch import Tensor
 CACHED_ELEMENTS = 2**18
 
 
-def chunks(length: int, width: int) -> Iterator[slice]:
-    """Cuts ``length`` rows of ``width`` elements into pieces that stay in the cache."""
-    step = max(1, CACHED_ELEMENTS // width)
+def chunks(length: int, width: int, limit: int = CACHED_ELEMENTS) -> Iterator[slice]:
+    """Cuts ``length`` rows into pieces.
+
+    Args:
+        length: how many rows.
+        width: the size of one row, in elements or bytes.
+        limit: the size that a piece may have, in the same unit; one row may be larger. By default a number of elements
+            that stay in a processor's cache.
+
+    Example:
+        >>> list(chunks(5, width=100, limit=256))
+        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    step = max(1, limit // width)
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
@@ -40,12 +51,13 @@ def weight_gram(projection: Tensor) -> Tensor:
     return rows @ rows.T
 
 
-def key_gram(values: Tensor, gram: Tensor) -> Tensor:
+def key_gram(values: Tensor, gram: Tensor, limit: int = CACHED_ELEMENTS) -> Tensor:
     """The quadratic form of every key: H×H inner products of its transformed vectors.
 
     Args:
         values: (B, K, H, d); heads that share a value (grouped-query attention) repeat it.
         gram: :func:`weight_gram` of the output projection, (H·d, H·d).
+        limit: how many elements an intermediate result may have.
 
     Returns:
         T, (B, H, H, K), upper triangular with the off-diagonal entries doubled, so that aᵀ T a = ‖Σ_h a_h f_h‖²:
@@ -54,9 +66,9 @@ def key_gram(values: Tensor, gram: Tensor) -> Tensor:
     batch, keys, heads, width = values.shape
     positions = values.reshape(batch * keys, heads * width)
     form = values.new_zeros(batch * keys, heads, heads)
-    for rows in chunks(len(positions), heads * width):
+    for rows in chunks(len(positions), heads * width, limit):
         flat = positions[rows]
-        group = max(1, CACHED_ELEMENTS // flat.numel())
+        group = max(1, limit // flat.numel())
         for first in range(0, heads, group):
             # A few heads against themselves and all later ones.
             last, start = min(first + group, heads), first * width
@@ -65,7 +77,7 @@ def key_gram(values: Tensor, gram: Tensor) -> Tensor:
             products = (through * flat[:, start:]).unflatten(-1, (heads - first, width)).sum(-1)
             form[rows, first:last, first:] = products.transpose(0, 1)
     ones = form.new_ones(heads, heads)
-    form = form * (ones.triu() + ones.triu(1))
+    form *= ones.triu() + ones.triu(1)
     return form.reshape(batch, keys, heads, heads).permute(0, 2, 3, 1).contiguous()
 
 

@@ -5,12 +5,14 @@ adds 1 to its weight). A reading is accepted only if it reproduces what the modu
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Normalization, normalize
 
 EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
@@ -40,6 +42,42 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
     return bool((error <= rounding * sum(sizes)).all())
 
 
+@contextmanager
+def present(module: nn.Module) -> Iterator[None]:
+    """A module's own parameters, for a while, as its forward function finds them.
+
+    A hook of accelerate may keep them on another device or on disk, and brings them for each call of the module.
+
+    Raises:
+        UnsupportedModelError: if they are nowhere.
+    """
+    if not _is_elsewhere(module):
+        yield
+        return
+    hook = getattr(module, "_hf_hook", None)
+    if hook is None:
+        raise UnsupportedModelError(
+            f"the weights of a {type(module).__name__} are on no device (meta), and no hook of accelerate brings them; "
+            "load the model's weights, or offload module by module (without preload_module_classes)"
+        )
+    hook.pre_forward(module)
+    try:
+        yield
+    finally:
+        hook.post_forward(module, None)
+
+
+def _is_elsewhere(module: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters(recurse=False))
+
+
+def _own(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter or buffer of a module, None where it has none of that name."""
+    with present(module):
+        value = getattr(module, name, None)
+    return value if isinstance(value, Tensor) else None
+
+
 @dataclass(frozen=True)
 class Projection:
     """An affine map that a module computes: inputs @ weight + bias.
@@ -54,18 +92,19 @@ class Projection:
 
     @property
     def parameter(self) -> Tensor:
-        """The module's own weight, as it stores it."""
+        """The module's own weight, as it stores it; on no device (meta) where it is offloaded."""
         return self.module.get_parameter("weight")
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """(inputs, outputs)."""
-        weight = self.parameter.to(dtype)
+        with present(self.module):
+            weight = self.parameter.to(dtype)
         return weight.T if self.transposed else weight
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """(outputs,), or None."""
-        bias = getattr(self.module, "bias", None)
-        return bias.to(dtype) if isinstance(bias, Tensor) else None
+        bias = _own(self.module, "bias")
+        return None if bias is None else bias.to(dtype)
 
 
 def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Projection | None:
@@ -75,13 +114,14 @@ def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Proje
         return None
     for transposed in (True, False):
         projection = Projection(module, transposed)
-        matrix = projection.weight(accumulation_dtype(outputs.dtype))
-        if matrix.shape != (inputs.shape[-1], outputs.shape[-1]):
+        if (weight.T if transposed else weight).shape != (inputs.shape[-1], outputs.shape[-1]):
             continue
+        # Between the layers of a sharded model tensors are on the device that the one before computed on.
+        matrix = projection.weight(accumulation_dtype(outputs.dtype)).to(outputs.device)
         computed = inputs.to(matrix.dtype) @ matrix
         bias = projection.bias(matrix.dtype)
         if bias is not None:
-            computed = computed + bias
+            computed = computed + bias.to(outputs.device)
         magnitude = inputs.to(matrix.dtype).abs() @ matrix.abs()
         if reproduces(computed, outputs, magnitude):
             return projection
@@ -106,11 +146,12 @@ class NormReader:
     eps: float
     precision: torch.dtype
 
-    def read(self, dtype: torch.dtype) -> Normalization:
-        """The normalisation with the module's present parameters."""
-        weight, bias = (getattr(self.module, name, None) for name in ("weight", "bias"))
-        gain = weight.to(dtype) + self.gain_offset if isinstance(weight, Tensor) else None
-        return Normalization(self.centered, gain, bias.to(dtype) if isinstance(bias, Tensor) else None, self.eps)
+    def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
+        """The normalisation with the module's present parameters, on the module's device if none is given."""
+        with present(self.module):
+            weight, bias = (_own(self.module, name) for name in ("weight", "bias"))
+        gain = None if weight is None else weight.to(device, dtype) + self.gain_offset
+        return Normalization(self.centered, gain, None if bias is None else bias.to(device, dtype), self.eps)
 
 
 def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader | None:
@@ -120,7 +161,7 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
     dtype = accumulation_dtype(outputs.dtype)
     readings: list[tuple[float, NormReader]] = []
     for reader in _norm_readings(module, inputs):
-        computed = normalize(reader.read(dtype), inputs.to(dtype))
+        computed = normalize(reader.read(dtype, inputs.device), inputs.to(dtype))
         error = float((computed - outputs).norm())
         # Many model files normalise in float32 whatever the model's dtype.
         for precision in dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32))):

@@ -44,6 +44,7 @@ class _Probe:
     starts: list[int] = field(default_factory=list)
     open_calls: list[_AttentionCall] = field(default_factory=list)
     last_trace: Trace | None = None
+    device: torch.device | None = None
 
     def attention(
         self,
@@ -62,7 +63,8 @@ class _Probe:
         self.stacks.look(weights)
         self.stacks.end(module)
         if module not in self.blocks:
-            context = output.flatten(2).transpose(0, library_of(self.model).batch_axis(module))
+            context = self._gathered(output).flatten(2)
+            context = context.transpose(0, library_of(self.model).batch_axis(module))
             self.open_calls.append(_AttentionCall(module, context, len(self.events)))
         return output
 
@@ -94,7 +96,13 @@ class _Probe:
 
     def _note(self, module: nn.Module, end: Any, tensor: Tensor | None) -> None:
         if tensor is not None:
-            self.events.append(Event(module, end, tensor))
+            self.events.append(Event(module, end, self._gathered(tensor)))
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        """On one device, where tensors of a sharded model can be compared."""
+        if self.device is None:
+            self.device = tensor.device
+        return tensor.to(self.device)
 
     def _settle(self, trace: Trace, call: _AttentionCall, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)

@@ -1,0 +1,99 @@
+"""What was measured, put together from what was kept of each layer."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from captum_norm.attr._reducers import LayerReducer
+from captum_norm.models.inputs import ModelCall, Positions
+from captum_norm.models.layouts import Scope
+from captum_norm.models.stacks import Role
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one forward pass gave of one stack of layers; every entry at a padded position is exactly 0.
+
+    In cross-attention keys are the encoder's positions, queries the decoder's. There the residual stream belongs to no
+    key: norms at ``attn_res`` are those at ``attn``, and a mixing ratio sets all that attention adds against it.
+
+    Attributes:
+        weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not asked for.
+        norms: for each scope the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K).
+        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not asked for.
+        transformed_norms: ‖f_h(x_j)‖, (B, L, H, K); None if not asked for.
+        mixing_ratio: (B, L, Q) for each scope, and for ``"weights"`` and ``"weights_res"`` (of A and of (A + I)/2) if
+            weights were asked for.
+        convergence_delta: relative completeness error, (B, L); None without scopes.
+        real: True at real query positions, (B, Q).
+        tokens: the tokens' texts, if the inputs brought them.
+    """
+
+    weights: Tensor | None
+    norms: Mapping[Scope, Tensor]
+    head_norms: Tensor | None
+    transformed_norms: Tensor | None
+    mixing_ratio: Mapping[str, Tensor]
+    convergence_delta: Tensor | None
+    real: Tensor
+    tokens: Sequence[Sequence[str]] | None
+
+
+def assemble(call: ModelCall, role: Role, layers: Mapping[int, LayerReducer], indices: Sequence[int]) -> Measurements:
+    """The results of one stack: of each layer in ``layers``, in the order of ``indices``.
+
+    The layers give their maps up one by one, so that all of them are never held twice.
+    """
+    weights = [layer.weights for layer in layers.values() if layer.weights is not None]
+    norms = [layer.norms for layer in layers.values() if layer.norms is not None]
+    places = [[place for place, index in enumerate(indices) if index == layer] for layer in layers]
+    queries, keys = call.positions_of(role)
+    count = weights[0].map.shape[-2] if weights else norms[0].positions
+    real = torch.ones(call.batch, count, dtype=torch.bool) if queries.real is None else queries.real
+
+    def placed(part: Tensor, axes: Mapping[int, Positions]) -> Tensor:
+        """One layer's (B, ...), its axes as the user's inputs were, zero at padded positions."""
+        for axis, positions in axes.items():
+            if positions.real is not None:
+                shape = [1] * part.dim()
+                shape[0], shape[axis] = call.batch, part.shape[axis]
+                part = part.where(positions.real.to(part.device).reshape(shape), 0)
+            part = positions.unshift(part, axis)
+        return part
+
+    def stack(parts: Iterable[Tensor], axes: Mapping[int, Positions]) -> Tensor:
+        """(B, L, ...) from each layer's (B, ...), on the device of the first layer."""
+        whole: Tensor | None = None
+        for part, where in zip(parts, places, strict=True):
+            layer = placed(part, axes).unsqueeze(1)
+            if len(indices) == 1:
+                return layer
+            if whole is None:
+                whole = layer.new_empty(call.batch, len(indices), *layer.shape[2:])
+            whole[:, where] = layer.to(whole.device)
+        return cast(Tensor, whole)  # no selection of layers is empty
+
+    def maps(parts: Iterable[Tensor]) -> Tensor:
+        return stack(parts, {-2: queries, -1: keys})
+
+    per_head = bool(norms) and norms[0].per_head
+    scopes = norms[0].scopes if norms else ()
+    ratios: dict[str, Tensor] = {
+        scope: stack([layer.mixing_ratio[scope] for layer in norms], {-1: queries}) for scope in scopes
+    }
+    if weights:
+        ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], {-1: queries})
+        ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
+    return Measurements(
+        weights=maps(vars(layer).pop("map") for layer in weights) if weights else None,
+        norms={scope: maps(layer.maps.pop(scope) for layer in norms) for scope in scopes},
+        head_norms=maps(vars(layer).pop("head_map") for layer in norms) if per_head else None,
+        transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
+        mixing_ratio=ratios,
+        convergence_delta=stack([layer.delta for layer in norms], {}) if norms else None,
+        real=queries.unshift(real, -1),
+        tokens=call.tokens,
+    )

@@ -1,0 +1,67 @@
+"""Progress bars of long computations: none unless asked for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Never
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+@dataclass(frozen=True)
+class _Asked:
+    delay: float
+    terminal_only: bool
+
+
+_asked: ContextVar[_Asked | None] = ContextVar("captum_norm_progress", default=None)
+
+
+@contextmanager
+def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[None]:
+    """Show a bar on standard error for every computation inside that takes long; without this there is none.
+
+    Args:
+        delay: a computation that is over by then, in seconds, shows no bar.
+        terminal_only: show none where standard error is no terminal.
+
+    Example:
+        >>> with progress():
+        ...     pass  # NormAttribution(model).maps(long_inputs)
+    """
+    token = _asked.set(_Asked(delay, terminal_only))
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
+def is_asked() -> bool:
+    """Whether a bar may be shown here."""
+    return _asked.get() is not None
+
+
+def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
+    """A bar, to be updated and closed; silent outside of :func:`progress`.
+
+    Args:
+        description: what is going on.
+        total: how many units there are, if that is known.
+        unit: what is counted.
+    """
+    from tqdm import tqdm
+
+    asked = _asked.get()
+    silent = True if asked is None else None if asked.terminal_only else False
+    return tqdm(
+        desc=description,
+        total=total,
+        unit=f" {unit}",
+        unit_scale=True,
+        disable=silent,
+        delay=0 if asked is None else asked.delay,
+        leave=False,
+        dynamic_ncols=True,
+    )

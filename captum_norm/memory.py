@@ -1,0 +1,131 @@
+"""How much memory is free, and how much of it a computation in pieces may take.
+
+Speed and memory both bound a piece: on a processor a small one stays in the cache between its making and its use, and
+none may be larger than the budget. See :func:`captum_norm.functional.chunks`.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+SHARE = 4
+"""One in so many of the free bytes is the budget, if none is given."""
+
+UNKNOWN_FREE = 4 * 2**30
+"""Taken as free where the system does not say, to make a budget of."""
+
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+class _Account(NamedTuple):
+    """Where one version of control groups keeps its books: files, and the reclaimable part of the usage."""
+
+    controller: str
+    limit: str
+    usage: str
+    reclaimable: str
+
+
+_ACCOUNTS = (
+    _Account("", "memory.max", "memory.current", "inactive_file"),
+    _Account("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """How much memory of a device is free.
+
+    Args:
+        device: a CPU or CUDA device.
+
+    Returns:
+        bytes: of a CPU what the system calls available, or less where the process's control group (a container, a batch
+        job) allows less; of a GPU what the driver and torch's own cache have left. None where that cannot be told: on
+        other devices, and on systems without ``/proc/meminfo``.
+
+    Example:
+        >>> free = free_bytes(torch.device("cpu"))
+        >>> free is None or free > 0
+        True
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return _free_here(_PROC, _CGROUPS) if device.type == "cpu" else None
+
+
+class MemoryBudget:
+    """How much memory the pieces of a computation may take at a time, of each device.
+
+    Args:
+        given: bytes; a quarter of what is free when a device is first asked for, if None.
+
+    Example:
+        >>> MemoryBudget(2**20).on(torch.device("cpu"))
+        1048576
+    """
+
+    def __init__(self, given: int | None = None) -> None:
+        self._given = given
+        self._found: dict[torch.device, int] = {}
+
+    def on(self, device: torch.device) -> int:
+        """Bytes on a device."""
+        if self._given is not None:
+            return self._given
+        if device not in self._found:
+            free = free_bytes(device)
+            self._found[device] = (UNKNOWN_FREE if free is None else free) // SHARE
+        return self._found[device]
+
+
+def readable(size: int) -> str:
+    """A number of bytes for people.
+
+    >>> readable(3 * 2**29), readable(5 * 2**20)
+    ('1.5 GiB', '5.0 MiB')
+    """
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def _free_here(proc: Path, cgroups: Path) -> int | None:
+    lines = _lines(proc / "meminfo")
+    available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    if available is None:
+        return None
+    return min([int(available) * 1024, *_left_to_groups(proc, cgroups)])
+
+
+def _left_to_groups(proc: Path, cgroups: Path) -> Iterator[int]:
+    """What the control group of this process and each group around it have left."""
+    for folder, account in _groups(proc, cgroups):
+        limit, usage = _lines(folder / account.limit), _lines(folder / account.usage)
+        if limit and usage and limit[0] != "max":
+            counts = dict(line.split() for line in _lines(folder / "memory.stat"))
+            yield max(0, int(limit[0]) - int(usage[0]) + int(counts.get(account.reclaimable, 0)))
+
+
+@cache
+def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, _Account]]:
+    found = []
+    for line in _lines(proc / "self" / "cgroup"):
+        _, controllers, name = line.split(":", 2)
+        for account in _ACCOUNTS:
+            if account.controller in controllers.split(","):
+                root = (cgroups / account.controller).resolve()
+                own = (root / name.strip("/")).resolve()
+                inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+                # A container may see its own group at the root, and its name as one outside of that.
+                found += [(folder, account) for folder in inside or [root]]
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file of the system; none where there is no such file, or not for this process."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,101 @@
+"""Progress: none unless asked for, none of what is over soon, and to the end."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+from transformers import BertModel
+
+from captum_norm import NormAttribution, progress
+from captum_norm.bars import bar, is_asked
+from captum_norm.cli import main
+from tests import encoder_decoders, families, tiny
+
+
+def explain(name: str = "bert") -> None:
+    NormAttribution(families.build(name), chunk_bytes=1).maps(families.inputs(name))
+
+
+@pytest.fixture(name="finished")
+def finished_bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | None]]:
+    """What was counted, and the total, of each bar that was closed."""
+    finished: list[tuple[float, float | None]] = []
+    close = tqdm.close
+
+    def closing(bar: "tqdm[object]") -> None:
+        finished.append((bar.n, bar.total))
+        close(bar)
+
+    monkeypatch.setattr(tqdm, "close", closing)
+    return finished
+
+
+def test_a_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    explain()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_over_soon_shows_no_bar(capsys: pytest.CaptureFixture[str], finished: list[object]) -> None:
+    with progress():
+        explain()
+    assert len(finished) >= 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["bert", "albert"])  # ALBERT's layers are one module
+def test_a_bar_counts_the_queries_of_all_layers(
+    name: str, capsys: pytest.CaptureFixture[str], finished: list[object]
+) -> None:
+    with progress(delay=0):
+        explain(name)
+    queries = 2 * 3 * 11  # layers, examples, positions
+    assert (queries, queries) in finished
+    shown = capsys.readouterr().err
+    assert re.match(r"\r\w+Model:   0%\| +\| 0\.00/66\.0 ", shown), shown
+    assert shown.endswith("\r")  # cleared
+
+
+def test_the_queries_of_an_encoder_and_a_decoder(finished: list[object]) -> None:
+    model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs(batch=2, source=9, target=6)
+    with progress(delay=0):
+        NormAttribution(model).maps(inputs)
+    queries = 2 * 2 * (9 + 6 + 6)  # examples, layers, positions of encoder, decoder, and decoder to encoder
+    assert (queries, queries) in finished
+
+
+def test_no_bar_goes_into_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with progress(delay=0, terminal_only=True):
+        explain()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress(delay=0, terminal_only=True):
+        explain()
+    assert capsys.readouterr().err != ""
+
+
+def test_the_command_line_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.save_tiny(BertModel(tiny.bert_config()), tmp_path)
+    asked = []
+
+    def noting(*arguments: Any) -> Any:
+        asked.append(is_asked())
+        return bar(*arguments)
+
+    monkeypatch.setattr("captum_norm.attr.measure.bar", noting)
+    assert main(["explain", "a dog runs", "--model", str(folder)]) == 0
+    assert asked == [True]
+
+
+def interrupted() -> None:
+    with progress(delay=0):
+        assert is_asked()
+        raise KeyboardInterrupt
+
+
+def test_it_is_silent_again_afterwards() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not is_asked()

@@ -1,0 +1,127 @@
+"""Inputs of 8,192 tokens within a tight budget, and pieces of any size against the whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from benchmarks.norms import peak_bytes
+from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter
+from captum_norm.cli import main
+from captum_norm.memory import MemoryBudget
+from captum_norm.recording import CHUNK_ROWS, WORKING_COPIES, Part, _PartSizes, _Recorder
+from tests import families, tiny
+from tests.families import FAMILIES
+from tests.test_matrix import SCOPES
+
+LENGTH = 8192
+MAP = LENGTH**2 * 4
+SMALL: dict[str, Any] = {
+    "vocab_size": len(tiny.WORDS),
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "max_position_embeddings": LENGTH,
+}
+
+
+@pytest.fixture(name="bert", scope="module")
+def long_bert() -> Any:
+    torch.manual_seed(0)
+    return hf.BertModel(hf.BertConfig(**SMALL), add_pooling_layer=False).train(False)
+
+
+def ids(length: int) -> torch.Tensor:
+    return torch.randint(4, len(tiny.WORDS), (1, length), generator=torch.Generator().manual_seed(0))
+
+
+def test_8192_tokens_take_their_map_and_the_budget(bert: Any) -> None:
+    budget = 16 * 2**20
+    meter = NormMeter(bert, memory_budget=budget)
+    peak = peak_bytes(lambda: meter.measure(ids(LENGTH), scopes=["attn_res_ln"]))
+    small = (
+        LENGTH * 8 * 4 * 24
+    )  # tensors of the hidden states' size: the model's own, values, forms of 2 heads, samples
+    assert MAP < peak < MAP + budget + small
+
+
+def test_8192_tokens_give_what_a_direct_computation_gives_for_some_of_them(bert: Any) -> None:
+    """Rows from all over the sequence, each against its formula in float64."""
+    maps = NormAttribution(bert, memory_budget=2**22).maps(ids(LENGTH)).encoder
+    assert maps is not None
+    layer = bert.encoder.layer[0].attention
+    with torch.no_grad():
+        hidden = bert.embeddings(ids(LENGTH)).double()
+        queries, keys, values = (
+            (hidden @ part.weight.double().T + part.bias.double()).unflatten(-1, (2, 4)).transpose(1, 2)
+            for part in (layer.self.query, layer.self.key, layer.self.value)
+        )
+        rows = [0, 1, 63, 64, 4095, 4096, 8191]
+        weights = (queries[:, :, rows] @ keys.mT / 2).softmax(-1)
+        matrix = layer.output.dense.weight.double().T.unflatten(0, (2, 4))
+        vectors = torch.einsum("bhqk,bhkd,hde->bqke", weights, values, matrix)
+    torch.testing.assert_close(maps[0, 0, rows].double(), vectors[0].norm(dim=-1), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_budget_of_any_size_gives_the_same(name: str) -> None:
+    model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)
+    scopes = SCOPES[FAMILIES[name].style]
+    asked: dict[str, Any] = {"scopes": scopes, "weights": True, "head_norms": True}
+    (whole,) = NormMeter(model).measure(inputs, **asked).values()
+    for budget in (1, 20_000):
+        (pieces,) = NormMeter(model, memory_budget=budget).measure(inputs, **asked).values()
+        for scope in scopes:
+            torch.testing.assert_close(pieces.norms[scope], whole.norms[scope], rtol=1e-11, atol=1e-13)
+            torch.testing.assert_close(pieces.mixing_ratio[scope], whole.mixing_ratio[scope], rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(pieces.weights, whole.weights, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(pieces.head_norms, whole.head_norms, rtol=1e-11, atol=1e-13)
+
+
+def test_how_many_rows_are_treated_together() -> None:
+    def rows(weights: int, budget: int, chunk_bytes: int | None = None) -> int:
+        return _PartSizes(MemoryBudget(budget), chunk_bytes).rows(torch.empty(0), weights)
+
+    plenty = 2**40
+    assert rows(512, plenty) == 2**20 // 512  # 4 MiB
+    assert rows(2**18, plenty) == CHUNK_ROWS
+    assert rows(2**18, 7 * 2**20 * WORKING_COPIES) == 7
+    assert rows(2**18, 1) == 1
+    assert rows(512, plenty, chunk_bytes=4 * 512 * 3) == 3
+    assert rows(512, 4 * 512 * 2 * WORKING_COPIES, chunk_bytes=4 * 512 * 3) == 2
+
+
+@pytest.mark.parametrize("kind", [NormAttribution, AttentionWeights, AttentionBlockAttribution])
+def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = families.build("bert"), families.inputs("bert", length=40)
+    seen: list[Part] = []
+
+    def noting(recorder: Any, *arguments: Any) -> Iterator[Part]:
+        for part in original(recorder, *arguments):
+            seen.append(part)
+            yield part
+
+    original = _Recorder._parts
+    monkeypatch.setattr("captum_norm.recording._Recorder._parts", noting)
+    kind(model, memory_budget=4 * 40 * 4 * WORKING_COPIES * 5).maps(inputs)
+    assert {part.rows.stop - part.rows.start for part in seen if part.rows.stop > 16} == {5}
+
+
+def test_8192_tokens_on_the_command_line(
+    tmp_path: Path, bert: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "captum_norm.commands.explain.show", lambda *_: None
+    )  # a table of so many rows takes ten seconds
+    folder = tiny.save_tiny(bert, tmp_path / "model")
+    words = " ".join(["a dog sees the cat ."] * 1365)
+    capsys.readouterr()  # transformers reports that it writes
+    out = tmp_path / "scores.csv"
+    asked = ["--model", str(folder), "--layer", "1", "--position", "8191", "--out", str(out)]
+    assert main(["explain", words, *asked]) == 0
+    assert capsys.readouterr().err == ""
+    assert len(out.read_text().splitlines()) == 1 + LENGTH
