@@ -7,6 +7,7 @@ none may be larger than the budget. See :func:`captum_norm.functional.chunks`.
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,10 +18,20 @@ UNKNOWN_FREE = 4 * 2**30
 """Taken as free where the system does not say, to make a budget of."""
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# Of a control group of version 2 and of version 1: limit, usage, and the reclaimable part of the usage.
+
+
+class _Account(NamedTuple):
+    """Where one version of control groups keeps its books: files, and the reclaimable part of the usage."""
+
+    controller: str
+    limit: str
+    usage: str
+    reclaimable: str
+
+
 _ACCOUNTS = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    _Account("", "memory.max", "memory.current", "inactive_file"),
+    _Account("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -90,30 +101,31 @@ def _free_here(proc: Path, cgroups: Path) -> int | None:
 
 def _left_to_groups(proc: Path, cgroups: Path) -> Iterator[int]:
     """What the control group of this process and each group around it have left."""
-    for folder, limit_name, usage_name, reclaimable_name in _group_folders(proc, cgroups):
-        limit, usage = _lines(folder / limit_name), _lines(folder / usage_name)
-        if not limit or not usage or limit[0] == "max":
-            continue
-        counts = dict(line.split() for line in _lines(folder / "memory.stat"))
-        yield max(0, int(limit[0]) - int(usage[0]) + int(counts.get(reclaimable_name, 0)))
+    for folder, account in _groups(proc, cgroups):
+        limit, usage = _lines(folder / account.limit), _lines(folder / account.usage)
+        if limit and usage and limit[0] != "max":
+            counts = dict(line.split() for line in _lines(folder / "memory.stat"))
+            yield max(0, int(limit[0]) - int(usage[0]) + int(counts.get(account.reclaimable, 0)))
 
 
 @cache
-def _group_folders(proc: Path, cgroups: Path) -> tuple[tuple[Path, str, str, str], ...]:
+def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, _Account]]:
     found = []
     for line in _lines(proc / "self" / "cgroup"):
         _, controllers, name = line.split(":", 2)
-        for controller, *files in _ACCOUNTS:
-            if controller in controllers.split(","):
-                own = (cgroups / controller / name.strip("/")).resolve()
-                root = (cgroups / controller).resolve()
-                found += [(folder, *files) for folder in (own, *own.parents) if folder.is_relative_to(root)]
-    return tuple(found)  # type: ignore[arg-type]
+        for account in _ACCOUNTS:
+            if account.controller in controllers.split(","):
+                root = (cgroups / account.controller).resolve()
+                own = (root / name.strip("/")).resolve()
+                inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
+                # A container may see its own group at the root, and its name as one outside of that.
+                found += [(folder, account) for folder in inside or [root]]
+    return found
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a file of the system; none where there is no such file."""
+    """The lines of a file of the system; none where there is no such file, or not for this process."""
     try:
-        return file.read_text(encoding="ascii").splitlines()
-    except (FileNotFoundError, NotADirectoryError):
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
         return []

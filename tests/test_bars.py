@@ -2,13 +2,17 @@
 
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tqdm import tqdm
+from transformers import BertModel
 
 from captum_norm import NormAttribution, progress
-from captum_norm.bars import is_asked
-from tests import encoder_decoders, families
+from captum_norm.bars import bar, is_asked
+from captum_norm.cli import main
+from tests import encoder_decoders, families, tiny
 
 
 def explain(name: str = "bert") -> None:
@@ -70,6 +74,19 @@ def test_no_bar_goes_into_a_file(capsys: pytest.CaptureFixture[str], monkeypatch
     with progress(delay=0, terminal_only=True):
         explain()
     assert capsys.readouterr().err != ""
+
+
+def test_the_command_line_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.save_tiny(BertModel(tiny.bert_config()), tmp_path)
+    asked = []
+
+    def noting(*arguments: Any) -> Any:
+        asked.append(is_asked())
+        return bar(*arguments)
+
+    monkeypatch.setattr("captum_norm.attr.measure.bar", noting)
+    assert main(["explain", "a dog runs", "--model", str(folder)]) == 0
+    assert asked == [True]
 
 
 def interrupted() -> None:

@@ -60,7 +60,7 @@ def test_memory_of_a_gpu() -> None:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "gpt-neox"])
 def test_a_model_on_two_devices(name: str) -> None:
     """The last layer on the CPU, as accelerate's ``device_map`` would place it."""
-    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is not installed (dependency group test)")
+    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate is not installed")
     model, inputs = families.build(name), families.inputs(name)
     mask = torch.ones_like(inputs)
     mask[1, -3:] = 0

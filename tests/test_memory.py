@@ -42,8 +42,9 @@ def test_a_group_around_this_one_leaves_less(system: Path) -> None:
     assert free_bytes(CPU) == 30 * MEBIBYTE
 
 
-def test_a_container_sees_its_own_group_at_the_root(system: Path) -> None:
-    write(system / "proc" / "self" / "cgroup", "0::/of/the/host/not/visible/here\n")
+@pytest.mark.parametrize("name", ["/of/the/host/not/visible/here", "/../../../of/the/host"])
+def test_a_container_sees_its_own_group_at_the_root(name: str, system: Path) -> None:
+    write(system / "proc" / "self" / "cgroup", f"0::{name}\n")
     write(system / "groups" / "memory.max", f"{8 * MEBIBYTE}\n")
     write(system / "groups" / "memory.current", f"{9 * MEBIBYTE}\n")
     assert free_bytes(CPU) == 0

@@ -9,7 +9,13 @@ from captum.attr import Attribution, NoiseTunnel
 from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor
 
-from captum_norm import AttentionBlockAttribution, AttentionRollout, AttentionWeights, NormAttribution
+from captum_norm import (
+    AttentionBlockAttribution,
+    AttentionRollout,
+    AttentionWeights,
+    InvalidInputError,
+    NormAttribution,
+)
 from tests import families
 
 
@@ -133,3 +139,16 @@ def test_captums_tools_work_on_the_methods() -> None:
     values = infidelity(lambda e: model(inputs_embeds=e).last_hidden_state[:, 0, 0], perturb, embeddings, scores)
     assert values.shape == (2,)
     assert values.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [NormAttribution, AttentionBlockAttribution, AttentionWeights, AttentionRollout])
+def test_scores_of_maps_are_what_attribute_returns(kind: Any) -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    method = kind(model)
+    every, last = method.maps(ids), method.maps(ids, layers=[-1])
+    for position in (None, 0, "last", [1, 2, 3]):
+        assert torch.equal(method.scores(every, position), method.attribute(ids, position=position))
+        scores = method.scores(last, position, aggregate=False)
+        assert torch.equal(scores, method.attribute(ids, position=position, layer=-1))
+    with pytest.raises(InvalidInputError, match="got the maps of 2 layers and aggregate=False; expected one layer"):
+        method.scores(every, 0, aggregate=False)

@@ -13,7 +13,7 @@ from tests import families
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
 
-accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed (dependency group test)")
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
 CPU = torch.device("cpu")
 
