@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.attr._reducers import LayerReducer
+from captum_norm.functional import Baseline
 from captum_norm.models.inputs import ModelCall, Positions
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import Role
@@ -30,6 +31,8 @@ class Measurements:
         convergence_delta: relative completeness error, (B, L); None without scopes.
         real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
+        baseline: where the paths of the integrated gradients started; None without scopes through a feed-forward
+            network.
     """
 
     weights: Tensor | None
@@ -40,9 +43,17 @@ class Measurements:
     convergence_delta: Tensor | None
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
+    baseline: Baseline | None = None
 
 
-def assemble(call: ModelCall, role: Role, layers: Mapping[int, LayerReducer], indices: Sequence[int]) -> Measurements:
+def assemble(
+    call: ModelCall,
+    role: Role,
+    layers: Mapping[int, LayerReducer],
+    indices: Sequence[int],
+    scopes: Sequence[Scope],
+    baseline: Baseline | None,
+) -> Measurements:
     """The results of one stack: of each layer in ``layers``, in the order of ``indices``.
 
     The layers give their maps up one by one, so that all of them are never held twice.
@@ -51,7 +62,7 @@ def assemble(call: ModelCall, role: Role, layers: Mapping[int, LayerReducer], in
     norms = [layer.norms for layer in layers.values() if layer.norms is not None]
     places = [[place for place, index in enumerate(indices) if index == layer] for layer in layers]
     queries, keys = call.positions_of(role)
-    count = weights[0].map.shape[-2] if weights else norms[0].positions
+    count = weights[0].map.shape[-2] if weights else next(iter(layers.values())).positions
     real = torch.ones(call.batch, count, dtype=torch.bool) if queries.real is None else queries.real
 
     def placed(part: Tensor, axes: Mapping[int, Positions]) -> Tensor:
@@ -80,20 +91,20 @@ def assemble(call: ModelCall, role: Role, layers: Mapping[int, LayerReducer], in
         return stack(parts, {-2: queries, -1: keys})
 
     per_head = bool(norms) and norms[0].per_head
-    scopes = norms[0].scopes if norms else ()
     ratios: dict[str, Tensor] = {
-        scope: stack([layer.mixing_ratio[scope] for layer in norms], {-1: queries}) for scope in scopes
+        scope: stack([layer.mixing_ratio(scope) for layer in layers.values()], {-1: queries}) for scope in scopes
     }
     if weights:
         ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], {-1: queries})
         ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
     return Measurements(
         weights=maps(vars(layer).pop("map") for layer in weights) if weights else None,
-        norms={scope: maps(layer.maps.pop(scope) for layer in norms) for scope in scopes},
+        norms={scope: maps(layer.take_map(scope) for layer in layers.values()) for scope in scopes},
         head_norms=maps(vars(layer).pop("head_map") for layer in norms) if per_head else None,
         transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
         mixing_ratio=ratios,
-        convergence_delta=stack([layer.delta for layer in norms], {}) if norms else None,
+        convergence_delta=stack([layer.delta for layer in layers.values()], {}) if scopes else None,
         real=queries.unshift(real, -1),
         tokens=call.tokens,
+        baseline=baseline,
     )

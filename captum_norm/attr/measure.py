@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._assembly import Measurements, assemble
+from captum_norm.attr._feed_forward import VECTOR_BYTES, FeedForwardReducer
 from captum_norm.attr._outline import (
     PROBE_LENGTH,
     Kept,
@@ -29,10 +30,11 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
+from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.layouts import Scope
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
 from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
@@ -58,12 +60,19 @@ class MeterOptions(TypedDict, total=False):
             is free if not given. The results come on top of it.
         chunk_bytes: how many bytes of attention weights are made at a time for speed, within the budget; if not given,
             on a CPU what stays in its cache, elsewhere as much as the budget allows.
+        vector_bytes: how much memory the vectors of the scopes behind a feed-forward network, and what they pass
+            through, may take at a time, within the budget; 256 MiB if not given.
+        baseline: where the paths of the integrated gradients through an activation start: ``"zero"`` (if not given), so
+            that biases get a share like every vector, or ``"bias"``, what the pre-activation is without any vector, so
+            that the vectors share what they add to it.
         differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; False if not given.
     """
 
     accumulate: torch.dtype
     memory_budget: int
     chunk_bytes: int
+    vector_bytes: int
+    baseline: Baseline
     differentiable: bool
 
 
@@ -79,6 +88,8 @@ class NormMeter:
         accumulate: see :class:`MeterOptions`.
         memory_budget: see :class:`MeterOptions`.
         chunk_bytes: see :class:`MeterOptions`.
+        vector_bytes: see :class:`MeterOptions`.
+        baseline: see :class:`MeterOptions`.
         differentiable: see :class:`MeterOptions`.
 
     Example:
@@ -99,20 +110,27 @@ class NormMeter:
         accumulate: torch.dtype = torch.float32,
         memory_budget: int | None = None,
         chunk_bytes: int | None = None,
+        vector_bytes: int = VECTOR_BYTES,
+        baseline: Baseline = "zero",
         differentiable: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
         if accumulate not in (torch.float32, torch.float64):
             raise InvalidInputError(f"got accumulate={accumulate!r}; expected torch.float32 or torch.float64")
-        for name, size in (("memory_budget", memory_budget), ("chunk_bytes", chunk_bytes)):
+        sizes = {"memory_budget": memory_budget, "chunk_bytes": chunk_bytes, "vector_bytes": vector_bytes}
+        for name, size in sizes.items():
             if size is not None and as_index(name, size) < 1:
                 raise InvalidInputError(f"got {name}={size}; expected a positive number of bytes")
+        if baseline not in get_args(Baseline):
+            raise InvalidInputError(f"got baseline={baseline!r}; expected one of {', '.join(get_args(Baseline))}")
         self.model = model
         self.differentiable = differentiable
         self._accumulate = accumulate
         self._memory_budget = memory_budget
         self._chunk_bytes = chunk_bytes
+        self._vector_bytes = vector_bytes
+        self._baseline: Baseline = baseline
         self._cache = ProductCache()
         self._blocks: dict[nn.Module, Block] | None = None
         self._outline: Outline | None = None
@@ -136,7 +154,8 @@ class NormMeter:
                 tokenizer's output; for an encoder–decoder model a mapping with ``decoder_input_ids``, too, and
                 ``decoder_attention_mask`` where they are padded.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``.
+            scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``, and through
+                the feed-forward network ``atb_ln``, ``atb_ff``, ``atb_ff_res``, ``atb_ff_res_ln``.
             weights: also return the attention weights.
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
@@ -198,32 +217,40 @@ class NormMeter:
             self._outline = outline(call)
         return self._outline
 
-    def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
+    def _understand(self, call: ModelCall, *, feed_forward: bool) -> dict[nn.Module, Block]:
         known = self._blocks
-        if known is None or any(block.projection.parameter.dtype != block.dtype for block in known.values()):
+        if known is None or any(
+            block.projection.parameter.dtype != block.dtype or (feed_forward and not block.searched)
+            for block in known.values()
+        ):
             try:
-                known = resolve(call.excerpt(PROBE_LENGTH))
+                known = resolve(call.excerpt(PROBE_LENGTH), feed_forward=feed_forward)
             except InvalidInputError:
                 # Some argument does not fit an excerpt.
-                known = resolve(call)
+                known = resolve(call, feed_forward=feed_forward)
             except UnsupportedModelError:
                 _refuse_non_finite(self.model)
                 raise
             self._blocks = known
         return known
 
-    def _check_scopes(self, scopes: Sequence[Scope], blocks: Mapping[nn.Module, Block]) -> None:
-        for block in blocks.values():
-            for scope in scopes:
-                if scope not in block.layout.scopes:
-                    raise UnsupportedScopeError(
-                        f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
-                        f"which have the scopes {', '.join(block.layout.scopes)}"
-                    )
+    def _check_scopes(self, scopes: Sequence[Scope], block: Block) -> None:
+        for scope in scopes:
+            if scope in block.scopes:
+                continue
+            if scope in FEED_FORWARD_SCOPES and block.without_feed_forward is not None:
+                raise UnsupportedScopeError(
+                    f'got the scope "{scope}", but in {type(self.model).__name__} {block.without_feed_forward}. The '
+                    f"layer has the scopes {', '.join(block.scopes)}"
+                )
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
+                f"which have the scopes {', '.join(block.scopes)}"
+            )
 
     def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
-        blocks = self._understand(call) if wanted.scopes else None
-        self._check_scopes(wanted.scopes, blocks or {})
+        feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
+        blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
         total = total_queries(call, self._stacks(call)) if is_asked() else None
         if may_be_large(call):
             stacks = self._stacks(call)
@@ -237,7 +264,12 @@ class NormMeter:
             reducer = None
             if wanted.has(place):
                 queries, _ = call.positions_of(place.role)
-                reducer = wanted.reducer(block, self._cache, self._accumulate, budget, queries.real)
+                weights = WeightReducer(per_head=wanted.per_head) if wanted.weights else None
+                if block is not None:
+                    self._check_scopes(wanted.scopes, block)
+                    reducer = self._norm_reducer(wanted, block, weights, budget, queries.real)
+                else:
+                    reducer = LayerReducer(weights, None)
             found = reducers.setdefault(place.role, [])
             found.append(reducer)
             if wanted.is_outdated(place.index - wanted.reach):
@@ -245,7 +277,7 @@ class NormMeter:
             return reducer
 
         with bar(type(self.model).__name__, total, "queries") as shown:
-            causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update)
+            causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
             if not wanted.has_stack(role):
@@ -255,25 +287,50 @@ class NormMeter:
             for index, layer in layers.items():
                 self._check(Place(role, index), layer)
             name: StackName = role if role != "self" else "decoder" if causal else "encoder"
-            measured[name] = assemble(call, role, layers, indices)
+            baseline = self._baseline if feed_forward else None
+            measured[name] = assemble(call, role, layers, indices, wanted.scopes, baseline)
         return measured
 
+    def _norm_reducer(
+        self,
+        wanted: "_Wanted",
+        block: Block,
+        weights: WeightReducer | None,
+        budget: MemoryBudget,
+        real: Tensor | None,
+    ) -> LayerReducer:
+        dtype = torch.promote_types(self._accumulate, block.projection.parameter.dtype)
+        formed = [scope for scope in wanted.scopes if block.forms_vectors(scope)]
+        fast = [scope for scope in wanted.scopes if scope not in formed]
+        norms = vectors = None
+        if fast or wanted.head_norms:
+            norms = NormReducer(
+                block, fast, self._cache, dtype, budget, self._baseline, per_head=wanted.head_norms, real=real
+            )
+        if formed:
+            vectors = FeedForwardReducer(block, formed, dtype, budget, self._vector_bytes, self._baseline, real=real)
+        return LayerReducer(weights, norms, vectors)
+
     def _check(self, place: Place, layer: LayerReducer) -> None:
-        numbers = [] if layer.weights is None else [layer.weights.map.detach().sum()]
+        numbers = [reducer.delta.max() for reducer in layer.measuring]
         if layer.norms is not None:
-            numbers += [layer.norms.delta.max(), layer.norms.discrepancy.max()]
+            numbers.append(layer.norms.discrepancy.max())
+        if layer.weights is not None:
+            numbers.append(layer.weights.map.detach().sum())
         if not all(number.isfinite() for number in numbers):
             _refuse_non_finite(self.model)
             raise NonFiniteError(f"what {type(self.model).__name__} computes in {place} contains NaN or infinity")
+        name = type(self.model).__name__
+        for reducer in layer.measuring:
+            delta, precision = reducer.delta.max().item(), reducer.precision
+            if delta > TOLERANCE[precision]:
+                raise IncompleteDecompositionError(
+                    f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
+                    f"accepted {TOLERANCE[precision]:.0e} for {precision}"
+                )
         if layer.norms is None:
             return
-        delta, discrepancy = (number.item() for number in numbers[-2:])
-        name, precision, dtype = type(self.model).__name__, layer.norms.precision, layer.norms.dtype
-        if delta > TOLERANCE[precision]:
-            raise IncompleteDecompositionError(
-                f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
-                f"accepted {TOLERANCE[precision]:.0e} for {precision}"
-            )
+        discrepancy, dtype = layer.norms.discrepancy.max().item(), layer.norms.dtype
         if discrepancy > TOLERANCE[dtype]:
             raise IncompleteDecompositionError(
                 f"the fast norms of {place} of {name} differ from directly computed ones by {discrepancy:.1e}, "
@@ -314,21 +371,6 @@ class _Wanted:
         """What is kept of a stack of so many layers and heads."""
         maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
         return Kept(layers if self.layers is None else len(self.layers), maps)
-
-    def reducer(
-        self,
-        block: Block | None,
-        cache: ProductCache,
-        accumulate: torch.dtype,
-        budget: MemoryBudget,
-        real: Tensor | None,
-    ) -> LayerReducer:
-        """What reduces one layer."""
-        norms = None
-        if block is not None:
-            dtype = torch.promote_types(accumulate, block.projection.parameter.dtype)
-            norms = NormReducer(block, self.scopes, cache, dtype, budget, per_head=self.head_norms, real=real)
-        return LayerReducer(WeightReducer(per_head=self.per_head) if self.weights else None, norms)
 
 
 def as_index(name: str, value: object) -> int:
