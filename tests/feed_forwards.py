@@ -194,9 +194,8 @@ def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNet
         yield DirectNetwork(inner, outer, parts.activation, parts.factor), coefficient.reshape(read.shape[:2])
 
 
-def layers(name: str, model: Any, streams: list[Tensor]) -> list[FeedForwardLayer]:
+def _read(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> list[FeedForwardLayer]:
     """The feed-forward layers of a float64 model, each where its stream is (B, Q, D)."""
-    family, parts = EVERY[name], PARTS[name]
     found = []
     for index, stream in enumerate(streams):
         layer = model.get_submodule((parts.layer or family.layer).format(index))
@@ -216,16 +215,46 @@ def layers(name: str, model: Any, streams: list[Tensor]) -> list[FeedForwardLaye
     return found
 
 
+CROSS = {
+    "marian": Parts(("fc1",), "fc2", functional.gelu, final_norm="final_layer_norm", layer="model.decoder.layers.{}"),
+    "mbart": Parts(("fc1",), "fc2", functional.gelu, norm="final_layer_norm", layer="model.decoder.layers.{}"),
+    "m2m100": Parts(("fc1",), "fc2", functional.relu, norm="final_layer_norm", layer="model.decoder.layers.{}"),
+    "t5": Parts(
+        ("DenseReluDense.wi",),
+        "DenseReluDense.wo",
+        functional.relu,
+        norm="layer_norm",
+        layer="decoder.block.{}.layer.2",
+        centered=False,
+        single=True,
+    ),
+}
+"""The networks behind cross-attention in encoder–decoder models."""
+
+
+def cross_vectors(name: str, model: Any, attention: list[oracle.Layer]) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """For each layer and scope the vectors of the encoder's positions and, as one more, that of the residual stream."""
+    ends = []
+    for layer in attention:
+        parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
+        parts = torch.cat([parts, layer.residual[:, :, None]], 2)
+        ends.append(oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual)))
+    like = replace(FAMILIES["bert"], layer=CROSS[name].layer or "")
+    streams = [parts.sum(2) + constant for parts, constant in ends]
+    found = _read(CROSS[name].of(like), CROSS[name], model, streams)
+    return [ff.scopes(*end) for ff, end in zip(found, ends, strict=True)]
+
+
 def vectors(name: str, model: Any, inputs: Tensor, baseline: str = "zero") -> list[dict[str, tuple[Tensor, Tensor]]]:
     """For each layer and scope behind the attention block the vectors and what belongs to no key, the direct way."""
     family = EVERY[name]
     attention = oracle.layers(family, model, inputs)
     ends = [layer.vectors("atb") for layer in attention]
     if family.style == "parallel":
-        found = layers(name, model, [layer.residual for layer in attention])
+        found = _read(family, PARTS[name], model, [layer.residual for layer in attention])
         return [
             {"atb_ff_res": ff.parallel(*end, layer.residual, baseline)}
             for ff, end, layer in zip(found, ends, attention, strict=True)
         ]
-    found = layers(name, model, [parts.sum(2) + constant for parts, constant in ends])
+    found = _read(family, PARTS[name], model, [parts.sum(2) + constant for parts, constant in ends])
     return [ff.scopes(*end, baseline) for ff, end in zip(found, ends, strict=True)]

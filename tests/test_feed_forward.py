@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from captum_norm import TOLERANCE, AttentionBlockAttribution, NormMeter, UnsupportedScopeError
-from tests import families, feed_forwards, oracle
+from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.feed_forwards import EVERY, PARTS, SCOPES
 from tests.test_matrix import relative
 
@@ -38,6 +38,27 @@ def test_norms_equal_the_oracle(name: str, seed: int, baseline: Any, dtype: torc
         ratios = torch.stack([oracle.mixing_ratio(layer[scope][0]) for layer in exact], 1)
         assert (measured.mixing_ratio[scope] - ratios).abs().max() < tolerance
     assert measured.baseline == baseline
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < tolerance
+
+
+@pytest.mark.parametrize("name", feed_forwards.CROSS)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_norms_behind_cross_attention_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None:
+    parts = feed_forwards.CROSS[name]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if parts.single else 1e-11
+    inputs, model = encoder_decoders.inputs(seed), encoder_decoders.build(name, seed, dtype)
+    layers = encoder_decoders.oracle(name, model.double(), inputs)["cross"]
+    exact = feed_forwards.cross_vectors(name, model, layers)
+    scopes = SCOPES["post-norm" if parts.final_norm else "pre-norm"]
+    measured = NormMeter(model.to(dtype)).measure(inputs, scopes=scopes, stacks=["cross"])["cross"]
+    for scope in scopes:
+        vectors = torch.stack([layer[scope][0] for layer in exact], 1)
+        expected = vectors[:, :, :, :-1].norm(dim=-1)
+        assert (measured.norms[scope] - expected).abs().max() < tolerance * expected.max()
+        others, own = (part.norm(dim=-1) for part in (vectors[:, :, :, :-1].sum(3), vectors[:, :, :, -1]))
+        assert (measured.mixing_ratio[scope] - others / (others + own)).abs().max() < tolerance
     assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < tolerance
 
