@@ -27,6 +27,8 @@ __all__ = [
     "AttentionWeights",
     "AttributionMaps",
     "CaptumNormError",
+    "ContextualizationChange",
+    "FeedForwardLayout",
     "IncompleteDecompositionError",
     "InvalidInputError",
     "Layout",
@@ -39,11 +41,14 @@ __all__ = [
     "Site",
     "UnsupportedModelError",
     "UnsupportedScopeError",
+    "contextualization_change",
     "progress",
+    "register_feed_forward",
     "register_layout",
 ]
 
 if TYPE_CHECKING:
+    from captum_norm.analysis import ContextualizationChange, contextualization_change
     from captum_norm.attr import (
         TOLERANCE,
         AttentionBlockAttribution,
@@ -55,7 +60,7 @@ if TYPE_CHECKING:
         NormMeter,
     )
     from captum_norm.maps import AttributionMaps
-    from captum_norm.models import Layout, Site, register_layout
+    from captum_norm.models import FeedForwardLayout, Layout, Site, register_feed_forward, register_layout
 else:
     # These need torch, which takes seconds to load: errors, --help and alignment files do without.
     _LATE = {
@@ -64,12 +69,16 @@ else:
         "AttentionRollout": "captum_norm.attr",
         "AttentionWeights": "captum_norm.attr",
         "AttributionMaps": "captum_norm.maps",
+        "ContextualizationChange": "captum_norm.analysis",
+        "FeedForwardLayout": "captum_norm.models",
         "Layout": "captum_norm.models",
         "Measurements": "captum_norm.attr",
         "MeterOptions": "captum_norm.attr",
         "NormAttribution": "captum_norm.attr",
         "NormMeter": "captum_norm.attr",
         "Site": "captum_norm.models",
+        "contextualization_change": "captum_norm.analysis",
+        "register_feed_forward": "captum_norm.models",
         "register_layout": "captum_norm.models",
     }
 

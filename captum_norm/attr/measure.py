@@ -32,7 +32,7 @@ from captum_norm.errors import (
 )
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block
+from captum_norm.models.blocks import Block, Stage
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
 from captum_norm.models.parameters import present
@@ -216,6 +216,32 @@ class NormMeter:
         if self._outline is None:
             self._outline = outline(call)
         return self._outline
+
+    def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> tuple[Stage, ...]:
+        """The scopes from attention to the end of the layer in the order of the computation, with their components.
+
+        Args:
+            inputs: as for :meth:`measure`; any that the model accepts, since they do not change the answer.
+            additional_forward_args: as there.
+
+        Raises:
+            InvalidInputError: for an encoder–decoder model, or layers that are not all arranged alike.
+            UnsupportedScopeError: if a layer's feed-forward network is not understood.
+        """
+        name = type(self.model).__name__
+        if encoder_of(self.model) is not None:
+            raise InvalidInputError(
+                f"got the encoder–decoder model {name}, whose stacks are arranged in several ways; expected a model "
+                "with one stack, such as the encoder alone: model.get_encoder()"
+            )
+        with torch.no_grad():
+            blocks = self._understand(bind_inputs(self.model, inputs, additional_forward_args), feed_forward=True)
+        for block in blocks.values():
+            self._check_scopes(["atb_ff_res"], block)
+        found = {block.stages for block in blocks.values()}
+        if len(found) > 1:
+            raise InvalidInputError(f"the layers of {name} are arranged in {len(found)} ways; expected one")
+        return found.pop()
 
     def _understand(self, call: ModelCall, *, feed_forward: bool) -> dict[nn.Module, Block]:
         known = self._blocks

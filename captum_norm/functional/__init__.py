@@ -15,6 +15,7 @@ from captum_norm.functional.norms import (
     transformed_norms,
     weight_gram,
 )
+from captum_norm.functional.ranks import average_ranks, spearman
 
 __all__ = [
     "Affine",
@@ -29,6 +30,7 @@ __all__ = [
     "Scales",
     "Use",
     "apply_linear",
+    "average_ranks",
     "block_rows",
     "chunks",
     "derivative",
@@ -41,6 +43,7 @@ __all__ = [
     "ratio",
     "relative_error",
     "secant_slope",
+    "spearman",
     "squared_length",
     "summed_norms",
     "transformed_norms",
