@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
-from captum_norm.models.blocks import Block, Stage
-from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
+from captum_norm.models.blocks import Block
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.stacks import encoder_of
 
 

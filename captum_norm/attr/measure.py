@@ -20,9 +20,9 @@ from captum_norm.errors import (
     UnsupportedModelError,
 )
 from captum_norm.functional import Baseline
-from captum_norm.models.blocks import Block, Stage
+from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
-from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
 from captum_norm.recording import CHUNK_BYTES, record
