@@ -51,7 +51,7 @@ class _Reading:
         if self._norm is not None:
             whole, unowned = normalize(self._norm, stream), apply_linear(self._norm, constant) * self._scale
             unowned = unowned if self._norm.bias is None else unowned + self._norm.bias
-        self.frozen = FrozenFeedForward.at(behind.uses(whole, routing), whole, unowned, baseline)
+        self.frozen = FrozenFeedForward(behind.uses(whole, routing), whole, unowned, baseline)
 
     def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
         """Parts of the stream, (m, D), at their queries, (m,), carried to the networks' output, (m, D)."""

@@ -1,4 +1,4 @@
-"""The attention block as a whole: attention, residual connection and normalisation."""
+"""The attention block as a whole, and on through the feed-forward block."""
 
 from typing import Literal, Unpack
 
@@ -15,14 +15,19 @@ class AttentionBlockAttribution(ScopedNorms):
     :class:`NormAttribution`), normalisation, attention and residual connection in a pre-norm or parallel one, and where
     the attention output is normalised before it is added (sandwich, norm-on-output) that normalisation too.
 
+    The other scopes go on through the feed-forward block, its activations frozen to the slopes that integrated gradients
+    give them: to what its network reads (``atb_ln``), to the network's output (``atb_ff``), with the residual connection
+    (``atb_ff_res``) and, in a post-norm layer, through the norm behind it (``atb_ff_res_ln``).
+
     Args:
         model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
-        scope: ``atb``.
+        scope: ``atb``; where the feed-forward network is understood ``atb_ff_res``, but in a parallel layer ``atb_ff``, where
+            a norm stands before the network ``atb_ln``, and where one stands behind the sum ``atb_ff_res_ln``.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Raises:
-        UnsupportedScopeError: for another scope.
+        UnsupportedScopeError: for a scope that this method, or on use the model's layers, do not have.
 
     Example:
         >>> import torch
@@ -32,6 +37,9 @@ class AttentionBlockAttribution(ScopedNorms):
         >>> maps = AttentionBlockAttribution(LlamaModel(config)).maps(torch.tensor([[2, 7, 9, 3]]))
         >>> maps.encoder is None, maps.decoder.shape
         (True, torch.Size([1, 2, 4, 4]))
+        >>> layer = AttentionBlockAttribution(LlamaModel(config), "atb_ff_res").maps(torch.tensor([[2, 7, 9, 3]]))
+        >>> bool(layer.convergence_delta.max() < 1e-5)
+        True
     """
 
     scopes = ("atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln")

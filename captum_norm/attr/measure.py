@@ -22,19 +22,19 @@ from captum_norm.attr._outline import (
 )
 from captum_norm.attr._products import ProductCache
 from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
+from captum_norm.attr._scopes import check_scopes, common_stages, require_one_stack
 from captum_norm.bars import bar, is_asked
 from captum_norm.errors import (
     IncompleteDecompositionError,
     InvalidInputError,
     NonFiniteError,
     UnsupportedModelError,
-    UnsupportedScopeError,
 )
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block, Stage
+from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
@@ -228,20 +228,10 @@ class NormMeter:
             InvalidInputError: for an encoder–decoder model, or layers that are not all arranged alike.
             UnsupportedScopeError: if a layer's feed-forward network is not understood.
         """
-        name = type(self.model).__name__
-        if encoder_of(self.model) is not None:
-            raise InvalidInputError(
-                f"got the encoder–decoder model {name}, whose stacks are arranged in several ways; expected a model "
-                "with one stack, such as the encoder alone: model.get_encoder()"
-            )
+        require_one_stack(self.model)
         with torch.no_grad():
             blocks = self._understand(bind_inputs(self.model, inputs, additional_forward_args), feed_forward=True)
-        for block in blocks.values():
-            self._check_scopes(["atb_ff_res"], block)
-        found = {block.stages for block in blocks.values()}
-        if len(found) > 1:
-            raise InvalidInputError(f"the layers of {name} are arranged in {len(found)} ways; expected one")
-        return found.pop()
+        return common_stages(type(self.model).__name__, blocks.values())
 
     def _understand(self, call: ModelCall, *, feed_forward: bool) -> dict[nn.Module, Block]:
         known = self._blocks
@@ -259,20 +249,6 @@ class NormMeter:
                 raise
             self._blocks = known
         return known
-
-    def _check_scopes(self, scopes: Sequence[Scope], block: Block) -> None:
-        for scope in scopes:
-            if scope in block.scopes:
-                continue
-            if scope in FEED_FORWARD_SCOPES and block.without_feed_forward is not None:
-                raise UnsupportedScopeError(
-                    f'got the scope "{scope}", but in {type(self.model).__name__} {block.without_feed_forward}. The '
-                    f"layer has the scopes {', '.join(block.scopes)}"
-                )
-            raise UnsupportedScopeError(
-                f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
-                f"which have the scopes {', '.join(block.scopes)}"
-            )
 
     def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
         feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
@@ -292,7 +268,7 @@ class NormMeter:
                 queries, _ = call.positions_of(place.role)
                 weights = WeightReducer(per_head=wanted.per_head) if wanted.weights else None
                 if block is not None:
-                    self._check_scopes(wanted.scopes, block)
+                    check_scopes(type(self.model).__name__, wanted.scopes, block)
                     reducer = self._norm_reducer(wanted, block, weights, budget, queries.real)
                 else:
                     reducer = LayerReducer(weights, None)

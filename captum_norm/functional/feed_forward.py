@@ -126,27 +126,20 @@ class _Share(NamedTuple):
         return points * slopes if torch.is_grad_enabled() else points.mul_(slopes)
 
 
-@dataclass(frozen=True)
 class FrozenFeedForward:
     """A feed-forward network, or several that are added up, linear at each of N queries.
 
+    Args:
+        uses: the networks whose outputs are added up.
+        inputs: the whole input of each query, (N, D).
+        constant: the part of it that belongs to no key: norms' and projections' biases, (N, D).
+        baseline: where the path starts.
+
     Attributes:
-        constant: what belongs to no part, (N, D): the biases' share, and the output of the path's origin.
+        constant: what belongs to no part of the output, (N, D): the biases' share, and the output of the path's origin.
     """
 
-    constant: Tensor
-    _shares: tuple[_Share, ...]
-
-    @classmethod
-    def at(cls, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> "FrozenFeedForward":
-        """Freeze networks at their whole inputs.
-
-        Args:
-            uses: the networks whose outputs are added up.
-            inputs: the whole input of each query, (N, D).
-            constant: the part of it that belongs to no key: norms' and projections' biases, (N, D).
-            baseline: where the path starts.
-        """
+    def __init__(self, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> None:
         total, shares = torch.zeros_like(inputs), []
         for use in uses:
             here, unowned = (inputs, constant) if use.queries is None else (inputs[use.queries], constant[use.queries])
@@ -169,7 +162,7 @@ class FrozenFeedForward:
                 rows = torch.full((len(inputs),), -1, device=inputs.device)
                 rows[use.queries] = torch.arange(len(use.queries), device=inputs.device)
             shares.append(_Share(use.network, slopes, rows))
-        return cls(total, tuple(shares))
+        self.constant, self._shares = total, shares
 
     @property
     def numbers_per_part(self) -> int:

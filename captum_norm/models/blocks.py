@@ -1,7 +1,6 @@
 """An attention block of a model: its parts, read off its modules and checked on the layer's own tensors."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -9,21 +8,9 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Carry
 from captum_norm.models.feed_forward import FeedForwardBlock
-from captum_norm.models.layouts import Layout, Scope, Site
+from captum_norm.models.layouts import Layout, Scope, Site, Stage
 from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
 from captum_norm.models.tracing import Trace
-
-
-class Stage(NamedTuple):
-    """A map of a layer and the component just before it.
-
-    Attributes:
-        component: ``ATTN``, ``RES``, ``LN``, ``FF``, or ``LN, RES`` where a branch is normalised before it is added.
-        scope: the map's scope.
-    """
-
-    component: str
-    scope: Scope
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def test_parts_add_up_either_way(name: str, baseline: Baseline, seed: int) -> No
     some, coefficient = torch.tensor([0, 2, 3]), torch.randn(3, 1, dtype=torch.float64)
     uses = [Use(network), Use(network, some, coefficient)]
     whole = parts.sum(1) + constant
-    frozen = FrozenFeedForward.at(uses, whole, constant, baseline)
+    frozen = FrozenFeedForward(uses, whole, constant, baseline)
     queries = torch.arange(QUERIES).repeat_interleave(PARTS)
     # No room for a query's matrix, room for all, and too few parts of most queries to make it worth while.
     singly, together = (frozen.through(parts.flatten(0, 1), queries, numbers) for numbers in (0, 10**9))
@@ -56,18 +56,18 @@ def test_from_the_biases_no_part_means_no_share() -> None:
     torch.manual_seed(0)
     network, constant = networks()["gelu"], torch.randn(1, WIDTH, dtype=torch.float64)
     whole = constant + torch.randn(1, WIDTH, dtype=torch.float64)
-    bias = FrozenFeedForward.at([Use(network)], whole, constant, "bias")
+    bias = FrozenFeedForward([Use(network)], whole, constant, "bias")
     torch.testing.assert_close(bias.constant, network.whole(constant))
     point, share = network.inner[0].whole(whole), network.inner[0].whole(constant)
     slope = functional.gelu(point) / point
-    zero = FrozenFeedForward.at([Use(network)], whole, constant, "zero")
+    zero = FrozenFeedForward([Use(network)], whole, constant, "zero")
     torch.testing.assert_close(zero.constant, network.outer.whole(slope * share))
 
 
 def test_dead_neurons_are_left_out_of_a_query_s_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     network, whole = networks()["relu"], torch.randn(1, WIDTH, dtype=torch.float64)
-    frozen = FrozenFeedForward.at([Use(network)], whole, torch.zeros_like(whole), "zero")
+    frozen = FrozenFeedForward([Use(network)], whole, torch.zeros_like(whole), "zero")
     live = int((network.inner[0].whole(whole) > 0).sum())
     assert 0 < live < NEURONS
     shapes = []
