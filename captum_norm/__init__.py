@@ -34,6 +34,7 @@ __all__ = [
     "NormAttribution",
     "NormMeter",
     "Site",
+    "TokenAttribution",
     "UnsupportedModelError",
     "UnsupportedScopeError",
     "register_layout",
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         MeterOptions,
         NormAttribution,
         NormMeter,
+        TokenAttribution,
     )
     from captum_norm.maps import AttributionMaps
     from captum_norm.models import Layout, Site, register_layout
@@ -66,6 +68,7 @@ else:
         "NormAttribution": "captum_norm.attr",
         "NormMeter": "captum_norm.attr",
         "Site": "captum_norm.models",
+        "TokenAttribution": "captum_norm.attr",
         "register_layout": "captum_norm.models",
     }
 

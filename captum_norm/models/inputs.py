@@ -84,10 +84,10 @@ class ModelCall:
         queries = self.decoder if role in ("decoder", "cross") else self.positions
         return queries, self.decoder if role == "decoder" else self.positions
 
-    def run(self) -> None:
+    def run(self) -> Any:
         """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
         try:
-            self.model(**self.arguments)
+            return self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except (ValueError, IndexError, RuntimeError, TypeError) as error:
