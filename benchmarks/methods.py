@@ -11,7 +11,7 @@ from functools import partial
 from statistics import median
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -21,8 +21,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from captum_norm.evaluation import Faithfulness, Perturbation
 
-SIZES = ((8, 32), (8, 128))
-REMOVALS = ("mask", "mean", "delete")
+SIZES = ((4, 32), (2, 128))
+REMOVALS: tuple[Literal["mask", "mean", "delete"], ...] = ("mask", "mean", "delete")
 BATCH = 64
 
 

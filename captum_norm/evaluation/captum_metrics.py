@@ -105,11 +105,11 @@ def max_sensitivity(
         batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == call.batch
         return value.repeat_interleave(times, 0) if batched else value
 
-    def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> Any:
+    def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> tuple[Tensor]:
         (changed,) = changed if isinstance(changed, tuple) else (changed,)
         times = len(changed) // call.batch
         further = {name: repeated(value, times) for name, value in others.items()}
-        return attribute({"inputs_embeds": changed, **further}, **options)
+        return (attribute({"inputs_embeds": changed, **further}, **options),)
 
     def change(embedded: Tensor) -> Tensor:
         noise = torch.rand(embedded.shape, generator=generator, device=embedded.device, dtype=embedded.dtype)

@@ -23,8 +23,7 @@ def ranks(scores: Tensor, removable: Tensor) -> Tensor:
     >>> ranks(torch.tensor([[0.1, 0.9, 5.0, 0.1]]), torch.tensor([[True, True, False, True]]))
     tensor([[1, 0, 4, 2]])
     """
-    order = scores.masked_fill(~removable, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    # Behind -inf scores of their own, tokens without a place must still come last.
+    order = scores.argsort(dim=1, descending=True, stable=True)
     order = order.gather(1, (~removable).gather(1, order).to(torch.int8).argsort(dim=1, stable=True))
     places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, places).masked_fill(~removable, scores.shape[1])

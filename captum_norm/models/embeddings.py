@@ -1,7 +1,7 @@
 """A model's token embeddings: found, replaced for one call, and what stands in for a token."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Literal, Protocol, get_args
@@ -87,11 +87,12 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
         return function(output)
 
     module = embedding_module(model)
-    handle = module.register_forward_hook(replace)
-    try:
+    # T5 names one module and runs another that has the same table.
+    same = (other for other in model.modules() if isinstance(other, nn.Embedding) and other.weight is module.weight)
+    with ExitStack() as stack:
+        for table in {module, *same}:
+            stack.callback(table.register_forward_hook(replace).remove)
         yield
-    finally:
-        handle.remove()
     if calls != 1:
         raise UnsupportedModelError(
             f"{type(model).__name__} used {type(module).__name__}, which embeds its tokens, {calls} times in one "
