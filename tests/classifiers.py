@@ -24,7 +24,8 @@ def randomized(model: Any, seed: int, dtype: torch.dtype = torch.float64) -> Any
 
 def classifier(seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
     """A BERT with three classes."""
-    return randomized(hf.BertForSequenceClassification(hf.BertConfig(**families.TEXT, num_labels=3)), seed, dtype)
+    config = hf.BertConfig(**families.TEXT | {"num_labels": 3})
+    return randomized(hf.BertForSequenceClassification(config), seed, dtype)
 
 
 def sentences(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from captum.attr import Attribution, GradientShap, PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
     SpecialTokens,
     StandIn,
@@ -72,7 +72,7 @@ class TokenAttribution(Attribution):
         >>> model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
         >>> method = TokenAttribution(model, IntegratedGradients, n_steps=20)
         >>> method.signature
-        'method:IntegratedGradients|n_steps:20|baseline:pad:0|special:replaced|reduction:sum'
+        'attribution:IntegratedGradients|n_steps:20|baseline:pad:0|special:replaced|reduction:sum'
         >>> method.attribute(torch.tensor([[2, 7, 9, 3]]), target=1).shape
         torch.Size([1, 4])
     """
@@ -81,6 +81,7 @@ class TokenAttribution(Attribution):
         self,
         model: nn.Module,
         method: Callable[[nn.Module], Attribution],
+        /,
         *,
         baseline: StandIn | int | Tensor | None = None,
         tokenizer: SpecialTokens | None = None,
@@ -123,7 +124,7 @@ class TokenAttribution(Attribution):
     @property
     def signature(self) -> str:
         """The method and every choice that changes its scores, in the manner of sacrebleu."""
-        entries = {"method": self._name} | {name: str(value) for name, value in self._options.items()}
+        entries = {"attribution": self._name} | {name: str(value) for name, value in self._options.items()}
         if self.baseline is not None:
             entries |= {"baseline": self.baseline.name, "special": "kept" if self.keep_special else "replaced"}
         if not self._perturbs:
@@ -163,6 +164,7 @@ class TokenAttribution(Attribution):
         Raises:
             InvalidInputError: the inputs, target or position do not fit the model, or the method has no convergence
                 delta.
+            NonFiniteError: a score is NaN or infinite.
             UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
         """
         if return_convergence_delta and not self.has_convergence_delta():
@@ -175,6 +177,8 @@ class TokenAttribution(Attribution):
             explained = [self._explain(*part, delta=return_convergence_delta) for part in parts]
         length = subject.real.shape[1]
         scores = torch.cat([nn.functional.pad(part, (0, length - part.shape[1])) for part, _ in explained])
+        if not scores[subject.real].isfinite().all():
+            raise NonFiniteError(f"{self._name} of {type(self.model).__name__} gives NaN or infinity for these inputs")
         scores = call.positions.unshift(scores.masked_fill(~subject.real, 0), 1)
         attributions = (scores,) if isinstance(inputs, tuple) else scores
         if not return_convergence_delta:

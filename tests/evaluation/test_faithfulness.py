@@ -162,12 +162,12 @@ def test_several_methods_share_their_inputs_and_batches_change_nothing() -> None
     hook = model.bert.register_forward_hook(lambda *call: runs.append(len(call[2][0])))
     for removal in ("mask", "delete"):
         runs.clear()
-        perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)  # type: ignore[arg-type]
+        perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
         together = Faithfulness(perturbation).evaluate(ids, methods, None, mask)
         shared = sum(runs)
         runs.clear()
         for name, scores in methods.items():
-            perturbation = Perturbation(model, removal, tokenizer=TOKENIZER, batch_size=5)  # type: ignore[arg-type]
+            perturbation = Perturbation(model, removal, tokenizer=TOKENIZER, batch_size=5)
             alone_scores = Faithfulness(perturbation).evaluate(ids, scores, None, mask)
             for field, value in vars(together[name]).items():
                 torch.testing.assert_close(value, getattr(alone_scores, field), rtol=1e-10, atol=1e-12)
@@ -192,7 +192,7 @@ def test_embeddings_are_perturbed_like_tokens() -> None:
     model, (ids, mask) = classifier(), sentences([9, 6])
     embeddings = model.get_input_embeddings()(ids).detach()
     for removal in ("mean", "delete"):
-        perturbation = Perturbation(model, removal, keep_special=False, tokenizer=TOKENIZER)  # type: ignore[arg-type]
+        perturbation = Perturbation(model, removal, keep_special=False, tokenizer=TOKENIZER)
         of_tokens = perturbation.bind(ids, mask, target=1).leave_one_out()
         of_embeddings = perturbation.bind(embeddings, mask, target=1).leave_one_out()
         torch.testing.assert_close(of_tokens, of_embeddings, rtol=1e-10, atol=1e-12)
@@ -219,7 +219,7 @@ class Sum(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding.from_pretrained(torch.arange(60.0)[:, None].double())
+        self.embedding: nn.Module = nn.Embedding.from_pretrained(torch.arange(60.0)[:, None].double())
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -232,7 +232,7 @@ class Sum(nn.Module):
 def test_any_module_will_do_and_a_linear_one_is_ranked_perfectly() -> None:
     ids, mask = torch.tensor([[5, 9, 2, 4], [8, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     for removal in ("zero", 0):
-        perturbation = Perturbation(Sum(), removal, keep_special=False, output="logit")  # type: ignore[arg-type]
+        perturbation = Perturbation(Sum(), removal, keep_special=False, output="logit")
         scores = Faithfulness(perturbation, bins=[0.5], steps=4).evaluate(ids, ids, None, mask)
         assert scores.morf.tolist() == [[10, 5.5, 3, 1, 0], [4.5, 0.5, 0.5, 0, 0]]
         assert scores.lerf.tolist() == [[10, 9, 7, 4.5, 0], [4.5, 4, 4, 0, 0]]
@@ -252,7 +252,7 @@ def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:
     model.bert.eval()
     before, weights = state(model), {name: value.clone() for name, value in model.state_dict().items()}
     for removal in ("mask", "delete"):
-        perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)  # type: ignore[arg-type]
+        perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
         bound = perturbation.bind(ids, mask)
         bound.leave_one_out()
 
@@ -330,7 +330,7 @@ def test_signature_says_what_changes_scores() -> None:
         for removal in ("mask", "pad", "mean", "zero", "delete", 17, torch.zeros(32))
         for special in (True, False)
         for output in ("probability", "logit")
-    }  # type: ignore[call-overload]
+    }
     assert len(signatures) == 28
     perturbation = Perturbation(model, 17, tokenizer=TOKENIZER, keep_special=False)
     assert (
