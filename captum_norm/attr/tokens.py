@@ -185,6 +185,37 @@ class TokenAttribution(Attribution):
             return attributions
         return attributions, torch.cat([delta for _, delta in explained if delta is not None])
 
+    def compute_convergence_delta(
+        self,
+        attributions: Tensor | tuple[Tensor],
+        inputs: Inputs,
+        target: Target = None,
+        additional_forward_args: Any = None,
+        *,
+        position: int | Sequence[int] | Tensor | None = None,
+    ) -> Tensor:
+        """The convergence delta of some inputs; the method is run once more, since reduced scores need not add up.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`attribute`.
+            target: as for :meth:`attribute`.
+            additional_forward_args: as for :meth:`attribute`.
+            position: as for :meth:`attribute`.
+
+        Returns:
+            (B,), as :meth:`attribute` returns it.
+
+        Raises:
+            InvalidInputError: the method has no convergence delta, or the attributions are of other inputs.
+        """
+        options = {"position": position, "return_convergence_delta": True}
+        _, delta = self.attribute(inputs, target, additional_forward_args, **options)
+        (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
+        if len(attributions) != len(delta):
+            raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
+        return delta  # type: ignore[no-any-return]
+
     def _special_positions(self, subject: "_Subject") -> Tensor:
         if not self._special:
             return torch.zeros_like(subject.real)

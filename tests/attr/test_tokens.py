@@ -174,6 +174,9 @@ def test_integrated_gradients_add_up_and_keep_special_tokens() -> None:
     method = TokenAttribution(model, attr.IntegratedGradients, tokenizer=TOKENIZER, keep_special=True, n_steps=64)
     scores, delta = method.attribute(ids, 2, mask, return_convergence_delta=True)
     assert delta.abs().max() < 1e-9
+    assert torch.equal(method.compute_convergence_delta(scores, ids, 2, mask), delta)
+    with pytest.raises(InvalidInputError, match="attributions of 1 examples for 2 inputs"):
+        method.compute_convergence_delta(scores[:1], ids, 2, mask)
     for row in range(2):
         tokens = alone(ids, mask, row)
         base = tokens.clone()

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from captum.attr import FeatureAblation
 from torch import Tensor, nn
 
-from captum_norm import InvalidInputError, UnsupportedModelError
+from captum_norm import InvalidInputError, TokenAttribution, UnsupportedModelError
 from captum_norm.evaluation import Faithfulness, FaithfulnessScores, Perturbation, kendall, spearman
 from tests import families
 from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, sentences
@@ -240,6 +241,15 @@ def test_any_module_will_do_and_a_linear_one_is_ranked_perfectly() -> None:
         assert scores.sufficiency.tolist() == [3, 0.5]
         assert scores.kendall.tolist() == [1, 1]
         assert perturbation.bind(ids, mask).leave_one_out().tolist() == [[2.5, 4.5, 1, 2], [4, 0.5, 0, 0]]
+
+
+def test_occlusion_is_leave_one_out_of_the_logit() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    occlusion = TokenAttribution(model, FeatureAblation, tokenizer=TOKENIZER, keep_special=True)
+    perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
+    scores = occlusion.attribute(ids, 2, mask)
+    torch.testing.assert_close(scores, perturbation.bind(ids, mask, target=2).leave_one_out(), rtol=1e-9, atol=1e-12)
+    assert Faithfulness(perturbation).evaluate(ids, scores, 2, mask).spearman.tolist() == [1, 1]
 
 
 def state(model: Any) -> list[Any]:
