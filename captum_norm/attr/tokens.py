@@ -1,8 +1,7 @@
 """Captum's gradient and perturbation methods as token attributions."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -13,12 +12,14 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
+    EMBEDDINGS,
     SpecialTokens,
     StandIn,
     embedding_module,
-    embeddings_through,
+    ordinary_positions,
     replacement,
     run_embedded,
+    run_with_embeddings,
 )
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import Readout, Target, chosen_target, read_mask, read_output, real_positions
@@ -26,8 +27,6 @@ from captum_norm.models.tracing import evaluating
 
 Reduction = Literal["l2", "sum"]
 """What is made of a token's D numbers: their Euclidean norm, or their sum."""
-
-_EMBEDDINGS = "inputs_embeds"
 
 
 class TokenAttribution(Attribution):
@@ -172,7 +171,7 @@ class TokenAttribution(Attribution):
         call = bind_inputs(self.model, inputs, additional_forward_args)
         with evaluating(self.model), torch.inference_mode(False):
             subject = _subject(call, read_mask(call, position), target, self._readout)
-            replaced = subject.real & ~self._special_positions(subject)
+            replaced = ordinary_positions(call, subject.real, self._special)
             parts = _examples(subject, replaced) if self._alone else [(subject, replaced)]
             explained = [self._explain(*part, delta=return_convergence_delta) for part in parts]
         length = subject.real.shape[1]
@@ -215,14 +214,6 @@ class TokenAttribution(Attribution):
         if len(attributions) != len(delta):
             raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
         return delta  # type: ignore[no-any-return]
-
-    def _special_positions(self, subject: "_Subject") -> Tensor:
-        if not self._special:
-            return torch.zeros_like(subject.real)
-        ids = subject.arguments.get("input_ids")
-        if not isinstance(ids, Tensor):
-            raise InvalidInputError("got embeddings and keep_special=True; expected token ids")
-        return torch.isin(ids, torch.tensor(self._special, device=ids.device))
 
     def _explain(self, subject: "_Subject", replaced: Tensor, *, delta: bool) -> tuple[Tensor, Tensor | None]:
         """(N, S) and (N,)."""
@@ -275,8 +266,7 @@ class _Subject:
     """What is explained of some examples.
 
     Attributes:
-        model: the model.
-        arguments: of its forward function.
+        call: of the model.
         embeddings: of the tokens, (N, S, D).
         real: True at real positions, (N, S).
         read: True where the output is read, (N, S); None for the default.
@@ -284,8 +274,7 @@ class _Subject:
         readout: the user's own.
     """
 
-    model: nn.Module
-    arguments: Mapping[str, Any]
+    call: ModelCall
     embeddings: Tensor
     real: Tensor
     read: Tensor | None
@@ -297,15 +286,15 @@ class _Subject:
         """The arguments with one entry for each example, but for the embeddings."""
         return tuple(
             name
-            for name, value in self.arguments.items()
-            if name != _EMBEDDINGS and isinstance(value, Tensor) and value.dim() and len(value) == len(self.real)
+            for name, value in self.call.arguments.items()
+            if name != EMBEDDINGS and isinstance(value, Tensor) and value.dim() and len(value) == len(self.real)
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What Captum repeats along with the features."""
         further = (self.real,) if self.read is None else (self.real, self.read)
-        return (*(self.arguments[name] for name in self.names), *further)
+        return (*(self.call.arguments[name] for name in self.names), *further)
 
 
 class _Explained(nn.Module):
@@ -329,32 +318,18 @@ class _Explained(nn.Module):
         if subject is None:
             raise RuntimeError("called before there was anything to explain")
         names = subject.names
-        arguments = dict(subject.arguments) | dict(zip(names, tensors, strict=False))
         real, *read = tensors[len(names) :]
+        call = replace(subject.call, arguments=subject.call.arguments | dict(zip(names, tensors, strict=False)))
 
         def embed(original: Tensor) -> Tensor:
             if self._baseline is None:
                 return features
             kept = features[..., None].to(original)
+            # Given embeddings are those of one example here, so they need no repeating.
             return kept * original + (1 - kept) * self._baseline.to(original)
 
-        with _replacing(self.model, arguments, subject.embeddings, embed):
-            output = self.model(**arguments)
+        output = run_with_embeddings(call, embed)
         return read_output(self.model, output, real, read[0] if read else None, subject.readout)
-
-
-@contextmanager
-def _replacing(
-    model: nn.Module, arguments: dict[str, Any], embeddings: Tensor, embed: Callable[[Tensor], Tensor]
-) -> Iterator[None]:
-    """While open, the model computes with embeddings made out of its own: given ones, or those that it looks up."""
-    if arguments.get(_EMBEDDINGS) is None:
-        with embeddings_through(model, embed):
-            yield
-    else:
-        # One example is explained at a time where these must be repeated, so they broadcast.
-        arguments[_EMBEDDINGS] = embed(embeddings)
-        yield
 
 
 def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Readout | None) -> _Subject:
@@ -363,7 +338,7 @@ def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Read
     with torch.no_grad():
         output, embeddings = run_embedded(call)
     scores = read_output(call.model, output, real, read, readout)
-    return _Subject(call.model, call.arguments, embeddings, real, read, chosen_target(target, scores), readout)
+    return _Subject(call, embeddings, real, read, chosen_target(target, scores), readout)
 
 
 def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, Tensor]]:
@@ -378,7 +353,7 @@ def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, T
             row = value[example : example + 1]
             return row[:, :end] if row.dim() > 1 and row.shape[1] == length else row
 
-        arguments = {name: cut(value) for name, value in subject.arguments.items()}
+        call = replace(subject.call, arguments={name: cut(value) for name, value in subject.call.arguments.items()})
         embeddings, real, read, target = map(cut, (subject.embeddings, subject.real, subject.read, subject.target))
-        alone = replace(subject, arguments=arguments, embeddings=embeddings, real=real, read=read, target=target)
+        alone = replace(subject, call=call, embeddings=embeddings, real=real, read=read, target=target)
         yield alone, cut(replaced)

@@ -1,7 +1,7 @@
 """A model's output on inputs without some of their tokens, in batches across examples and perturbations."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -14,8 +14,9 @@ from captum_norm.models.embeddings import (
     SpecialTokens,
     StandIn,
     embedding_module,
-    embeddings_through,
+    ordinary_positions,
     replacement,
+    run_with_embeddings,
 )
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import Readout, Target, chosen_target, read_mask, read_output, real_positions
@@ -112,23 +113,15 @@ class Perturbation:
         """
         call = bind_inputs(self.model, inputs, additional_forward_args)
         real, read = real_positions(call), read_mask(call, position)
-        removable = real & ~self._special(call, real)
+        removable = ordinary_positions(call, real, self.special_ids)
         if read is not None:
-            removable &= ~read
+            removable = removable & ~read
         batches = _Batches(self, call, real, read)
         scores = batches.run(torch.arange(call.batch, device=real.device), real)
         if self.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
             raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
         chosen = chosen_target(target, scores)
         return PerturbedInputs(batches, removable, chosen, _select(scores, chosen, self.output))
-
-    def _special(self, call: ModelCall, real: Tensor) -> Tensor:
-        if not self.special_ids:
-            return torch.zeros_like(real)
-        ids = call.arguments.get("input_ids")
-        if not isinstance(ids, Tensor):
-            raise InvalidInputError("got embeddings and keep_special=True; expected token ids")
-        return torch.isin(ids, torch.tensor(self.special_ids, device=ids.device))
 
 
 class PerturbedInputs:
@@ -226,16 +219,17 @@ class _Batches:
                 scores = self._forward(examples[chunk], kept[chunk], lengths[chunk])
                 chosen = None if target is None else target[chunk]
                 results.append(scores if chosen is None else _select(scores, chosen, self.perturbation.output))
-        return torch.cat(results)[order.argsort()]
+        # The last layers of a model spread over devices are elsewhere than its inputs.
+        return torch.cat(results).to(order.device)[order.argsort()]
 
     def _forward(self, examples: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
         stand_in = self.perturbation.replacement
-        places = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
-        real = places < lengths[:, None]
+        ahead = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
         if stand_in is None:
-            places = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : places.shape[1]]
+            places = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : ahead.shape[1]]
+            real = ahead < lengths[:, None]
         else:
-            real = self.real[examples[:, None], places]
+            places, real = ahead, self.real[examples[:, None], ahead]
 
         def take(value: Any) -> Any:
             if not isinstance(value, Tensor) or not value.dim() or len(value) != self.call.batch:
@@ -244,26 +238,16 @@ class _Batches:
             sequence = value.dim() > 1 and value.shape[1] == self.real.shape[1]
             return value[index[:, None], places.to(value.device)] if sequence else value[index]
 
-        arguments = {name: take(value) for name, value in self.call.arguments.items()}
-        read = take(self.read)
-        call = replace(self.call, arguments=arguments)
+        call = replace(self.call, arguments={name: take(value) for name, value in self.call.arguments.items()})
         if stand_in is None:
-            arguments[str(library_of(call.model).inputs.mask)] = real.long()
+            call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
             output = call.run()
         else:
-            vector, hole = stand_in.vector, real & ~kept[:, : places.shape[1]]
-            output = _run_with(call, lambda embedded: torch.where(hole[..., None], vector.to(embedded), embedded))
-        return read_output(call.model, output, real, read, self.perturbation.readout)
-
-
-def _run_with(call: ModelCall, embed: Callable[[Tensor], Tensor]) -> Any:
-    """What a model returns when its tokens' embeddings, given or looked up, go through a function."""
-    given = call.arguments.get("inputs_embeds")
-    if given is not None:
-        call.arguments["inputs_embeds"] = embed(given)
-        return call.run()
-    with embeddings_through(call.model, embed):
-        return call.run()
+            vector, hole = stand_in.vector, real & ~kept[:, : ahead.shape[1]]
+            output = run_with_embeddings(
+                call, lambda embedded: torch.where(hole[..., None], vector.to(embedded), embedded)
+            )
+        return read_output(call.model, output, real, take(self.read), self.perturbation.readout)
 
 
 def _ends(real: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Literal, Protocol, get_args
 
@@ -17,6 +17,7 @@ from captum_norm.models.seams import library_of
 StandIn = Literal["mask", "pad", "zero", "mean"]
 """What stands in for a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
 
+EMBEDDINGS = "inputs_embeds"
 # Rows of an embedding table that are averaged at a time.
 _ROWS = 4096
 
@@ -79,7 +80,7 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
     """
     thread, calls = get_ident(), 0
 
-    def replace(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+    def hook(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         nonlocal calls
         if get_ident() != thread:
             return output
@@ -91,7 +92,7 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
     same = (other for other in model.modules() if isinstance(other, nn.Embedding) and other.weight is module.weight)
     with ExitStack() as stack:
         for table in {module, *same}:
-            stack.callback(table.register_forward_hook(replace).remove)
+            stack.callback(table.register_forward_hook(hook).remove)
         yield
     if calls != 1:
         raise UnsupportedModelError(
@@ -100,20 +101,39 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
         )
 
 
-def run_embedded(call: ModelCall) -> tuple[Any, Tensor]:
-    """What a model returns, and its tokens' embeddings: the given ones or those that it looks up, (B, S, D)."""
-    given = call.arguments.get("inputs_embeds")
+def run_with_embeddings(call: ModelCall, function: Callable[[Tensor], Tensor]) -> Any:
+    """What a model returns when its tokens' embeddings, given or looked up, (B, S, D), go through ``function``."""
+    given = call.arguments.get(EMBEDDINGS)
     if given is not None:
-        return call.run(), given.detach()
-    looked_up: list[Tensor] = []
+        return replace(call, arguments=call.arguments | {EMBEDDINGS: function(given)}).run()
+    with embeddings_through(call.model, function):
+        return call.run()
 
-    def keep(output: Tensor) -> Tensor:
-        looked_up.append(output)
-        return output
 
-    with embeddings_through(call.model, keep):
-        output = call.run()
-    return output, looked_up[0].detach()
+def run_embedded(call: ModelCall) -> tuple[Any, Tensor]:
+    """What a model returns, and its tokens' embeddings, (B, S, D)."""
+    seen: list[Tensor] = []
+
+    def keep(embeddings: Tensor) -> Tensor:
+        seen.append(embeddings)
+        return embeddings
+
+    output = run_with_embeddings(call, keep)
+    return output, seen[0].detach()
+
+
+def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[int]) -> Tensor:
+    """Where a call's tokens are real, (B, S), and none of the special ones.
+
+    Raises:
+        InvalidInputError: if the inputs are embeddings, which do not tell.
+    """
+    if not special_ids:
+        return real
+    ids = call.arguments.get("input_ids")
+    if not isinstance(ids, Tensor):
+        raise InvalidInputError("got embeddings and keep_special=True; expected token ids")
+    return real & ~torch.isin(ids, torch.tensor(tuple(special_ids), device=ids.device))
 
 
 def replacement(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from captum_norm import InvalidInputError, TokenAttribution, UnsupportedModelError
 from captum_norm.evaluation import Faithfulness, FaithfulnessScores, Perturbation, kendall, spearman
 from tests import families
-from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, sentences
+from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, sentences, state
 
 Removal = Literal["mask", "mean", "zero", "delete"]
 BINS = (Fraction(1, 100), Fraction(1, 5), Fraction(1, 2))
@@ -250,11 +250,6 @@ def test_occlusion_is_leave_one_out_of_the_logit() -> None:
     scores = occlusion.attribute(ids, 2, mask)
     torch.testing.assert_close(scores, perturbation.bind(ids, mask, target=2).leave_one_out(), rtol=1e-9, atol=1e-12)
     assert Faithfulness(perturbation).evaluate(ids, scores, 2, mask).spearman.tolist() == [1, 1]
-
-
-def state(model: Any) -> list[Any]:
-    modules = [(module.training, len(module._forward_hooks), sorted(vars(module))) for module in model.modules()]
-    return [*modules, *[parameter.grad for parameter in model.parameters()]]
 
 
 def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:
