@@ -21,7 +21,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from captum_norm.evaluation import Faithfulness, Perturbation
 
-SIZES = ((8, 32), (4, 128))
+SIZES = ((4, 32), (1, 128))
 REMOVALS: tuple[Literal["mask", "mean", "delete"], ...] = ("mask", "mean", "delete")
 BATCH = 64
 

@@ -164,12 +164,10 @@ class PerturbedInputs:
         kept = self._batches.call.positions.moved(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
         rows = ((kept | ~self._removable[:, None]) & self._batches.real[:, None]).flatten(0, 1)
         examples = torch.arange(batch, device=rows.device).repeat_interleave(kept.shape[1])
-        # Small numbers sort faster than large ones.
-        keys = torch.cat([examples[:, None].to(torch.int32), rows.to(torch.int32)], 1)
-        different, places = keys.unique(dim=0, return_inverse=True)
-        examples, rows = different[:, 0].long(), different[:, 1:].bool()
+        different, places = torch.cat([examples[:, None], rows.long()], 1).unique(dim=0, return_inverse=True)
+        examples, rows = different[:, 0], different[:, 1:].bool()
         scores = self._batches.run(examples, rows, None if self.target is None else self.target[examples])
-        return scores[places].reshape(batch, -1)
+        return scores[places].reshape(batch, -1).to(self.whole)
 
     def values(self, outputs: Tensor) -> Tensor:
         """Outputs as probabilities if that is what is watched, else as they are."""

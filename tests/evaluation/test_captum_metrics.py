@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from captum.attr import InputXGradient, NoiseTunnel, Saliency
-from captum.metrics import infidelity as captums_infidelity
-from captum.metrics import sensitivity_max
+from captum.attr import InputXGradient, Saliency
 from torch import Tensor
 
 from captum_norm import AttentionRollout, InvalidInputError, NormAttribution, TokenAttribution
@@ -77,35 +75,6 @@ def test_every_method_has_a_sensitivity(name: str) -> None:
     values = max_sensitivity(method.attribute, model, ids, mask, radius=0.3, samples=3, target=1)
     assert (values > 1e-3).all()
     assert max_sensitivity(method.attribute, model, ids, mask, radius=0.0, samples=2, target=1).max() < 1e-12
-
-
-def test_captums_own_tools_take_the_methods() -> None:
-    model, (ids, mask) = classifier(), sentences([7, 5])
-    embeddings = model.get_input_embeddings()(ids).detach()
-    method = TokenAttribution(model, InputXGradient)
-    scores = method.attribute(embeddings, 1, mask)
-    smooth = NoiseTunnel(method).attribute(
-        embeddings, nt_type="smoothgrad", nt_samples=3, stdevs=0.0, target=1, additional_forward_args=mask
-    )
-    torch.testing.assert_close(smooth, scores)
-    moved = sensitivity_max(method.attribute, embeddings, perturb_radius=0.3, target=1, additional_forward_args=mask)
-    assert (moved > 1e-3).all()
-
-    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        return 0.1 * inputs, 0.9 * inputs
-
-    def logit(embedded: Tensor, mask: Tensor) -> Tensor:
-        logits: Tensor = model(inputs_embeds=embedded, attention_mask=mask).logits[:, 1]
-        return logits
-
-    # One number for each token stands for its embedding's share: x · gradient moved along x.
-    whole = (embeddings * embeddings).sum(-1, keepdim=True)
-    captums = captums_infidelity(
-        logit, perturb, embeddings, scores[..., None] * embeddings / whole, additional_forward_args=mask
-    )
-    expected = 0.1 * scores.sum(1) - (logit(embeddings, mask) - logit(0.9 * embeddings, mask)).detach()
-    assert mask.bool().all(1).any()
-    torch.testing.assert_close(captums[0], expected[0].square())
 
 
 def test_scores_of_other_inputs_are_refused() -> None:
