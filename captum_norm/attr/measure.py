@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index as integer
 from types import MappingProxyType
 from typing import Any, TypedDict, get_args
 
@@ -19,7 +18,7 @@ from captum_norm.errors import (
     UnsupportedScopeError,
 )
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
+from captum_norm.models.inputs import Inputs, ModelCall, Positions, as_index, bind_inputs
 from captum_norm.models.layouts import Scope
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
@@ -292,16 +291,6 @@ class _Wanted:
             dtype = torch.promote_types(accumulate, block.projection.parameter.dtype)
             norms = NormReducer(block, self.scopes, cache, dtype, per_head=self.head_norms, real=real)
         return LayerReducer(WeightReducer(per_head=self.per_head) if self.weights else None, norms)
-
-
-def as_index(name: str, value: object) -> int:
-    """An integer of any kind but a truth value."""
-    try:
-        if not isinstance(value, bool):
-            return integer(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise InvalidInputError(f"got {name} {value!r}; expected an integer")
 
 
 def as_sequence(name: str, values: object) -> list[object]:

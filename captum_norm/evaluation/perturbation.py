@@ -238,7 +238,7 @@ class _Batches:
 
         call = replace(self.call, arguments={name: take(value) for name, value in self.call.arguments.items()})
         if stand_in is None:
-            call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
+            _pad(call, real)
             output = call.run()
         else:
             vector, hole = stand_in.vector, real & ~kept[:, : ahead.shape[1]]
@@ -246,6 +246,15 @@ class _Batches:
                 call, lambda embedded: torch.where(hole[..., None], vector.to(embedded), embedded)
             )
         return read_output(call.model, output, real, take(self.read), self.perturbation.readout)
+
+
+def _pad(call: ModelCall, real: Tensor) -> None:
+    """Make padding of what is not real, (N, S)."""
+    call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
+    ids, padding = call.arguments.get("input_ids"), getattr(getattr(call.model, "config", None), "pad_token_id", None)
+    # Some classifiers tell the last token by the padding id, whatever the mask says.
+    if ids is not None and padding is not None:
+        call.arguments["input_ids"] = ids.masked_fill(~real, padding)
 
 
 def _ends(real: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """Which output position a model's head reads: the position one usually wants explained."""
 
 from collections.abc import Sequence
-from operator import index as integer
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.inputs import as_index
 
 ReadPosition = Literal["first", "last", "mean"]
 
@@ -50,7 +50,7 @@ def positions_of_examples(position: int | Sequence[int] | Tensor, real: Tensor) 
     """
     batch, length = real.shape
     entries: Any = position.tolist() if isinstance(position, Tensor) else position
-    places = [_integer(entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
+    places = [as_index("position", entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
     if len(places) not in (1, batch):
         raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
     index = torch.tensor(places).expand(batch)
@@ -60,12 +60,3 @@ def positions_of_examples(position: int | Sequence[int] | Tensor, real: Tensor) 
         if not real[example, place]:
             raise InvalidInputError(f"got position {place}, which is padding in example {example}")
     return (index % length).to(real.device)
-
-
-def _integer(entry: Any) -> int:
-    try:
-        if not isinstance(entry, bool):
-            return integer(entry)
-    except TypeError:
-        pass
-    raise InvalidInputError(f"got position {entry!r}; expected an integer")

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers as hf
 from captum.attr import FeatureAblation
 from torch import Tensor, nn
 
 from captum_norm import InvalidInputError, TokenAttribution, UnsupportedModelError
 from captum_norm.evaluation import Faithfulness, FaithfulnessScores, Perturbation, kendall, spearman
 from tests import families
-from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, sentences, state
+from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, randomized, sentences, state
 
 Removal = Literal["mask", "mean", "zero", "delete"]
 BINS = (Fraction(1, 100), Fraction(1, 5), Fraction(1, 2))
@@ -153,6 +154,20 @@ def test_the_position_read_is_never_removed_and_moves_with_deletion() -> None:
             assert abs(float(omitted[row, start + token]) - expected) < 1e-12
     assert omitted[~bound.removable].abs().max() == 0
     assert omitted.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("removal", ["mask", "pad", "mean", "delete"])
+def test_a_classifier_that_tells_its_last_token_by_the_padding_id(removal: Any) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "num_labels": 3}
+    config = hf.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model, (ids, mask) = randomized(hf.GPT2ForSequenceClassification(config), 0), sentences([9, 6, 7])
+    perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
+    omitted = perturbation.bind(ids, mask, target=1).leave_one_out()
+    for row in range(3):
+        single = perturbation.bind(alone(ids, mask, row), target=1)
+        one_by_one = [single.outputs(kept[None, None]) for kept in single.all_but_one()[0]]
+        expected = single.drops(torch.cat(one_by_one, 1))
+        torch.testing.assert_close(alone(omitted, mask, row), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_several_methods_share_their_inputs_and_batches_change_nothing() -> None:
