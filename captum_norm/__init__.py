@@ -39,6 +39,7 @@ __all__ = [
     "NormMeter",
     "NotEnoughMemoryError",
     "Site",
+    "TokenAttribution",
     "UnsupportedModelError",
     "UnsupportedScopeError",
     "contextualization_change",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
         MeterOptions,
         NormAttribution,
         NormMeter,
+        TokenAttribution,
     )
     from captum_norm.maps import AttributionMaps
     from captum_norm.models import FeedForwardLayout, Layout, Site, register_feed_forward, register_layout
@@ -79,6 +81,7 @@ else:
         "Site": "captum_norm.models",
         "contextualization_change": "captum_norm.analysis",
         "register_feed_forward": "captum_norm.models",
+        "TokenAttribution": "captum_norm.attr",
         "register_layout": "captum_norm.models",
     }
 

@@ -5,6 +5,7 @@ from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.measure import TOLERANCE, MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
 from captum_norm.attr.rollout import AttentionRollout
+from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.attr.weights import AttentionWeights
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "MeterOptions",
     "NormAttribution",
     "NormMeter",
+    "TokenAttribution",
 ]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
 from captum_norm.attr._assembly import Measurements
-from captum_norm.attr.measure import MeterOptions, NormMeter, as_index
+from captum_norm.attr.measure import MeterOptions, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.heads import ReadPosition, read_position
+from captum_norm.models.heads import ReadPosition, positions_of_examples, read_position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.stacks import StackName
 
@@ -244,7 +244,7 @@ def attribution_maps(
 def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor:
     """How much each query's row counts, (B, Q)."""
     stack, real = maps.self_attention, maps.real
-    batch, length = real.shape
+    batch = len(real)
     if position is None:
         position = read_position(model, causal=maps.decoder is not None)
     if position == "mean":
@@ -255,16 +255,6 @@ def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor
         if wanted is None:
             raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
         return (counted == wanted.to(counted)).to(stack)
-    entries = position.tolist() if isinstance(position, Tensor) else position
-    places = [as_index("position", entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
-    if len(places) not in (1, batch):
-        raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
-    index = torch.tensor(places).expand(batch)
-    for example, place in enumerate(index.tolist()):
-        if not -length <= place < length:
-            raise InvalidInputError(f"got position {place}; the sequence has {length} positions, 0 to {length - 1}")
-        if not real[example, place]:
-            raise InvalidInputError(f"got position {place}, which is padding in example {example}")
     rows = torch.zeros_like(real, dtype=stack.dtype, device=stack.device)
-    rows[torch.arange(batch), index % length] = 1
+    rows[torch.arange(batch), positions_of_examples(position, real)] = 1
     return rows

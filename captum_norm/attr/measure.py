@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index as integer
 from types import MappingProxyType
 from typing import Any, TypedDict, get_args
 
@@ -33,7 +32,7 @@ from captum_norm.errors import (
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.inputs import Inputs, ModelCall, as_index, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
@@ -373,16 +372,6 @@ class _Wanted:
         """What is kept of a stack of so many layers and heads."""
         maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
         return Kept(layers if self.layers is None else len(self.layers), maps)
-
-
-def as_index(name: str, value: object) -> int:
-    """An integer of any kind but a truth value."""
-    try:
-        if not isinstance(value, bool):
-            return integer(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise InvalidInputError(f"got {name} {value!r}; expected an integer")
 
 
 def as_sequence(name: str, values: object) -> list[object]:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index as integer
 from traceback import walk_tb
 from typing import Any
 
@@ -91,10 +92,10 @@ class ModelCall:
         queries = self.decoder if role in ("decoder", "cross") else self.positions
         return queries, self.decoder if role == "decoder" else self.positions
 
-    def run(self) -> None:
+    def run(self) -> Any:
         """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
         try:
-            self.model(**self.arguments)
+            return self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except (ValueError, IndexError, RuntimeError, TypeError, AssertionError) as error:
@@ -341,6 +342,16 @@ def _unpadded(embeddings: nn.Module | None, ids: Tensor) -> Tensor | None:
         raise InvalidInputError(f"got inputs of dtype {ids.dtype}; expected token ids")
     padding = getattr(embeddings, "padding_idx", None)
     return None if padding is None else ids != padding
+
+
+def as_index(name: str, value: object) -> int:
+    """An integer of any kind but a truth value."""
+    try:
+        if not isinstance(value, bool):
+            return integer(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise InvalidInputError(f"got {name} {value!r}; expected an integer")
 
 
 def _places(shift: Tensor, length: int) -> Tensor:

@@ -1,0 +1,359 @@
+"""Captum's gradient and perturbation methods as token attributions."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from captum.attr import Attribution, GradientShap, PerturbationAttribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError, NonFiniteError
+from captum_norm.models.embeddings import (
+    EMBEDDINGS,
+    SpecialTokens,
+    StandIn,
+    embedding_module,
+    ordinary_positions,
+    replacement,
+    run_embedded,
+    run_with_embeddings,
+)
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.outputs import Readout, Target, chosen_target, read_mask, read_output, real_positions
+from captum_norm.models.tracing import evaluating
+
+Reduction = Literal["l2", "sum"]
+"""What is made of a token's D numbers: their Euclidean norm, or their sum."""
+
+
+class TokenAttribution(Attribution):
+    """Any gradient or perturbation method of Captum with one score for each token.
+
+    Gradient methods explain the tokens' embeddings, and each token's D numbers are reduced to one. Perturbation methods
+    explain one number for each token: 1 keeps its embedding, 0 puts the baseline in its place. Either way the
+    embeddings are replaced where the model looks them up, so that ids, position and type embeddings stay as they are.
+
+    Methods that draw random numbers take them from torch's and, in Captum's GradientSHAP, numpy's global generators.
+
+    Args:
+        model: a classifier or causal language model of Hugging Face, or any other model if ``readout`` says what to
+            explain; left exactly as it is.
+        method: makes the method out of a module: a class such as :class:`captum.attr.IntegratedGradients`, or a
+            function, ``lambda module: IntegratedGradients(module, multiply_by_inputs=False)``.
+        baseline: what a token is compared with, where the method compares: ``"mask"``, ``"pad"``, ``"zero"``,
+            ``"mean"`` (of all tokens' embeddings), a token's id or an embedding (D,). None: the mask token, or else the
+            padding token, or else the mean. :attr:`signature` says what it is.
+        tokenizer: knows mask, padding and special tokens; None to ask the model's configuration for the first two.
+        keep_special: keep special tokens such as [CLS] as they are in the baseline; they then score exactly 0 by
+            methods that compare with one. Needs the tokenizer.
+        reduction: of gradient methods, ``"l2"`` or ``"sum"``. None: the sum where the method multiplies by the inputs,
+            so that scores are signed and add up, else the norm.
+        readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        batch_size: how many perturbed or interpolated inputs go through the model at a time, at least one of each
+            example for integrated gradients.
+        options: further arguments of the method's ``attribute``, such as ``n_steps=20``.
+
+    Attributes:
+        baseline: the baseline's name and embedding; None if the method has none.
+
+    Raises:
+        InvalidInputError: an option is not as described, or a perturbation method takes no baseline.
+        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+
+    Example:
+        >>> import torch
+        >>> from captum.attr import IntegratedGradients
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+        >>> model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
+        >>> method = TokenAttribution(model, IntegratedGradients, n_steps=20)
+        >>> method.signature
+        'attribution:IntegratedGradients|n_steps:20|baseline:pad:0|special:replaced|reduction:sum'
+        >>> method.attribute(torch.tensor([[2, 7, 9, 3]]), target=1).shape
+        torch.Size([1, 4])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Callable[[nn.Module], Attribution],
+        /,
+        *,
+        baseline: StandIn | int | Tensor | None = None,
+        tokenizer: SpecialTokens | None = None,
+        keep_special: bool = False,
+        reduction: Reduction | None = None,
+        readout: Readout | None = None,
+        batch_size: int = 32,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        if reduction not in (None, *get_args(Reduction)):
+            raise InvalidInputError(f'got the reduction {reduction!r}; expected "l2" or "sum"')
+        if keep_special and tokenizer is None:
+            raise InvalidInputError("got keep_special=True without a tokenizer, which knows the special tokens")
+        embedding_module(model)
+        super().__init__(model)
+        self.model = model
+        self._make = method
+        probe = method(_Explained(model))
+        parameters = inspect.signature(probe.attribute).parameters
+        unknown = options.keys() - parameters.keys()
+        if unknown:
+            raise InvalidInputError(f"{type(probe).__name__}.attribute has no argument {min(unknown)!r}")
+        self._name = type(probe).__name__
+        self._perturbs = isinstance(probe, PerturbationAttribution)
+        # GradientShap draws baselines from all that it is given, so an example must not see another's.
+        self._alone = isinstance(probe, (PerturbationAttribution, GradientShap))
+        self._parameters = frozenset(parameters)
+        if self._perturbs and "baselines" not in parameters:
+            raise InvalidInputError(f"{self._name} takes no baseline, so it cannot leave a token out")
+        self._options = options
+        self._special = tuple(tokenizer.all_special_ids) if keep_special and tokenizer is not None else ()
+        self.keep_special = keep_special
+        self.baseline = replacement(model, baseline, tokenizer) if "baselines" in parameters else None
+        self.reduction = reduction or ("sum" if not self._perturbs and probe.multiplies_by_inputs else "l2")
+        self._readout = readout
+        self._batch_size = batch_size
+
+    @property
+    def signature(self) -> str:
+        """The method and every choice that changes its scores, in the manner of sacrebleu."""
+        entries = {"attribution": self._name} | {name: str(value) for name, value in self._options.items()}
+        if self.baseline is not None:
+            entries |= {"baseline": self.baseline.name, "special": "kept" if self.keep_special else "replaced"}
+        if not self._perturbs:
+            entries["reduction"] = self.reduction
+        return "|".join(f"{name}:{value}" for name, value in entries.items())
+
+    def has_convergence_delta(self) -> bool:
+        """Whether the method's attributions add up to a difference of outputs."""
+        return "return_convergence_delta" in self._parameters
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Target = None,
+        additional_forward_args: Any = None,
+        *,
+        position: int | Sequence[int] | Tensor | None = None,
+        return_convergence_delta: bool = False,
+    ) -> Any:
+        """How much each input token contributes to one output.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's
+                output. Embeddings go into the model as ``inputs_embeds``.
+            target: the class or next token to explain: an integer, or one for each example. None: the one that the
+                model predicts.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            position: where to read logits that there are for every position: an index (negative from the end), or one
+                for each example. None: the last real position, where a causal model predicts the next token.
+            return_convergence_delta: also return Σ attributions − (output − output at the baseline), (B,), signed, in
+                the output's unit, before any reduction; the mean over baselines where the method draws several.
+
+        Returns:
+            (B, S), exactly 0 at padding; a tuple of this one tensor if ``inputs`` is a tuple.
+
+        Raises:
+            InvalidInputError: the inputs, target or position do not fit the model, or the method has no convergence
+                delta.
+            NonFiniteError: a score is NaN or infinite.
+            UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
+        """
+        if return_convergence_delta and not self.has_convergence_delta():
+            raise InvalidInputError(f"{self._name} has no convergence delta")
+        call = bind_inputs(self.model, inputs, additional_forward_args)
+        with evaluating(self.model), torch.inference_mode(False):
+            subject = _subject(call, read_mask(call, position), target, self._readout)
+            replaced = ordinary_positions(call, subject.real, self._special)
+            parts = _examples(subject, replaced) if self._alone else [(subject, replaced)]
+            explained = [self._explain(*part, delta=return_convergence_delta) for part in parts]
+        length = subject.real.shape[1]
+        scores = torch.cat([nn.functional.pad(part, (0, length - part.shape[1])) for part, _ in explained])
+        if not scores[subject.real].isfinite().all():
+            raise NonFiniteError(f"{self._name} of {type(self.model).__name__} gives NaN or infinity for these inputs")
+        scores = call.positions.unshift(scores.masked_fill(~subject.real, 0), 1)
+        attributions = (scores,) if isinstance(inputs, tuple) else scores
+        if not return_convergence_delta:
+            return attributions
+        return attributions, torch.cat([delta for _, delta in explained if delta is not None])
+
+    def compute_convergence_delta(
+        self,
+        attributions: Tensor | tuple[Tensor],
+        inputs: Inputs,
+        target: Target = None,
+        additional_forward_args: Any = None,
+        *,
+        position: int | Sequence[int] | Tensor | None = None,
+    ) -> Tensor:
+        """The convergence delta of some inputs; the method is run once more, since reduced scores need not add up.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`attribute`.
+            target: as for :meth:`attribute`.
+            additional_forward_args: as for :meth:`attribute`.
+            position: as for :meth:`attribute`.
+
+        Returns:
+            (B,), as :meth:`attribute` returns it.
+
+        Raises:
+            InvalidInputError: the method has no convergence delta, or the attributions are of other inputs.
+        """
+        options = {"position": position, "return_convergence_delta": True}
+        _, delta = self.attribute(inputs, target, additional_forward_args, **options)
+        (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
+        if len(attributions) != len(delta):
+            raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
+        return delta  # type: ignore[no-any-return]
+
+    def _explain(self, subject: "_Subject", replaced: Tensor, *, delta: bool) -> tuple[Tensor, Tensor | None]:
+        """(N, S) and (N,)."""
+        if self._perturbs and not replaced.any():
+            return torch.zeros_like(replaced, dtype=torch.float32), None
+        features, baselines = self._features(subject, replaced)
+        options = self._defaults(replaced) | self._options
+        if self.baseline is not None:
+            options["baselines"] = baselines
+        if delta:
+            options["return_convergence_delta"] = True
+        module = _Explained(self.model, subject, self.baseline.vector if self.baseline and self._perturbs else None)
+        with torch.set_grad_enabled(not self._perturbs):
+            result = self._make(module).attribute(
+                features, target=subject.target, additional_forward_args=subject.tensors, **options
+            )
+        attributions, error = result if delta else (result, None)
+        attributions = attributions.detach().to(torch.promote_types(attributions.dtype, torch.float32))
+        if self._perturbs:
+            scores = attributions * replaced
+        else:
+            scores = attributions.sum(-1) if self.reduction == "sum" else attributions.norm(dim=-1)
+        return scores, None if error is None else error.detach().reshape(len(replaced), -1).mean(1)
+
+    def _features(self, subject: "_Subject", replaced: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the method explains, (N, S, D) or (N, S), and what it compares that with."""
+        if self._perturbs:
+            kept = (~replaced).to(subject.embeddings)
+            return torch.ones_like(kept), kept
+        features = subject.embeddings.clone().requires_grad_()
+        if self.baseline is None:
+            return features, None
+        vector = self.baseline.vector.to(subject.embeddings)
+        return features, torch.where(replaced[..., None], vector, subject.embeddings)
+
+    def _defaults(self, replaced: Tensor) -> dict[str, Any]:
+        """Those of the method's arguments that Captum's own defaults would make slow, or not about tokens."""
+        defaults: dict[str, Any] = {
+            "perturbations_per_eval": self._batch_size,
+            "internal_batch_size": max(self._batch_size, len(replaced)),
+            # Tokens that stay are put with one that does not: no feature of their own.
+            "feature_mask": (replaced.long().cumsum(1) - 1).clamp(min=0),
+            "sliding_window_shapes": (1,),
+        }
+        return {name: value for name, value in defaults.items() if name in self._parameters}
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is explained of some examples.
+
+    Attributes:
+        call: of the model.
+        embeddings: of the tokens, (N, S, D).
+        real: True at real positions, (N, S).
+        read: True where the output is read, (N, S); None for the default.
+        target: (N,); None where the output is one number.
+        readout: the user's own.
+    """
+
+    call: ModelCall
+    embeddings: Tensor
+    real: Tensor
+    read: Tensor | None
+    target: Tensor | None
+    readout: Readout | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arguments with one entry for each example, but for the embeddings."""
+        return tuple(
+            name
+            for name, value in self.call.arguments.items()
+            if name != EMBEDDINGS and isinstance(value, Tensor) and value.dim() and len(value) == len(self.real)
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What Captum repeats along with the features."""
+        further = (self.real,) if self.read is None else (self.real, self.read)
+        return (*(self.call.arguments[name] for name in self.names), *further)
+
+
+class _Explained(nn.Module):
+    """What Captum explains: features and :attr:`_Subject.tensors` to the output, (N, C) or (N,).
+
+    Args:
+        model: the model.
+        subject: its call; None before there is one.
+        baseline: (D,), for features (N, S) that say how much of each embedding is kept; None for features that are
+            embeddings.
+    """
+
+    def __init__(self, model: nn.Module, subject: _Subject | None = None, baseline: Tensor | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self._subject = subject
+        self._baseline = baseline
+
+    def forward(self, features: Tensor, *tensors: Tensor) -> Tensor:
+        subject = self._subject
+        if subject is None:
+            raise RuntimeError("called before there was anything to explain")
+        names = subject.names
+        real, *read = tensors[len(names) :]
+        call = replace(subject.call, arguments=subject.call.arguments | dict(zip(names, tensors, strict=False)))
+
+        def embed(original: Tensor) -> Tensor:
+            if self._baseline is None:
+                return features
+            kept = features[..., None].to(original)
+            # Given embeddings are those of one example here, so they need no repeating.
+            return kept * original + (1 - kept) * self._baseline.to(original)
+
+        output = run_with_embeddings(call, embed)
+        return read_output(self.model, output, real, read[0] if read else None, subject.readout)
+
+
+def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Readout | None) -> _Subject:
+    """One forward pass finds the embeddings and, where none is given, the target."""
+    real = real_positions(call)
+    with torch.no_grad():
+        output, embeddings = run_embedded(call)
+    scores = read_output(call.model, output, real, read, readout)
+    return _Subject(call, embeddings, real, read, chosen_target(target, scores), readout)
+
+
+def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, Tensor]]:
+    """Each example by itself, without the padding behind it."""
+    batch, length = subject.real.shape
+    for example in range(batch):
+        end = int(subject.real[example].nonzero().max()) + 1
+
+        def cut(value: Any, example: int = example, end: int = end) -> Any:
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
+                return value
+            row = value[example : example + 1]
+            return row[:, :end] if row.dim() > 1 and row.shape[1] == length else row
+
+        call = replace(subject.call, arguments={name: cut(value) for name, value in subject.call.arguments.items()})
+        embeddings, real, read, target = map(cut, (subject.embeddings, subject.real, subject.read, subject.target))
+        alone = replace(subject, call=call, embeddings=embeddings, real=real, read=read, target=target)
+        yield alone, cut(replaced)

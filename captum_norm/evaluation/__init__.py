@@ -1,0 +1,26 @@
+"""How faithful token scores of any origin are: (B, S) numbers, a model and its inputs."""
+
+from captum_norm.evaluation.captum_metrics import infidelity, max_sensitivity
+from captum_norm.evaluation.correlation import agreement, kendall, spearman
+from captum_norm.evaluation.faithfulness import ERASER_BINS, Faithfulness, FaithfulnessScores
+from captum_norm.evaluation.perturbation import Perturbation, PerturbedInputs
+from captum_norm.evaluation.ranking import ranks, token_counts
+from captum_norm.evaluation.scores import area, mean_drop, relevance_gain
+
+__all__ = [
+    "ERASER_BINS",
+    "Faithfulness",
+    "FaithfulnessScores",
+    "Perturbation",
+    "PerturbedInputs",
+    "agreement",
+    "area",
+    "infidelity",
+    "kendall",
+    "max_sensitivity",
+    "mean_drop",
+    "ranks",
+    "relevance_gain",
+    "spearman",
+    "token_counts",
+]

@@ -1,0 +1,121 @@
+"""Captum's own metrics, infidelity and maximum sensitivity, for token scores."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from captum import metrics
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.evaluation.perturbation import PerturbedInputs
+from captum_norm.models.embeddings import run_embedded
+from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.tracing import evaluating
+
+
+def infidelity(
+    bound: PerturbedInputs,
+    scores: Tensor,
+    *,
+    samples: int = 32,
+    share: float = 0.5,
+    normalize: bool = True,
+    seed: int = 0,
+) -> Tensor:
+    """How far scores are from the drops of the output when random tokens are removed [Yeh et al. 2019].
+
+    E[(β Σ_{i removed} score_i − (f(x) − f(x without them)))²], by :func:`captum.metrics.infidelity` on one number for
+    each token, 1 or 0.
+
+    Args:
+        bound: the inputs, from :meth:`Perturbation.bind`.
+        scores: (B, S).
+        samples: random removals of each example.
+        share: the probability of each token to be removed.
+        normalize: choose β for each example so that infidelity is least, which makes the scores' unit irrelevant; else
+            β = 1.
+        seed: of the removals.
+
+    Returns:
+        (B,), in the squared unit of the output; lower is better.
+
+    Raises:
+        InvalidInputError: scores have another shape than the inputs.
+    """
+    removable = bound.removable
+    if scores.shape != removable.shape:
+        raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {tuple(removable.shape)}")
+    generator = torch.Generator(removable.device).manual_seed(seed)
+    present = removable.to(bound.whole)
+
+    def remove(kept: Tensor) -> tuple[Tensor, Tensor]:
+        removed = kept * (torch.rand(kept.shape, generator=generator, device=kept.device) < share)
+        return removed, kept - removed
+
+    def forward(kept: Tensor) -> Tensor:
+        # Captum repeats each example in place.
+        by_example = kept.bool().unflatten(0, (len(removable), -1))
+        return bound.values(bound.outputs(by_example)).flatten()
+
+    attributions = scores.detach().to(present)
+    result: Tensor = metrics.infidelity(
+        forward, remove, present, attributions, n_perturb_samples=samples, normalize=normalize
+    )
+    return result
+
+
+def max_sensitivity(
+    attribute: Callable[..., Any],
+    model: nn.Module,
+    inputs: Inputs,
+    additional_forward_args: Any = None,
+    *,
+    radius: float = 0.02,
+    samples: int = 10,
+    seed: int = 0,
+    **arguments: Any,
+) -> Tensor:
+    """The largest relative change of scores under small changes of the embeddings [Yeh et al. 2019].
+
+    max ‖scores(e + ε) − scores(e)‖ / ‖scores(e)‖ over random ε with entries in [−radius, radius], by
+    :func:`captum.metrics.sensitivity_max`.
+
+    Args:
+        attribute: the method's; called with mappings that hold ``inputs_embeds``.
+        model: the model that it explains.
+        inputs: as for :meth:`Perturbation.bind`.
+        additional_forward_args: as for :meth:`Perturbation.bind`.
+        radius: in the unit of the embeddings.
+        samples: random changes of each example.
+        seed: of the changes.
+        arguments: further arguments of ``attribute``. Give a ``target`` where the method has one: left to the method it
+            could change with the embeddings.
+
+    Returns:
+        (B,); lower is better.
+    """
+    call = bind_inputs(model, inputs, additional_forward_args)
+    with torch.no_grad(), evaluating(model):
+        _, embeddings = run_embedded(call)
+    others = {name: value for name, value in call.arguments.items() if name not in ("input_ids", "inputs_embeds")}
+    generator = torch.Generator(embeddings.device).manual_seed(seed)
+
+    def repeated(value: Any, times: int) -> Any:
+        batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == call.batch
+        return value.repeat_interleave(times, 0) if batched else value
+
+    def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> tuple[Tensor]:
+        (changed,) = changed if isinstance(changed, tuple) else (changed,)
+        times = len(changed) // call.batch
+        further = {name: repeated(value, times) for name, value in others.items()}
+        return (attribute({"inputs_embeds": changed, **further}, **options),)
+
+    def change(embedded: Tensor) -> Tensor:
+        noise = torch.rand(embedded.shape, generator=generator, device=embedded.device, dtype=embedded.dtype)
+        return embedded + radius * (2 * noise - 1)
+
+    result: Tensor = metrics.sensitivity_max(
+        explain, embeddings, perturb_func=change, n_perturb_samples=samples, **arguments
+    )
+    return result

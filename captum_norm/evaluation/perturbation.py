@@ -1,0 +1,272 @@
+"""A model's output on inputs without some of their tokens, in batches across examples and perturbations."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.models.embeddings import (
+    Replacement,
+    SpecialTokens,
+    StandIn,
+    embedding_module,
+    ordinary_positions,
+    replacement,
+    run_with_embeddings,
+)
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.outputs import Readout, Target, chosen_target, read_mask, read_output, real_positions
+from captum_norm.models.seams import library_of
+from captum_norm.models.tracing import evaluating
+
+Output = Literal["probability", "logit"]
+"""What of a class is watched: its probability, or its logit (or whatever number a readout gives)."""
+
+
+class Perturbation:
+    """How tokens are removed, and what of the model's output is watched.
+
+    Args:
+        model: a classifier or causal language model of Hugging Face, or any other model if ``readout`` says what to
+            watch; left exactly as it is.
+        removal: what happens to a removed token: ``"delete"`` takes it out of the sequence, and the rest moves
+            together; anything else leaves its position and puts another embedding there: that of the ``"mask"`` or
+            ``"pad"`` token, ``"mean"`` of all tokens' embeddings, ``"zero"``, a token's id or an embedding (D,).
+        tokenizer: knows mask, padding and special tokens.
+        keep_special: special tokens such as [CLS] are never removed, nor counted among the tokens. Needs the tokenizer.
+        output: ``"probability"`` or ``"logit"``.
+        readout: what to watch instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        batch_size: how many perturbed inputs go through the model at a time.
+
+    Raises:
+        InvalidInputError: an option is not as described, or the token to put in is not known.
+        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        removal: StandIn | Literal["delete"] | int | Tensor = "mask",
+        *,
+        tokenizer: SpecialTokens | None = None,
+        keep_special: bool = True,
+        output: Output = "probability",
+        readout: Readout | None = None,
+        batch_size: int = 64,
+    ) -> None:
+        if output not in get_args(Output):
+            raise InvalidInputError(f'got the output {output!r}; expected "probability" or "logit"')
+        if keep_special and tokenizer is None:
+            raise InvalidInputError(
+                "got keep_special=True without a tokenizer, which knows the special tokens; pass one, or "
+                "keep_special=False"
+            )
+        if batch_size < 1:
+            raise InvalidInputError(f"got batch_size={batch_size}; expected at least 1")
+        embedding_module(model)
+        self.model = model
+        self.replacement: Replacement | None = None
+        if isinstance(removal, str) and removal == "delete":
+            mask = library_of(model).inputs.mask
+            if mask not in inspect.signature(model.forward).parameters:
+                raise InvalidInputError(f"{type(model).__name__} takes no attention mask, so no token can be deleted")
+        else:
+            self.replacement = replacement(model, removal, tokenizer)
+        self.special_ids = tuple(tokenizer.all_special_ids) if keep_special and tokenizer is not None else ()
+        self.keep_special = keep_special
+        self.output = output
+        self.readout = readout
+        self.batch_size = batch_size
+
+    @property
+    def signature(self) -> str:
+        """Every choice that changes scores, in the manner of sacrebleu."""
+        removal = "delete" if self.replacement is None else self.replacement.name
+        return f"removal:{removal}|special:{'kept' if self.keep_special else 'removed'}|output:{self.output}"
+
+    def bind(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        target: Target = None,
+        position: int | Sequence[int] | Tensor | None = None,
+    ) -> "PerturbedInputs":
+        """Some inputs, ready to be perturbed; runs the model on them once.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's
+                output.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            target: the class or next token to watch: an integer, or one for each example. None: the one that the model
+                predicts for the whole input.
+            position: where to read logits that there are for every position, and never to remove a token; None: the
+                last real position, where a causal model predicts the next token.
+
+        Raises:
+            InvalidInputError: the inputs, target or position do not fit the model.
+            UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
+        """
+        call = bind_inputs(self.model, inputs, additional_forward_args)
+        real, read = real_positions(call), read_mask(call, position)
+        removable = ordinary_positions(call, real, self.special_ids)
+        if read is not None:
+            removable = removable & ~read
+        batches = _Batches(self, call, real, read)
+        scores = batches.run(torch.arange(call.batch, device=real.device), real)
+        if self.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
+            raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
+        chosen = chosen_target(target, scores)
+        return PerturbedInputs(batches, removable, chosen, _select(scores, chosen, self.output))
+
+
+class PerturbedInputs:
+    """Inputs whose tokens can be removed; made by :meth:`Perturbation.bind`.
+
+    Positions are those of the user's inputs, wherever their padding is. Outputs are log-probabilities or logits, by the
+    perturbation's ``output``, in single precision or better.
+
+    Attributes:
+        removable: True at the tokens that may be removed, (B, S).
+        target: the class of each example, (B,); None where the output is one number.
+        whole: the output for the whole inputs, (B,).
+    """
+
+    def __init__(self, batches: "_Batches", removable: Tensor, target: Tensor | None, whole: Tensor) -> None:
+        self._batches = batches
+        self._removable = removable
+        self.target = target
+        self.whole = whole
+        self.removable = batches.call.positions.unshift(removable, 1)
+
+    def outputs(self, kept: Tensor) -> Tensor:
+        """The output for inputs with some of their tokens removed.
+
+        Equal inputs are run once. Whatever ``kept`` says, only removable tokens are removed.
+
+        Args:
+            kept: True at the tokens to keep, (B, K, S).
+
+        Returns:
+            (B, K).
+
+        Raises:
+            InvalidInputError: ``kept`` has another shape, or deletion leaves no token.
+        """
+        batch, length = self.removable.shape
+        if kept.dim() != 3 or (kept.shape[0], kept.shape[2]) != (batch, length) or kept.dtype != torch.bool:
+            got = f"{kept.dtype} of shape {tuple(kept.shape)}"
+            raise InvalidInputError(f"got kept tokens as {got}; expected torch.bool of shape ({batch}, K, {length})")
+        kept = self._batches.call.positions.moved(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
+        rows = ((kept | ~self._removable[:, None]) & self._batches.real[:, None]).flatten(0, 1)
+        examples = torch.arange(batch, device=rows.device).repeat_interleave(kept.shape[1])
+        different, places = torch.cat([examples[:, None], rows.long()], 1).unique(dim=0, return_inverse=True)
+        examples, rows = different[:, 0], different[:, 1:].bool()
+        scores = self._batches.run(examples, rows, None if self.target is None else self.target[examples])
+        return scores[places].reshape(batch, -1).to(self.whole)
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Outputs as probabilities if that is what is watched, else as they are."""
+        return outputs.exp() if self._batches.perturbation.output == "probability" else outputs
+
+    def leave_one_out(self) -> Tensor:
+        """Output for the whole input less output without the token, (B, S); 0 at tokens that are never removed."""
+        return self.drops(self.outputs(self.all_but_one()))
+
+    def all_but_one(self) -> Tensor:
+        """Which tokens are kept if each one is removed by itself, (B, S, S)."""
+        batch, length = self.removable.shape
+        return ~torch.eye(length, dtype=torch.bool, device=self.removable.device).expand(batch, -1, -1)
+
+    def drops(self, outputs: Tensor) -> Tensor:
+        """Leave-one-out scores from the outputs for :meth:`all_but_one`, (B, S)."""
+        return (self.whole[:, None] - outputs) * self.removable
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches:
+    """One call of a model that is repeated with other tokens missing; positions as the model sees them."""
+
+    perturbation: Perturbation
+    call: ModelCall
+    real: Tensor
+    read: Tensor | None
+
+    def run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
+        """What the model returns for some examples (N,) with the tokens that each keeps (N, S).
+
+        Returns:
+            (N,) of the target if there is one, else as :func:`read_output`.
+        """
+        deleting = self.perturbation.replacement is None
+        lengths = kept.sum(1) if deleting else _ends(self.real)[examples]
+        if not lengths.all():
+            empty = int(examples[lengths.argmin()])
+            raise InvalidInputError(
+                f"deletion leaves no token of example {empty}; keep special tokens, or choose another removal"
+            )
+        # Inputs of like length share a batch, so little of it is padding.
+        order = lengths.argsort(stable=True)
+        results = []
+        with torch.no_grad(), evaluating(self.call.model):
+            for chunk in order.split(self.perturbation.batch_size):
+                scores = self._forward(examples[chunk], kept[chunk], lengths[chunk])
+                chosen = None if target is None else target[chunk]
+                results.append(scores if chosen is None else _select(scores, chosen, self.perturbation.output))
+        # The last layers of a model spread over devices are elsewhere than its inputs.
+        return torch.cat(results).to(order.device)[order.argsort()]
+
+    def _forward(self, examples: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
+        stand_in = self.perturbation.replacement
+        ahead = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
+        if stand_in is None:
+            places = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : ahead.shape[1]]
+            real = ahead < lengths[:, None]
+        else:
+            places, real = ahead, self.real[examples[:, None], ahead]
+
+        def take(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != self.call.batch:
+                return value
+            index = examples.to(value.device)
+            sequence = value.dim() > 1 and value.shape[1] == self.real.shape[1]
+            return value[index[:, None], places.to(value.device)] if sequence else value[index]
+
+        call = replace(self.call, arguments={name: take(value) for name, value in self.call.arguments.items()})
+        if stand_in is None:
+            _pad(call, real)
+            output = call.run()
+        else:
+            vector, hole = stand_in.vector, real & ~kept[:, : ahead.shape[1]]
+            output = run_with_embeddings(
+                call, lambda embedded: torch.where(hole[..., None], vector.to(embedded), embedded)
+            )
+        return read_output(call.model, output, real, take(self.read), self.perturbation.readout)
+
+
+def _pad(call: ModelCall, real: Tensor) -> None:
+    """Make padding of what is not real, (N, S)."""
+    call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
+    ids, padding = call.arguments.get("input_ids"), getattr(getattr(call.model, "config", None), "pad_token_id", None)
+    # Some classifiers tell the last token by the padding id, whatever the mask says.
+    if ids is not None and padding is not None:
+        call.arguments["input_ids"] = ids.masked_fill(~real, padding)
+
+
+def _ends(real: Tensor) -> Tensor:
+    """Where the last real position of each example ends: (N, S) -> (N,)."""
+    return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
+
+
+def _select(scores: Tensor, target: Tensor | None, output: Output) -> Tensor:
+    """Log-probabilities or logits of the targets: (N, C) or (N,), (N,) -> (N,)."""
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if target is None:
+        return scores
+    if output == "probability":
+        scores = scores.log_softmax(1)
+    return scores.gather(1, target[:, None].to(scores.device))[:, 0]

@@ -1,0 +1,57 @@
+"""From scores to the tokens that are removed or kept first."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+from torch import Tensor
+
+# 0.07 · 100 is a little more than 7 in floating point.
+_SLACK = 1e-9
+
+
+def ranks(scores: Tensor, removable: Tensor) -> Tensor:
+    """Each token's place in the order of falling scores, the highest score first; equal scores from the left.
+
+    Args:
+        scores: (B, S).
+        removable: True at the tokens that have a place, (B, S).
+
+    Returns:
+        (B, S) integers from 0; S at all other tokens.
+
+    >>> ranks(torch.tensor([[0.1, 0.9, 5.0, 0.1]]), torch.tensor([[True, True, False, True]]))
+    tensor([[1, 0, 4, 2]])
+    """
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, (~removable).gather(1, order).to(torch.int8).argsort(dim=1, stable=True))
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places).masked_fill(~removable, scores.shape[1])
+
+
+def token_counts(fractions: Sequence[float], removable: Tensor) -> Tensor:
+    """How many tokens a fraction q of n tokens is: ⌈qn⌉, so at least one for any q > 0.
+
+    Args:
+        fractions: K numbers from 0 to 1.
+        removable: the tokens counted, (B, S).
+
+    Returns:
+        (B, K).
+
+    >>> token_counts([0.0, 0.01, 0.5, 1.0], torch.ones(1, 7, dtype=torch.bool))
+    tensor([[0, 1, 4, 7]])
+    """
+    rows = [[ceil(fraction * count - _SLACK) for fraction in fractions] for count in removable.sum(1).tolist()]
+    return torch.tensor(rows, device=removable.device)
+
+
+def highest(places: Tensor, counts: Tensor) -> Tensor:
+    """True at the tokens with the first places: (B, S), (B, K) -> (B, K, S)."""
+    return places[:, None] < counts[..., None]
+
+
+def lowest(places: Tensor, counts: Tensor, removable: Tensor) -> Tensor:
+    """True at the tokens with the last places: (B, S), (B, K), (B, S) -> (B, K, S)."""
+    rest = removable.sum(1, keepdim=True) - counts
+    return (places[:, None] >= rest[..., None]) & removable[:, None]

@@ -1,0 +1,37 @@
+"""Faithfulness scores of outputs that are already there: tensors in, tensors out.
+
+f is a model's output for the class explained; x the whole input, x₁ … x_K perturbed ones.
+"""
+
+import torch
+from torch import Tensor
+
+
+def mean_drop(whole: Tensor, perturbed: Tensor) -> Tensor:
+    """1/K Σ_k f(x) − f(x_k): area over the perturbation curve, comprehensiveness or sufficiency, by what x_k is.
+
+    Args:
+        whole: f(x), (B,).
+        perturbed: f(x_k), (B, K).
+
+    Returns:
+        (B,).
+
+    >>> mean_drop(torch.tensor([0.75]), torch.tensor([[0.5, 0.25]]))
+    tensor([0.3750])
+    """
+    return (whole[:, None] - perturbed).mean(1)
+
+
+def area(curve: Tensor) -> Tensor:
+    """∫₀¹ of a curve given at equal steps, by the trapezoidal rule: (B, K + 1) -> (B,)."""
+    return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)
+
+
+def relevance_gain(most_relevant_first: Tensor, least_relevant_first: Tensor) -> Tensor:
+    """Area between the two perturbation curves, LeRF less MoRF [Blücher et al. 2024]: (B, K + 1) twice -> (B,).
+
+    >>> relevance_gain(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    tensor([0.5000])
+    """
+    return area(least_relevant_first) - area(most_relevant_first)

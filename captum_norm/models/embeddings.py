@@ -1,0 +1,205 @@
+"""A model's token embeddings: found, replaced for one call, and what stands in for a token."""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from threading import get_ident
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.library import Library
+from captum_norm.models.seams import library_of
+
+StandIn = Literal["mask", "pad", "zero", "mean"]
+"""What stands in for a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
+
+EMBEDDINGS = "inputs_embeds"
+# Rows of an embedding table that are averaged at a time.
+_ROWS = 4096
+
+
+class SpecialTokens(Protocol):
+    """What is asked of a tokenizer; those of transformers have it."""
+
+    @property
+    def mask_token_id(self) -> int | None:
+        """The id that hides a token."""
+        ...
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id of padding."""
+        ...
+
+    @property
+    def all_special_ids(self) -> Collection[int]:
+        """The ids that stand for no text, such as those of [CLS] and [SEP]."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Replacement:
+    """What stands in for a token.
+
+    Attributes:
+        name: ``mask:103``, ``pad:0``, ``id:7``, ``zero``, ``mean`` or ``given``.
+        vector: its embedding, (D,).
+    """
+
+    name: str
+    vector: Tensor
+
+
+def embedding_module(model: nn.Module) -> nn.Module:
+    """The module that looks the tokens' embeddings up.
+
+    Raises:
+        UnsupportedModelError: for an encoder–decoder model, or one without such a module.
+    """
+    library: Library = library_of(model)
+    if library.halves(model) is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is an encoder–decoder model; expected a model that reads one sequence"
+        )
+    module = library.embeddings(model)
+    if module is None:
+        raise UnsupportedModelError(f"{type(model).__name__} names no module that embeds its tokens")
+    return module
+
+
+@contextmanager
+def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """While open, the embeddings that one forward pass in this thread looks up, (B, S, D), go through ``function``.
+
+    Raises:
+        UnsupportedModelError: if the model did not look embeddings up exactly once.
+    """
+    thread, calls = get_ident(), 0
+
+    def hook(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        nonlocal calls
+        if get_ident() != thread:
+            return output
+        calls += 1
+        return function(output)
+
+    module = embedding_module(model)
+    # T5 names one module and runs another that has the same table.
+    same = (other for other in model.modules() if isinstance(other, nn.Embedding) and other.weight is module.weight)
+    with ExitStack() as stack:
+        for table in {module, *same}:
+            stack.callback(table.register_forward_hook(hook).remove)
+        yield
+    if calls != 1:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} used {type(module).__name__}, which embeds its tokens, {calls} times in one "
+            "forward pass; expected once"
+        )
+
+
+def run_with_embeddings(call: ModelCall, function: Callable[[Tensor], Tensor]) -> Any:
+    """What a model returns when its tokens' embeddings, given or looked up, (B, S, D), go through ``function``."""
+    given = call.arguments.get(EMBEDDINGS)
+    if given is not None:
+        return replace(call, arguments=call.arguments | {EMBEDDINGS: function(given)}).run()
+    with embeddings_through(call.model, function):
+        return call.run()
+
+
+def run_embedded(call: ModelCall) -> tuple[Any, Tensor]:
+    """What a model returns, and its tokens' embeddings, (B, S, D)."""
+    seen: list[Tensor] = []
+
+    def keep(embeddings: Tensor) -> Tensor:
+        seen.append(embeddings)
+        return embeddings
+
+    output = run_with_embeddings(call, keep)
+    return output, seen[0].detach()
+
+
+def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[int]) -> Tensor:
+    """Where a call's tokens are real, (B, S), and none of the special ones.
+
+    Raises:
+        InvalidInputError: if the inputs are embeddings, which do not tell.
+    """
+    if not special_ids:
+        return real
+    ids = call.arguments.get("input_ids")
+    if not isinstance(ids, Tensor):
+        raise InvalidInputError("got embeddings and keep_special=True; expected token ids")
+    return real & ~torch.isin(ids, torch.tensor(tuple(special_ids), device=ids.device))
+
+
+def replacement(
+    model: nn.Module, wanted: StandIn | int | Tensor | None, tokenizer: SpecialTokens | None
+) -> Replacement:
+    """What stands in for a token of a model.
+
+    Args:
+        model: the model.
+        wanted: a kind, the id of a token, or an embedding (D,); None for the mask token, or else the padding token,
+            or else the mean.
+        tokenizer: knows the ids of the mask and padding tokens; None to ask the model's configuration.
+
+    Raises:
+        InvalidInputError: for an unknown kind, an id outside the vocabulary, or a token that the model has not.
+    """
+    module = embedding_module(model)
+    ids: dict[Any, int | None] = {kind: _token_id(kind, model, tokenizer) for kind in ("mask", "pad")}
+    if wanted is None:
+        wanted = "mask" if ids["mask"] is not None else "pad" if ids["pad"] is not None else "mean"
+    if isinstance(wanted, Tensor):
+        if wanted.dim() != 1 or not wanted.is_floating_point():
+            raise InvalidInputError(f"got a replacement of shape {tuple(wanted.shape)}; expected an embedding (D,)")
+        return Replacement("given", wanted)
+    with torch.no_grad():
+        if isinstance(wanted, int) and not isinstance(wanted, bool):
+            return Replacement(f"id:{wanted}", _embedding(module, wanted))
+        if wanted not in get_args(StandIn):
+            expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
+            raise InvalidInputError(f"got the replacement {wanted!r}; expected {expected}")
+        if wanted == "mean":
+            return Replacement("mean", _mean(module))
+        if wanted == "zero":
+            return Replacement("zero", torch.zeros_like(_embedding(module, 0)))
+        token = ids[wanted]
+        if token is None:
+            raise InvalidInputError(
+                f"no {wanted} token is known for {type(model).__name__}; pass the tokenizer that has one, the id of "
+                'another token, "mean" or "zero"'
+            )
+        return Replacement(f"{wanted}:{token}", _embedding(module, token))
+
+
+def _token_id(kind: str, model: nn.Module, tokenizer: SpecialTokens | None) -> int | None:
+    known: Any = getattr(model, "config", None) if tokenizer is None else tokenizer
+    return getattr(known, f"{kind}_token_id", None)
+
+
+def _size(module: nn.Module) -> int:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        raise UnsupportedModelError(f"{type(module).__name__}, which embeds the tokens, has no table of embeddings")
+    return len(weight)
+
+
+def _embedding(module: nn.Module, token: int) -> Tensor:
+    """(D,): as the module returns it, which need not be a row of its table (Gemma scales it)."""
+    if not 0 <= token < _size(module):
+        raise InvalidInputError(f"got the token id {token}; the model knows the ids 0 to {_size(module) - 1}")
+    embedded: Tensor = module(torch.tensor([[token]], device=module.weight.device))  # type: ignore[arg-type]
+    return embedded[0, 0]
+
+
+def _mean(module: nn.Module) -> Tensor:
+    ids = torch.arange(_size(module), device=module.weight.device)  # type: ignore[arg-type]
+    parts: list[Tensor] = [module(part[None])[0] for part in ids.split(_ROWS)]
+    dtype = torch.promote_types(parts[0].dtype, torch.float32)
+    total = torch.stack([part.sum(0, dtype=dtype) for part in parts]).sum(0)
+    return total.div(len(ids)).to(parts[0].dtype)

@@ -1,0 +1,113 @@
+"""The scalar that is explained: read off what a model returned, and the target chosen among its classes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.heads import TAGGERS, positions_of_examples
+from captum_norm.models.inputs import ModelCall
+
+Readout = Callable[[Any, Tensor], Tensor]
+"""What to explain of a model: from what it returned and where its inputs are real (N, S) to (N, C), or one number for
+each example, (N,)."""
+
+Target = int | Sequence[int] | Tensor | None
+"""A class or token for all examples, one for each, or None for the one that the model predicts."""
+
+
+def read_mask(call: ModelCall, position: int | Sequence[int] | Tensor | None) -> Tensor | None:
+    """Where the user wants the model's output read, True at one position of each example, (B, S); None: at the last.
+
+    The positions are those of the user's inputs; the mask is moved as they were.
+    """
+    if position is None:
+        return None
+    real = real_positions(call)
+    shown = call.positions.unshift(real, 1)
+    chosen = torch.zeros_like(shown)
+    chosen[torch.arange(call.batch, device=chosen.device), positions_of_examples(position, shown)] = True
+    moved: Tensor = call.positions.moved(chosen)
+    return moved
+
+
+def real_positions(call: ModelCall) -> Tensor:
+    """True at real positions of a sequence, (B, S), on the inputs' device.
+
+    Raises:
+        InvalidInputError: if the input is no sequence.
+    """
+    if call.positions.real is not None:
+        return call.positions.real
+    main = next(value for value in call.arguments.values() if isinstance(value, Tensor))
+    if call.positions.length is None:
+        raise InvalidInputError(f"got inputs of shape {tuple(main.shape)}; expected token ids or their embeddings")
+    return torch.ones(call.batch, call.positions.length, dtype=torch.bool, device=main.device)
+
+
+def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None, readout: Readout | None) -> Tensor:
+    """What is explained of one forward pass: (N, C), or (N,).
+
+    Args:
+        model: the model, for its name.
+        output: what it returned.
+        real: True at real positions, (N, S).
+        read: True where to read logits that there are for every position, (N, S); None for the last real one.
+        readout: the user's own; None for the logits.
+
+    Raises:
+        UnsupportedModelError: if the model returns no logits.
+        InvalidInputError: if it must be said at which position to read, or the readout returned another shape.
+    """
+    if readout is not None:
+        scores: Any = readout(output, real)
+        if not isinstance(scores, Tensor) or scores.dim() not in (1, 2) or len(scores) != len(real):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise InvalidInputError(f"the readout returned {got} for {len(real)} examples; expected (N, C) or (N,)")
+        return scores
+    logits = output.get("logits") if isinstance(output, Mapping) else output
+    if not isinstance(logits, Tensor):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returns no logits; take a model with a head, or say by readout= what to explain"
+        )
+    if logits.dim() < 3:
+        return logits
+    if read is None:
+        if type(model).__name__.endswith(TAGGERS):
+            raise InvalidInputError(f"{type(model).__name__} has logits for every position; pass the position to read")
+        places = torch.arange(real.shape[1], device=real.device)
+        index = torch.where(real, places, -1).amax(1)
+    else:
+        index = read.long().argmax(1)
+    return logits[torch.arange(len(logits), device=logits.device), index.to(logits.device)]
+
+
+def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
+    """The class of each example, (B,), given the scores of all, (B, C); None where the score is one number.
+
+    Raises:
+        InvalidInputError: for a class that there is not, or another number of classes than of examples.
+    """
+    if scores.dim() == 1:
+        if target is not None:
+            raise InvalidInputError(f"got target={target!r}, but the output is one number for each example")
+        return None
+    if target is None:
+        return scores.argmax(1)
+    given = torch.as_tensor(target, device=scores.device)
+    if (
+        given.is_floating_point()
+        or given.dtype == torch.bool
+        or given.dim() > 1
+        or given.numel() not in (1, len(scores))
+    ):
+        raise InvalidInputError(
+            f"got target={target!r} for {len(scores)} examples; expected an integer, or one for each example"
+        )
+    classes = given.long().reshape(-1).expand(len(scores))
+    wrong = classes[(classes < 0) | (classes >= scores.shape[1])]
+    if len(wrong):
+        raise InvalidInputError(f"got the target {int(wrong[0])}; expected 0 to {scores.shape[1] - 1}")
+    return classes

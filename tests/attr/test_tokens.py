@@ -1,0 +1,389 @@
+"""Captum's methods through the wrapper, against Captum called by hand and against their definitions."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import combinations
+from math import factorial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from captum import attr
+from torch import Tensor, nn
+
+from captum_norm import InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
+from tests import families
+from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences, state
+
+WARNS = pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
+assert_equal = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+
+
+class OnEmbeddings(nn.Module):
+    """What one writes for Captum by hand: embeddings to logits."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        logits: Tensor = self.model(inputs_embeds=embeddings).logits
+        return logits if logits.dim() == 2 else logits[:, -1]
+
+
+def seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - Captum's GradientSHAP draws from it
+    random.seed(seed)
+
+
+@WARNS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("method", "options", "compares"),
+    [
+        (attr.Saliency, {}, False),
+        (attr.InputXGradient, {}, False),
+        (attr.GuidedBackprop, {}, False),
+        (attr.IntegratedGradients, {"n_steps": 7}, True),
+        (attr.IntegratedGradients, {"n_steps": 4, "method": "riemann_trapezoid"}, True),
+        (attr.DeepLift, {}, True),
+        (attr.GradientShap, {"n_samples": 3}, True),
+    ],
+)
+@pytest.mark.parametrize("reduction", ["sum", "l2"])
+@pytest.mark.filterwarnings("ignore:Setting backward hooks on ReLU")
+def test_gradient_methods_are_captums(
+    method: Any, options: dict[str, Any], compares: bool, causal: bool, reduction: Any
+) -> None:
+    model = families.build("gpt2", dtype=torch.float64) if causal else classifier()
+    ids, mask = sentences([9, 6, 7])
+    target = [2, 0, 1]
+    wrapped = TokenAttribution(model, method, tokenizer=TOKENIZER, reduction=reduction, **options)
+    delta = wrapped.has_convergence_delta()
+    assert delta == ("n_samples" in options or compares)
+    seeded(0)
+    scores = wrapped.attribute(ids, target, mask, return_convergence_delta=delta)
+    scores, errors = scores if delta else (scores, None)
+    assert scores[mask == 0].abs().max() == 0
+    table = model.get_input_embeddings().weight.detach()
+    seeded(0)
+    for row in range(3):
+        embeddings = table[alone(ids, mask, row)].clone().requires_grad_()
+        arguments = options | ({"baselines": table[MASK].expand_as(embeddings)} if compares else {})
+        expected = method(OnEmbeddings(model)).attribute(embeddings, target=target[row], **arguments)
+        reduced = expected.sum(-1) if reduction == "sum" else expected.norm(dim=-1)
+        assert_equal(alone(scores, mask, row), reduced.detach())
+        if errors is not None and method is not attr.GradientShap:
+            with torch.no_grad():
+                whole, base = OnEmbeddings(model)(torch.cat([embeddings, arguments["baselines"]]))[:, target[row]]
+            torch.testing.assert_close(errors[row], expected.sum().detach() - (whole - base), rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (attr.FeatureAblation, {}),
+        (attr.Occlusion, {}),
+        (attr.ShapleyValueSampling, {"n_samples": 3}),
+        (attr.KernelShap, {"n_samples": 20}),
+    ],
+)
+def test_perturbation_methods_are_captums_with_one_feature_for_each_token(
+    method: Any, options: dict[str, Any], causal: bool
+) -> None:
+    if method is attr.KernelShap:
+        pytest.importorskip("sklearn", reason="Captum's KernelSHAP needs scikit-learn")
+    model = families.build("gpt2", dtype=torch.float64) if causal else classifier()
+    ids, mask = sentences([7, 4, 5])
+    target = [2, 0, 1]
+    wrapped = TokenAttribution(model, method, tokenizer=TOKENIZER, **options)
+    assert not wrapped.has_convergence_delta()
+    seeded(1)
+    scores = wrapped.attribute(ids, target, mask)
+    assert scores[mask == 0].abs().max() == 0
+    table = model.get_input_embeddings().weight.detach()
+    seeded(1)
+    for row in range(3):
+        embeddings = table[alone(ids, mask, row)]
+        features = torch.arange(embeddings.shape[1])[None, :, None].expand_as(embeddings).contiguous()
+        shape = {"sliding_window_shapes": (1, 32)} if method is attr.Occlusion else {"feature_mask": features}
+        expected = method(OnEmbeddings(model)).attribute(
+            embeddings, target=target[row], baselines=table[MASK].expand_as(embeddings).contiguous(), **options, **shape
+        )
+        # Captum adds Shapley values up in float32; KernelSHAP's least squares give two rows a weight of 10⁶.
+        tolerance = 1e-12 if method in (attr.FeatureAblation, attr.Occlusion) else 1e-6
+        assert (alone(scores, mask, row) - expected[..., 0]).abs().max() < tolerance
+
+
+def test_lime_sees_tokens_as_there_or_not() -> None:
+    pytest.importorskip("sklearn", reason="Captum's LIME needs scikit-learn")
+    model, (ids, mask) = classifier(), sentences([6, 4])
+    seeded(2)
+    scores = TokenAttribution(model, attr.Lime, tokenizer=TOKENIZER, n_samples=40).attribute(ids, 1, mask)
+    seeded(2)
+    for row in range(2):
+        tokens = alone(ids, mask, row)
+
+        def forward(present: Tensor, tokens: Tensor = tokens) -> Tensor:
+            changed = torch.where(present.bool(), tokens, MASK)
+            return torch.cat([model(one[None]).logits for one in changed])[:, 1].detach()
+
+        expected = attr.Lime(forward).attribute(
+            torch.ones(tokens.shape, dtype=torch.float64), n_samples=40, baselines=0.0
+        )
+        torch.testing.assert_close(alone(scores, mask, row).double(), expected.double(), rtol=1e-6, atol=1e-8)
+    assert scores.abs().max() > 0.01
+
+
+def test_shapley_values_follow_their_definition() -> None:
+    model, (ids, mask) = classifier(), sentences([5, 4])
+    for keep_special in (False, True):
+        method = TokenAttribution(model, attr.ShapleyValues, tokenizer=TOKENIZER, keep_special=keep_special)
+        scores = method.attribute(ids, [2, 1], mask)
+        for row, target in enumerate([2, 1]):
+            tokens = alone(ids, mask, row)[0]
+            players = set(range(len(tokens))) - ({0, len(tokens) - 1} if keep_special else set())
+
+            def f(
+                present: frozenset[int], tokens: Tensor = tokens, target: int = target, players: Any = players
+            ) -> float:
+                changed = [MASK if token in players - present else int(tokens[token]) for token in range(len(tokens))]
+                with torch.no_grad():
+                    return float(model(torch.tensor([changed])).logits[0, target])
+
+            expected = torch.zeros(len(tokens), dtype=torch.float64)
+            for player in players:
+                others = players - {player}
+                for size in range(len(others) + 1):
+                    weight = factorial(size) * factorial(len(others) - size) / factorial(len(players))
+                    for chosen in map(frozenset, combinations(others, size)):
+                        expected[player] += weight * (f(chosen | {player}) - f(chosen))
+            # Captum adds Shapley values up in float32.
+            assert (alone(scores, mask, row)[0] - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+def test_integrated_gradients_add_up_and_keep_special_tokens() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    method = TokenAttribution(model, attr.IntegratedGradients, tokenizer=TOKENIZER, keep_special=True, n_steps=64)
+    scores, delta = method.attribute(ids, 2, mask, return_convergence_delta=True)
+    assert delta.abs().max() < 1e-9
+    assert torch.equal(method.compute_convergence_delta(scores, ids, 2, mask), delta)
+    with pytest.raises(InvalidInputError, match="attributions of 1 examples for 2 inputs"):
+        method.compute_convergence_delta(scores[:1], ids, 2, mask)
+    for row in range(2):
+        tokens = alone(ids, mask, row)
+        base = tokens.clone()
+        base[:, 1:-1] = MASK
+        with torch.no_grad():
+            difference = model(tokens).logits[0, 2] - model(base).logits[0, 2]
+        assert abs(float(scores[row].sum() - difference)) < 1e-9
+        assert alone(scores, mask, row)[0, [0, -1]].abs().max() == 0
+
+
+def test_tokens_that_stay_are_no_features() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    runs: list[int] = []
+    hook = model.bert.register_forward_hook(lambda *call: runs.append(len(call[2][0])))
+    for keep_special, features in ((True, 6 + 3), (False, 8 + 5)):
+        runs.clear()
+        TokenAttribution(model, attr.FeatureAblation, tokenizer=TOKENIZER, keep_special=keep_special).attribute(
+            ids, 1, mask
+        )
+        assert sum(runs) == 2 + 2 + features  # to see what is predicted, the whole inputs, one without each token
+    hook.remove()
+
+
+def test_what_is_predicted_is_explained_by_default() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    method = TokenAttribution(model, attr.InputXGradient)
+    predicted = torch.cat([model(alone(ids, mask, row)).logits for row in range(2)]).argmax(1)
+    assert torch.equal(method.attribute(ids, None, mask), method.attribute(ids, predicted, mask))
+    for other in ((predicted + 1) % 3).tolist():
+        assert not torch.equal(method.attribute(ids, None, mask), method.attribute(ids, other, mask))
+
+
+def test_positions_choose_the_logits_that_are_read() -> None:
+    model = randomized(hf.BertForMaskedLM(hf.BertConfig(**families.TEXT)), 0)
+    ids, mask = sentences([8, 5])
+    for method in (attr.InputXGradient, attr.FeatureAblation):
+        scores = TokenAttribution(model, method).attribute(ids, [7, 9], mask, position=[2, -3])
+        for row, (target, place) in enumerate([(7, 2), (9, 2)]):
+            tokens = alone(ids, mask, row)
+            readout: Callable[..., Tensor] = lambda output, _, place=place: output.logits[:, place]  # noqa: E731
+            expected = TokenAttribution(model, method, readout=readout).attribute(tokens, target)
+            assert_equal(alone(scores, mask, row), expected)
+    causal = TokenAttribution(families.build("gpt2"), attr.Saliency)
+    assert torch.equal(causal.attribute(ids, 7, mask, position=-1), causal.attribute(ids, 7, mask))
+    assert causal.attribute(ids, 7, mask, position=[3, 5])[0, 4:].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", [name for name in families.FAMILIES if name != "vit"])
+@pytest.mark.parametrize(
+    ("method", "options"), [(attr.IntegratedGradients, {"n_steps": 3}), (attr.FeatureAblation, {"batch_size": 4})]
+)
+def test_padding_and_batches_change_nothing_in_any_family(name: str, method: Any, options: dict[str, Any]) -> None:
+    dtype = torch.float32 if families.FAMILIES[name].single else torch.float64
+    model, ids = families.build(name, dtype=dtype), families.inputs(name)
+    mask = torch.ones_like(ids)
+    mask[0, :3], mask[1, 7:] = 0, 0
+    headless = not hasattr(model(ids[:1]), "logits")
+    readout = (lambda output, _: output.last_hidden_state[:, 0]) if headless else None
+    explain = TokenAttribution(model, method, baseline="mean", readout=readout, **options)
+    scores = explain.attribute(ids, 5, mask)
+    largest = float(scores.abs().max())
+    assert largest > 1e-4
+    assert scores[mask == 0].abs().max() == 0
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-11
+    for row in range(3):
+        single = explain.attribute(alone(ids, mask, row), 5)
+        assert (alone(scores, mask, row) - single).abs().max() < tolerance * largest
+
+
+def test_embeddings_tuples_and_mappings() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    embeddings = model.get_input_embeddings()(ids).detach()
+    for wrapped in (
+        TokenAttribution(model, attr.IntegratedGradients, n_steps=5),
+        TokenAttribution(model, attr.FeatureAblation),
+    ):
+        scores = wrapped.attribute(ids, 1, mask)
+        assert_equal(wrapped.attribute(embeddings, 1, mask), scores)
+        assert_equal(wrapped.attribute({"inputs_embeds": embeddings, "attention_mask": mask}, 1), scores)
+        (in_tuple,) = wrapped.attribute((ids, mask), 1)
+        assert torch.equal(in_tuple, scores)
+
+
+def test_signature_says_what_changes_scores() -> None:
+    model = classifier()
+    signatures = {
+        TokenAttribution(model, method, baseline=baseline, tokenizer=TOKENIZER, keep_special=special).signature
+        for method in (attr.IntegratedGradients, attr.FeatureAblation)
+        for baseline in ("mask", "pad", "mean", "zero", 17, torch.zeros(32))
+        for special in (True, False)
+    }
+    assert len(signatures) == 24
+    method = TokenAttribution(model, attr.IntegratedGradients, baseline=17, reduction="l2", n_steps=9)
+    assert method.signature == "attribution:IntegratedGradients|n_steps:9|baseline:id:17|special:replaced|reduction:l2"
+    assert TokenAttribution(model, attr.Saliency).baseline is None
+    assert TokenAttribution(model, attr.Saliency).signature == "attribution:Saliency|reduction:l2"
+    ablation = TokenAttribution(model, attr.FeatureAblation, tokenizer=TOKENIZER, keep_special=True)
+    assert ablation.signature == f"attribution:FeatureAblation|baseline:mask:{MASK}|special:kept"
+
+
+def test_how_many_inputs_are_run_at_a_time_changes_nothing() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    runs: list[tuple[Any, dict[str, Any]]] = [(attr.IntegratedGradients, {"n_steps": 9}), (attr.FeatureAblation, {})]
+    for method, options in runs:
+        few, many = (
+            TokenAttribution(model, method, batch_size=size, **options).attribute(ids, 0, mask) for size in (2, 100)
+        )
+        assert_equal(few, many)
+
+
+@WARNS
+@pytest.mark.parametrize("method", [attr.IntegratedGradients, attr.DeepLift, attr.FeatureAblation])
+def test_the_model_is_left_as_it_was_also_when_it_raises(method: Any) -> None:
+    model, (ids, mask) = classifier().train(), sentences([7, 5])
+    model.bert.eval()
+    before, weights = state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    wrapped = TokenAttribution(model, method)
+    first = wrapped.attribute(ids, 1, mask)
+    assert state(model) == before
+    calls = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 1:  # once the method itself runs the model
+            raise ValueError("no")
+
+    hook = model.bert.encoder.register_forward_hook(refuse)
+    with pytest.raises(ValueError, match="no"):
+        wrapped.attribute(ids, 1, mask)
+    hook.remove()
+    assert state(model) == before
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    with torch.inference_mode():
+        assert torch.equal(wrapped.attribute(ids, 1, mask), first)
+
+
+def test_half_precision_is_reduced_in_single() -> None:
+    model, (ids, mask) = classifier(dtype=torch.bfloat16), sentences([7, 5])
+    for method in (attr.InputXGradient, attr.FeatureAblation):
+        scores = TokenAttribution(model, method).attribute(ids, 1, mask)
+        exact = TokenAttribution(classifier(dtype=torch.bfloat16).double(), method).attribute(ids, 1, mask)
+        assert scores.dtype == torch.float32
+        assert (scores - exact).norm() < 0.1 * exact.norm()  # logits of order 1 are rounded to 2⁻⁸, differences more
+
+
+class Stranger(nn.Module):
+    """Embeds tokens, but not by the module that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.named, self.used = nn.Embedding(60, 4), nn.Embedding(60, 4)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.named
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        embedded: Tensor = self.used(input_ids)
+        return embedded.mean(1)
+
+
+def test_bad_input_is_refused() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+    method = TokenAttribution(model, attr.Saliency)
+
+    def refused(message: str) -> Any:
+        return pytest.raises(InvalidInputError, match=message)
+
+    with refused("expected a torch.nn.Module"):
+        TokenAttribution("bert", attr.Saliency)  # type: ignore[arg-type]
+    with refused('reduction \'max\'; expected "l2" or "sum"'):
+        TokenAttribution(model, attr.Saliency, reduction="max")  # type: ignore[arg-type]
+    with refused("keep_special=True without a tokenizer"):
+        TokenAttribution(model, attr.Saliency, keep_special=True)
+    with refused("Saliency.attribute has no argument 'n_steps'"):
+        TokenAttribution(model, attr.Saliency, n_steps=3)
+    with refused("FeaturePermutation takes no baseline"):
+        TokenAttribution(model, attr.FeaturePermutation)
+    with refused("no mask token is known"):
+        TokenAttribution(model, attr.IntegratedGradients, baseline="mask")
+    with refused("Saliency has no convergence delta"):
+        method.attribute(ids, 1, mask, return_convergence_delta=True)
+    with refused("position 0, which is padding in example 0"):
+        TokenAttribution(families.build("gpt2"), attr.Saliency).attribute(ids, 3, mask.flip(0), position=0)
+    with refused("got embeddings and keep_special=True"):
+        kept = TokenAttribution(model, attr.FeatureAblation, tokenizer=TOKENIZER, keep_special=True)
+        kept.attribute(torch.zeros(1, 4, 32, dtype=torch.float64), 1)
+    with refused(r"inputs of shape \(2, 3, 16, 16\); expected token ids"):
+        vit = families.build("vit")
+        TokenAttribution(vit, attr.Saliency).attribute(torch.zeros(2, 3, 16, 16))
+    with pytest.raises(NonFiniteError, match="Saliency of BertForSequenceClassification gives NaN"):
+        TokenAttribution(model, attr.Saliency, readout=lambda output, _: output.logits / 0).attribute(ids, 1)
+    with pytest.raises(UnsupportedModelError, match="Stranger used Embedding, which embeds its tokens, 0 times"):
+        TokenAttribution(Stranger(), attr.Saliency).attribute(ids, 1)
+    with pytest.raises(UnsupportedModelError, match="BertModel returns no logits"):
+        TokenAttribution(model.bert, attr.Saliency).attribute(ids, 1)
+    marian = hf.MarianMTModel(
+        hf.MarianConfig(
+            vocab_size=60,
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            pad_token_id=0,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            decoder_start_token_id=0,
+        )
+    )
+    with pytest.raises(UnsupportedModelError, match="MarianMTModel is an encoder–decoder model"):
+        TokenAttribution(marian, attr.Saliency)
+    with pytest.raises(UnsupportedModelError, match="Linear names no module that embeds its tokens"):
+        TokenAttribution(nn.Linear(3, 4), attr.Saliency)

@@ -1,0 +1,95 @@
+"""Token embeddings: where they are looked up, and what stands in for one."""
+
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captum_norm import UnsupportedModelError
+from captum_norm.models.embeddings import embeddings_through, replacement, run_embedded
+from captum_norm.models.inputs import bind_inputs
+from tests import families
+from tests.classifiers import MASK, TOKENIZER, classifier
+
+
+def test_what_stands_in_for_a_token() -> None:
+    model, gpt2 = classifier(), families.build("gpt2", dtype=torch.float64)
+    table = model.get_input_embeddings().weight.detach()
+    gemma = families.build("gemma3", dtype=torch.float64)
+    scaling = gemma.get_input_embeddings()  # what it returns is not what its table holds
+    scaled = scaling.weight.detach() * scaling.embed_scale.to(scaling.weight.dtype)
+    nothing = SimpleNamespace(mask_token_id=None, pad_token_id=None, all_special_ids=[])
+    given = torch.arange(32.0)
+    cases: list[tuple[Any, Any, Any, str, Tensor]] = [
+        (model, None, TOKENIZER, f"mask:{MASK}", table[MASK]),
+        (model, None, None, "pad:0", table[0]),
+        (model, None, nothing, "mean", table.mean(0)),
+        (model, "mask", TOKENIZER, f"mask:{MASK}", table[MASK]),
+        (model, "pad", TOKENIZER, "pad:0", table[0]),
+        (model, "zero", None, "zero", torch.zeros_like(table[0])),
+        (model, 17, None, "id:17", table[17]),
+        (model, given, None, "given", given),
+        (gpt2, None, None, "mean", gpt2.get_input_embeddings().weight.detach().mean(0)),
+        (gemma, 17, None, "id:17", scaled[17]),
+        (gemma, "mean", None, "mean", scaled.mean(0)),
+    ]
+    for subject, wanted, tokenizer, name, vector in cases:
+        found = replacement(subject, wanted, tokenizer)
+        assert found.name == name
+        torch.testing.assert_close(found.vector, vector, rtol=1e-12, atol=1e-14)
+
+
+def test_the_mean_of_a_long_table_is_taken_in_parts_and_in_single_precision() -> None:
+    model = nn.Module()
+    table = nn.Embedding(9001, 3).to(torch.bfloat16)
+    model.get_input_embeddings = lambda: table  # type: ignore[assignment]
+    mean = table.weight.detach().float().mean(0)
+    torch.testing.assert_close(replacement(model, "mean", None).vector, mean.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["bert", "electra", "albert", "opt-post-norm", "gpt2", "gemma2", "t5-encoder"])
+def test_embeddings_are_replaced_where_they_are_looked_up(name: str) -> None:
+    model, ids = families.build(name, dtype=torch.float64), families.inputs(name)
+    others = ids.flip(0)
+    output, embeddings = run_embedded(bind_inputs(model, others))
+    with torch.no_grad(), embeddings_through(model, lambda _: embeddings):
+        replaced = model(ids)
+    torch.testing.assert_close(replaced[0], output[0], rtol=1e-10, atol=1e-10)
+    assert not torch.equal(model(ids)[0], output[0])
+    given, kept = run_embedded(bind_inputs(model, {"inputs_embeds": embeddings}))
+    assert kept is not embeddings
+    assert torch.equal(kept, embeddings)
+    torch.testing.assert_close(given[0], output[0], rtol=1e-10, atol=1e-10)
+
+
+def test_other_threads_keep_their_embeddings() -> None:
+    model, ids = classifier(), torch.tensor([[1, 7, 9, 2]])
+    expected = model(ids).logits
+    results: list[Tensor] = []
+    thread = Thread(target=lambda: results.append(model(ids).logits))
+    with embeddings_through(model, torch.zeros_like):
+        thread.start()
+        thread.join()
+        changed = model(ids).logits
+    assert torch.equal(results[0], expected)
+    assert not torch.equal(changed, expected)
+
+
+def test_a_model_that_embeds_twice_is_refused() -> None:
+    model, ids = classifier(), torch.tensor([[1, 7, 9, 2]])
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.get_input_embeddings = model.get_input_embeddings
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            logits: Tensor = model(input_ids).logits + model(input_ids).logits
+            return logits
+
+    with pytest.raises(UnsupportedModelError, match="which embeds its tokens, 2 times in one forward pass"):
+        run_embedded(bind_inputs(Twice(), ids))
+    assert not model.get_input_embeddings()._forward_hooks

@@ -1,0 +1,121 @@
+"""Captum's own tools with our methods."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from captum import attr
+from captum.log import log_usage
+from captum.metrics import infidelity, sensitivity_max
+from torch import Tensor
+
+from captum_norm import AttentionBlockAttribution, AttentionRollout, NormAttribution, TokenAttribution
+from tests import families
+from tests.classifiers import classifier, sentences
+
+
+def test_noise_tunnel_goes_around_and_functions_make_methods() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 7])
+    inside = TokenAttribution(model, lambda module: attr.IntegratedGradients(module, multiply_by_inputs=False))
+    assert inside.reduction == "l2"
+    embeddings = model.get_input_embeddings()(ids).detach()
+    method = TokenAttribution(model, attr.Saliency)
+    explained: list[Tensor] = []
+
+    class Recording(TokenAttribution):
+        @log_usage()  # type: ignore[untyped-decorator]
+        def attribute(self, *args: Any, **options: Any) -> Any:
+            result = super().attribute(*args, **options)
+            explained.append(result)
+            return result
+
+    smooth = attr.NoiseTunnel(Recording(model, attr.Saliency)).attribute(
+        embeddings, nt_type="smoothgrad", nt_samples=4, stdevs=0.1, target=1, additional_forward_args=mask
+    )
+    torch.testing.assert_close(smooth, torch.cat(explained).unflatten(0, (2, 4)).mean(1))
+    difference = (smooth - method.attribute(embeddings, 1, mask)).norm() / smooth.norm()
+    assert 1e-3 < difference < 1
+
+
+def test_captums_metrics_take_the_methods() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+    embeddings = model.get_input_embeddings()(ids).detach()
+    method = TokenAttribution(model, attr.InputXGradient)
+    scores = method.attribute(embeddings, 1, mask)
+    moved = sensitivity_max(method.attribute, embeddings, perturb_radius=0.3, target=1, additional_forward_args=mask)
+    assert (moved > 1e-3).all()
+
+    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return 0.1 * inputs, 0.9 * inputs
+
+    def logit(embedded: Tensor, mask: Tensor) -> Tensor:
+        logits: Tensor = model(inputs_embeds=embedded, attention_mask=mask).logits[:, 1]
+        return logits
+
+    # One number for each token stands for its embedding's share: x · gradient moved along x.
+    whole = (embeddings * embeddings).sum(-1, keepdim=True)
+    captums = infidelity(
+        logit, perturb, embeddings, scores[..., None] * embeddings / whole, additional_forward_args=mask
+    )
+    expected = 0.1 * scores.sum(1) - (logit(embeddings, mask) - logit(0.9 * embeddings, mask)).detach()
+    assert mask.bool().all(1).any()
+    torch.testing.assert_close(captums[0], expected[0].square())
+
+
+METHODS: dict[str, Any] = {
+    "norms": NormAttribution,
+    "attention block": AttentionBlockAttribution,
+    "rollout": AttentionRollout,
+    "saliency": lambda model: TokenAttribution(model, attr.Saliency),
+    "occlusion": lambda model: TokenAttribution(model, attr.FeatureAblation),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_generated_text_is_explained_and_plotted(name: str) -> None:
+    model = families.build("gpt2", dtype=torch.float64)
+    method = METHODS[name](model)
+    whole = torch.tensor([[11, 42, 5, 33, 7, 20]])
+    start, end = 3, whole.shape[1]
+    lengths = torch.arange(start, end)
+    prefixes = whole[:, : end - 1].repeat(len(lengths), 1)
+    real = (torch.arange(end - 1) < lengths[:, None]).long()
+    rows = method.attribute(prefixes, whole[0, start:], real)
+    for row, length in enumerate(lengths.tolist()):
+        alone = method.attribute(whole[:, :length], int(whole[0, length]))
+        torch.testing.assert_close(rows[row : row + 1, :length], alone, rtol=1e-9, atol=1e-12)
+        assert not rows[row, length:].any()
+    names = [str(token) for token in whole[0].tolist()]
+    result = attr.LLMAttributionResult(
+        input_tokens=names[: end - 1], output_tokens=names[start:], seq_attr=rows.sum(0), token_attr=rows
+    )
+    plots: list[Any] = [result.plot_token_attr(show=False), result.plot_seq_attr(show=False)]
+    (heatmap, tokens), (bars, sequence) = plots
+    torch.testing.assert_close(torch.as_tensor(tokens.images[0].get_array()), rows)
+    assert [label.get_text() for label in tokens.get_yticklabels()] == names[start:]
+    # Captum draws positive bars first, then negative ones.
+    heights = torch.tensor([bar.get_height() for bar in sequence.patches], dtype=torch.float64)
+    torch.testing.assert_close(heights.unflatten(0, (2, -1)).sum(0), rows.sum(0))
+    for figure in (heatmap, bars):
+        plt.close(figure)
+
+
+def test_records_of_signed_scores_are_shown() -> None:
+    model, (ids, mask) = classifier(), sentences([5])
+    scores, delta = TokenAttribution(model, attr.IntegratedGradients, n_steps=5).attribute(
+        ids, 1, mask, return_convergence_delta=True
+    )
+    record = attr.visualization.VisualizationDataRecord(
+        word_attributions=scores[0] / scores[0].abs().max(),
+        pred_prob=0.9,
+        pred_class=1,
+        true_class=1,
+        attr_class=1,
+        attr_score=scores[0].sum(),
+        raw_input_ids=list("abcde"),
+        convergence_score=delta[0],
+    )
+    text = attr.visualization.format_word_importances(record.raw_input_ids, record.word_attributions)
+    assert all(f"> {letter} " in text for letter in "abcde")
+    assert text.count("hsl(120") == int((scores > 0).sum())
