@@ -108,7 +108,7 @@ class FeedForwardReducer:
     ) -> None:
         if block.feed_forward is None:
             raise ValueError("the block has no feed-forward block behind it")
-        self.precision = block.precision
+        self.precision = block.precision_at(scopes)
         self._block = block
         self._behind = block.feed_forward
         self._dtype = dtype
