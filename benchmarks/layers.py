@@ -2,8 +2,8 @@
 
 One layer with random weights, on CPU. The rate of a whole call, its forward pass included, counts only the products
 that every way through the network needs: one for each map, of as many rows as there are vectors. Beside it stands the
-rate of such products alone, timed in the same run. Memory is the most that is allocated at one time, above what the plain
-forward pass needs; the direct way forms all vectors of the layer at once.
+rate of such products alone, timed in the same run. Memory is the most that is allocated at one time, above what the
+plain forward pass needs; the direct way forms all vectors of the layer at once.
 """
 
 import argparse
@@ -172,7 +172,8 @@ def beside_the_direct_way(console: Console, length: int) -> None:
     console.print(
         f"BERT-base's layer, length {length}: {times[0]:.1f} s and {memory[0]:.0f} MiB, the direct way "
         f"{times[1]:.1f} s and {memory[1]:.0f} MiB; largest difference {difference:.1e}. "
-        f"All vectors' neurons at once are {neurons / MIB:.0f} MiB here, {512**2 * 3072 * 4 / 2**30:.0f} GiB at length 512."
+        f"All vectors' neurons at once are {neurons / MIB:.0f} MiB here, "
+        f"{512**2 * 3072 * 4 / 2**30:.0f} GiB at length 512."
     )
 
 

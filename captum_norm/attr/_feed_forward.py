@@ -5,14 +5,17 @@ they do for attention. The sum over keys is that of the vectors themselves.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from captum_norm.functional import (
     Baseline,
+    Carry,
     FrozenFeedForward,
     Normalization,
+    Scales,
     apply_linear,
     inverse_scale,
     normalize,
@@ -111,7 +114,7 @@ class FeedForwardReducer:
     ) -> None:
         if block.feed_forward is None:
             raise ValueError("the block has no feed-forward block behind it")
-        self.precision = block.precision
+        self.precision = block.precision_at(scopes)
         self._block = block
         self._behind = block.feed_forward
         self._dtype = dtype
@@ -155,32 +158,20 @@ class FeedForwardReducer:
         if behind.normed is not None:
             references["atb_ff_res_ln"] = rows(behind.normed)
         carry = self._block.carry("atb", self._dtype)
-        scales = carry.scales(projected, total)
+        start = _Start(carry, carry.scales(projected, total), residual)
         bias = self._block.projection.bias(self._dtype)
-        constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, scales)
+        constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, start.scales)
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
-        numbers = self._numbers // 2
-        for weights, example, position in self._queries(behind):
-            flat = example * self._shape[1] + position
+        for chosen in self._queries(behind):
+            flat = chosen.flat
             routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
             reading = _Reading(self._behind, end[flat], constant[flat], routing, self._baseline)
-
-            def take(vectors: Tensor, local: Tensor, key: Tensor | None, *, own: bool) -> None:
-                through = reading.through(vectors, local, numbers)  # noqa: B023
-                query = flat[local]  # noqa: B023
+            for vectors, local, key, own in self._vectors(start, chosen, reading.frozen.numbers_per_part):
+                through = reading.through(vectors, local, self._numbers // 2)
                 for scope, steps in self._carries.items():
-                    sums[scope].add(steps.vector(through, vectors, onward[scope].at(query)), query, key, own=own)
-
-            for local, key in self._pairs(weights, position, numbers, reading):
-                formed = self._formed(weights[local, :, key], example[local], key)
-                take(carry.vector(formed, None, scales.at(flat[local])), local, key, own=False)
-            everyone = torch.arange(len(flat), device=flat.device)
-            formed = torch.zeros_like(end[flat])
-            if not self._cross:
-                formed = self._formed(weights[everyone, :, position], example, position)
-            own = carry.vector(formed, residual[flat], scales.at(flat))
-            take(own, everyone, None if self._cross else position, own=True)
+                    carried = steps.vector(through, vectors, onward[scope].at(flat[local]))
+                    sums[scope].add(carried, flat[local], key, own=own)
             for scope, steps in self._carries.items():
                 unowned = steps.constant(reading.frozen.constant, constant[flat], onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
@@ -189,10 +180,9 @@ class FeedForwardReducer:
         deltas = [summed_up.error(references[scope], self._real) for scope, summed_up in sums.items()]
         self.delta = torch.stack(deltas).amax(0)
 
-    def _queries(self, behind: FeedForwardTensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Some real queries at a time: their weights, (n, H, K), examples and positions, (n,)."""
-        neurons = sum(self._behind.neurons)
-        fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * neurons))
+    def _queries(self, behind: FeedForwardTensors) -> Iterator["_Queries"]:
+        """Some real queries at a time."""
+        fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * sum(self._behind.neurons)))
         for part, weights in behind.attend():
             asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
             if self._real is not None:
@@ -200,26 +190,57 @@ class FeedForwardReducer:
             for index in asked.nonzero().split(fitting):
                 example, row = index.unbind(1)
                 chosen = weights[example, :, row].to(self._dtype)
-                yield chosen, example + part.examples.start, row + part.rows.start
+                example, position = example + part.examples.start, row + part.rows.start
+                yield _Queries(chosen, example, position, example * self._shape[1] + position)
 
-    def _pairs(
-        self, weights: Tensor, position: Tensor, numbers: int, reading: _Reading
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Queries, by their place among those of the weights, and other keys whose weight is not zero, (m,) each."""
+    def _vectors(
+        self, start: "_Start", chosen: "_Queries", numbers_per_part: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, bool]]:
+        """Vectors at the end of the attention block, (m, D), their queries among the chosen and their keys, (m,).
+
+        Last comes whether they are the queries' own, with the residual stream; in cross-attention that is at no key.
+        Vectors of weight zero are left out.
+        """
+        weights, example, position, flat = chosen
+        everyone = torch.arange(len(flat), device=flat.device)
         live = weights.ne(0).any(1)
         if not self._cross:
-            live[torch.arange(len(live), device=live.device), position] = False
-        width, reduced = reading.frozen.constant.shape[-1], self._heads * self._values.shape[-1]
-        held = VALUES_PER_VECTOR * reduced + STEPS_PER_VECTOR * width + reading.frozen.numbers_per_part
-        for index in live.nonzero().split(max(1, numbers // held)):
+            live[everyone, position] = False
+        reduced, width = self._heads * self._values.shape[-1], start.residual.shape[-1]
+        held = VALUES_PER_VECTOR * reduced + STEPS_PER_VECTOR * width + numbers_per_part
+        for index in live.nonzero().split(max(1, self._numbers // 2 // held)):
             local, key = index.unbind(1)
-            yield local, key
+            formed = self._formed(weights[local, :, key], example[local], key)
+            yield start.carry.vector(formed, None, start.scales.at(flat[local])), local, key, False
+        stream = start.residual[flat]
+        formed = (
+            torch.zeros_like(stream) if self._cross else self._formed(weights[everyone, :, position], example, position)
+        )
+        own = start.carry.vector(formed, stream, start.scales.at(flat))
+        yield own, everyone, None if self._cross else position, True
 
     def _formed(self, weights: Tensor, example: Tensor, key: Tensor) -> Tensor:
         """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
         values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
         values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
         return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
+
+
+class _Start(NamedTuple):
+    """The steps to the end of the attention block, 1/σ of their norms, (N, 1), and the residual stream, (N, D)."""
+
+    carry: Carry
+    scales: Scales
+    residual: Tensor
+
+
+class _Queries(NamedTuple):
+    """Some queries: weights (n, H, K), examples, positions, and places among all N = B·Q, (n,) each."""
+
+    weights: Tensor
+    example: Tensor
+    position: Tensor
+    flat: Tensor
 
 
 class _Sums:

@@ -161,7 +161,7 @@ class NormReducer:
         self.scopes = tuple(scopes)
         self.per_head = per_head
         self.positions = 0
-        self.precision = block.precision
+        self.precision = block.precision_at(scopes)
         self._real = real
         self._carries = {scope: block.carry(scope, dtype) for scope in scopes}
         every = [*self._carries.values(), *([Carry()] if per_head else [])]

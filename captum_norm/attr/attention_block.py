@@ -15,14 +15,15 @@ class AttentionBlockAttribution(ScopedNorms):
     :class:`NormAttribution`), normalisation, attention and residual connection in a pre-norm or parallel one, and where
     the attention output is normalised before it is added (sandwich, norm-on-output) that normalisation too.
 
-    The other scopes go on through the feed-forward block, its activations frozen to the slopes that integrated gradients
-    give them: to what its network reads (``atb_ln``), to the network's output (``atb_ff``), with the residual connection
-    (``atb_ff_res``) and, in a post-norm layer, through the norm behind it (``atb_ff_res_ln``).
+    The other scopes go on through the feed-forward block, its activations frozen to the slopes that integrated
+    gradients give them: to what its network reads (``atb_ln``), to the network's output (``atb_ff``), with the residual
+    connection (``atb_ff_res``) and, in a post-norm layer, through the norm behind it (``atb_ff_res_ln``).
 
     Args:
         model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
-        scope: ``atb``; where the feed-forward network is understood ``atb_ff_res``, but in a parallel layer ``atb_ff``, where
-            a norm stands before the network ``atb_ln``, and where one stands behind the sum ``atb_ff_res_ln``.
+        scope: ``atb``; where the feed-forward network is understood also ``atb_ff_res``, but in a parallel layer
+            ``atb_ff``, where a norm stands before the network ``atb_ln``, and where one follows the sum
+            ``atb_ff_res_ln``.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 

@@ -1,5 +1,6 @@
 """An attention block of a model: its parts, read off its modules and checked on the layer's own tensors."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Carry
 from captum_norm.models.feed_forward import FeedForwardBlock
-from captum_norm.models.layouts import Layout, Scope, Site, Stage
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
 from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
 from captum_norm.models.tracing import Trace
 
@@ -79,10 +80,16 @@ class Block:
 
     @property
     def precision(self) -> torch.dtype:
-        """The least precise dtype that the block's modules, and those of a block behind it, compute in."""
+        """The least precise dtype that the block's modules compute in."""
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        norms += [] if self.feed_forward is None else self.feed_forward.dtypes
         return max([self.projection.parameter.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
+
+    def precision_at(self, scopes: Collection[Scope]) -> torch.dtype:
+        """The same up to some scopes, the modules of the feed-forward block included if they are reached."""
+        behind: list[torch.dtype] = []
+        if self.feed_forward is not None and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
+            behind = self.feed_forward.dtypes
+        return max([self.precision, *behind], key=lambda dtype: torch.finfo(dtype).eps)
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """The steps up to the end of the attention block, or the norm behind it, that a scope includes."""
