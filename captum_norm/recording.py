@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block
+from captum_norm.models.factors import multiplied
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention
@@ -33,7 +34,7 @@ class BlockTensors:
 
     Attributes:
         projected: the output projection's output.
-        residual: the residual stream before the block.
+        residual: the residual stream before the block, as it enters the sum.
         total: their sum as the model computed it; without the feed-forward output in a parallel layer.
         normed: the final norm's output, or None where the block has none.
     """
@@ -102,10 +103,9 @@ def record(
             not be.
     """
     stacks = Stacks(call.model, several=call.positions.several)
-    library = library_of(call.model)
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks, library.batch_axis)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
-    seam = library.attention_through(call.model, recorder.attention)
+    seam = library_of(call.model).attention_through(call.model, recorder.attention)
     with seam, hooked(recorder.hooks()), evaluating(call.model):
         call.run()
     if not stacks.layers:
@@ -116,10 +116,12 @@ def record(
 
 @dataclass
 class _OpenBlock:
-    """A block that the forward pass is in."""
+    """A block that the forward pass is in, and how many examples and queries its attention had."""
 
     tensors: dict[Site, Tensor] = field(default_factory=dict)
     reducer: Reducer | None = None
+    batch: int = 0
+    queries: int = 0
 
 
 class _Recorder:
@@ -129,10 +131,8 @@ class _Recorder:
         blocks: Mapping[nn.Module, Block] | None,
         chunk_bytes: int,
         stacks: Stacks,
-        batch_axis: int,
     ) -> None:
         self._stacks = stacks
-        self._batch_axis = batch_axis
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
@@ -141,7 +141,7 @@ class _Recorder:
     def hooks(self) -> Iterator[Any]:
         """A hook at every site of every block."""
         for block in (self._blocks or {}).values():
-            for site in _sites(block):
+            for site in block.layout.sites:
                 try:
                     module = block.layer.get_submodule(site.module)
                 except AttributeError:
@@ -185,7 +185,8 @@ class _Recorder:
             outputs.append(output)
         self._stacks.end(module)
         if block is not None:
-            self._open[module].reducer = reducer
+            opened = self._open[module]
+            opened.reducer, opened.batch, opened.queries = reducer, len(query), query.shape[2]
         elif reducer is not None:
             reducer.finish(None)
         return _joined(outputs, len(query))
@@ -220,34 +221,25 @@ class _Recorder:
     def _arrive(self, block: Block, site: Site, _module: nn.Module, tensor: Tensor | None) -> None:
         opened = self._open[block.attention]
         if tensor is not None:
-            opened.tensors[site] = tensor
-        if opened.tensors.keys() >= _sites(block):
+            opened.tensors[site] = tensor.clone() if site in block.overwritten else tensor
+        if opened.tensors.keys() >= block.layout.sites:
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
-                opened.reducer.finish(_block_tensors(block, opened.tensors, self._batch_axis))
+                opened.reducer.finish(_block_tensors(block, opened))
 
 
-def _sites(block: Block) -> set[Site]:
+def _block_tensors(block: Block, opened: _OpenBlock) -> BlockTensors:
     layout = block.layout
-    sites = {Site(layout.projection, "output"), layout.residual, layout.total}
-    if layout.minus is not None:
-        sites.add(layout.minus)
-    if layout.final_norm is not None:
-        sites.add(Site(layout.final_norm, "output"))
-    return sites
-
-
-def _block_tensors(block: Block, tensors: Mapping[Site, Tensor], batch_axis: int) -> BlockTensors:
-    layout, shape = block.layout, tensors[block.layout.residual].shape
 
     def at(site: Site) -> Tensor:
-        return tensors[site].reshape(shape).transpose(0, batch_axis)
+        return block.batch_first(site, opened.tensors[site], opened.batch, opened.queries)
 
     total = at(layout.total)
     if layout.minus is not None:
         total = total - at(layout.minus)
+    residual = multiplied(block.factor(layout.residual_factor), at(layout.residual))
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
-    return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed)
+    return BlockTensors(at(Site(layout.projection, "output")), residual, total, normed)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

@@ -58,7 +58,6 @@ class Library:
         fits: whether a model is one of this library's.
         attention_through: a context in which every attention call of a model runs a function of ours; it leaves the
             model as it was.
-        batch_axis: where the batch is in what a layer receives and returns: 0 for (B, Q, D), 1 for (Q, B, D).
         halves: encoder and decoder of an encoder–decoder model; None for any other model, an encoder alone included.
         embeddings: the table of token ids of a model or of one of its halves, if it has one.
         inputs: the first sequence, the encoder's in an encoder–decoder model.
@@ -70,7 +69,6 @@ class Library:
     models: str
     fits: Callable[[nn.Module], bool]
     attention_through: Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
-    batch_axis: int
     halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
     embeddings: Callable[[nn.Module], nn.Module | None]
     inputs: SequenceNames

@@ -61,12 +61,13 @@ def test_norms_are_read_as_what_they_are(width: int, dtype: torch.dtype, centere
         assert (reader.centered, reader.gain_offset, reader.eps) == (centered, 0, 1e-6)
 
 
-def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None:
-    config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
+def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None:
+    # The output projection's bias is added by the layer, outside the projection.
+    config = hf.GPTNeoXJapaneseConfig(**families.TEXT)
     with pytest.raises(UnsupportedModelError) as caught:
-        AttentionBlockAttribution(hf.GraniteForCausalLM(config)).maps(families.inputs("llama"))
+        AttentionBlockAttribution(hf.GPTNeoXJapaneseForCausalLM(config)).maps(families.inputs("llama"))
     message = str(caught.value)
-    for part in ("GraniteForCausalLM", '"model.layers.0.self_attn"', 'self_attn.o_proj"', "Missing: a residual sum"):
+    for part in ("GPTNeoXJapaneseForCausalLM", '.layers.1.attention"', '.dense"', "Missing: a residual sum"):
         assert part in message
 
 
