@@ -4,6 +4,7 @@ Shares no code with the library. Letters as in the design: B, H, Q, K, D, d.
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ def block_vectors(
     bias: Tensor,
     residual: Tensor,
     branch: DirectNorm | None,
+    factor: Tensor,
     add_residual: bool,
     final: DirectNorm | None,
 ) -> tuple[Tensor, Tensor]:
@@ -55,8 +57,8 @@ def block_vectors(
         vectors = branch.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
         constant = branch.part(constant, sigma) + branch.bias
     if add_residual:
+        vectors, constant = vectors * factor, constant * factor
         own = torch.arange(vectors.shape[1])
-        vectors = vectors.clone()
         vectors[:, own, own] += residual
     if final is not None:
         _, sigma = final.statistics(vectors.sum(2) + constant)
@@ -85,6 +87,8 @@ class Layer:
     residual: Tensor  # (B, Q, D)
     branch: DirectNorm | None
     final: DirectNorm | None
+    factor: Tensor  # (D,) or one number: multiplies the attention output where the residual is added
+    value_heads: int
 
     def vectors(self, scope: str) -> tuple[Tensor, Tensor]:
         """(B, Q, K, D) at a scope, and what belongs to no key."""
@@ -95,6 +99,7 @@ class Layer:
             self.bias,
             self.residual,
             self.branch if scope != "attn" else None,
+            self.factor,
             scope != "attn",
             self.final if through else None,
         )
@@ -128,6 +133,8 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
     for name, weights in zip(names, attentions, strict=True):
         layer = model.get_submodule(name)
         output = family.values(seen[name, "value"].pop(0)).double()
+        if family.value_bias is not None:
+            output = output + layer.get_parameter(family.value_bias).detach().double()
         projection = layer.get_submodule(family.projection)
         matrix = projection.weight.detach().double()
         # GPT-2 keeps its matrices as (inputs, outputs).
@@ -135,7 +142,9 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
         heads = weights.shape[1]
         width = matrix.shape[0] // heads
         values = output.unflatten(-1, (-1, width)).transpose(1, 2)
-        values = values.repeat_interleave(heads // values.shape[1], dim=1)
+        value_heads = values.shape[1]
+        values = values.repeat_interleave(heads // value_heads, dim=1)
+        factor = 1.0 if family.branch_factor is None else attrgetter(family.branch_factor)(layer)
         bias = getattr(projection, "bias", None)
         result.append(
             Layer(
@@ -146,6 +155,8 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
                 seen[name, "residual"].pop(0).double(),
                 family.norm(layer, family.branch_norm),
                 family.norm(layer, family.final_norm),
+                torch.as_tensor(factor, dtype=torch.float64).detach(),
+                value_heads,
             )
         )
     return result

@@ -64,7 +64,7 @@ class Block:
         branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
         factor = self.factor(self.layout.branch_factor)
         if factor is not None:
-            branch = scaled(branch, torch.as_tensor(factor.value).to(self.projection.parameter.device, dtype))
+            branch = scaled(branch, torch.as_tensor(factor.value, dtype=dtype, device=self.projection.parameter.device))
         if scope == "attn_res" or self.final_norm is None:
             return Carry(branch, residual=True)
         return Carry(branch, residual=True, final=self.final_norm.read(dtype))
