@@ -181,8 +181,6 @@ def oracle(name: str, model: Any, arguments: dict[str, Tensor]) -> dict[str, lis
             residual=seen[f"{stack} {index} residual"].double(),
             branch=None,
             final=norm,
-            factor=torch.tensor(1.0),
-            value_heads=HEADS,
         )
 
     return {stack: [layer(stack, index) for index in range(LAYERS)] for stack in family.stacks}

@@ -3,7 +3,7 @@
 Shares no code with the library. Letters as in the design: B, H, Q, K, D, d.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -87,8 +87,9 @@ class Layer:
     residual: Tensor  # (B, Q, D)
     branch: DirectNorm | None
     final: DirectNorm | None
-    factor: Tensor  # (D,) or one number: multiplies the attention output where the residual is added
-    value_heads: int
+    # (D,) or one number: multiplies the attention output where the residual is added.
+    factor: Tensor = field(default_factory=lambda: torch.tensor(1.0))
+    value_heads: int | None = None
 
     def vectors(self, scope: str) -> tuple[Tensor, Tensor]:
         """(B, Q, K, D) at a scope, and what belongs to no key."""
