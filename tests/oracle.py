@@ -45,9 +45,9 @@ def block_vectors(
     bias: Tensor,
     residual: Tensor,
     branch: DirectNorm | None,
-    factor: Tensor,
     add_residual: bool,
     final: DirectNorm | None,
+    factor: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """(B, Q, K, D) vectors summed over heads, carried as far as asked; and what belongs to no key, (B, Q, D)."""
     vectors, constant = attention, bias.expand(attention.shape[0], attention.shape[1], -1)
@@ -100,9 +100,9 @@ class Layer:
             self.bias,
             self.residual,
             self.branch if scope != "attn" else None,
-            self.factor,
             scope != "attn",
             self.final if through else None,
+            self.factor,
         )
 
 

@@ -178,6 +178,7 @@ def _embeddings(model: nn.Module) -> nn.Module | None:
         return None
 
 
+SIGNALS = ("pixel_values", "input_features", "input_values")
 HUGGING_FACE = Library(
     models="a model that attends through transformers' attention interface, by softmax(scores) @ values or by "
     "scaled_dot_product_attention",
@@ -185,7 +186,7 @@ HUGGING_FACE = Library(
     attention_through=attention_through,
     halves=_halves,
     embeddings=_embeddings,
-    inputs=SequenceNames(("input_ids", "inputs_embeds", "pixel_values"), "attention_mask"),
+    inputs=SequenceNames(("input_ids", "inputs_embeds", *SIGNALS), "attention_mask", SIGNALS),
     decoder=SequenceNames(("decoder_input_ids", "decoder_inputs_embeds"), "decoder_attention_mask"),
     decoder_prefixes=("decoder_", "labels"),
     without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",

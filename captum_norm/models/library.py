@@ -43,10 +43,12 @@ class SequenceNames:
     Attributes:
         main: the sequence itself, several names in order of preference.
         mask: 1 at its real positions and 0 at padding; None where the padding id among the token ids tells them.
+        signals: those of ``main`` that are images or sounds, of which the model makes its positions itself.
     """
 
     main: tuple[str, ...]
     mask: str | None = None
+    signals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ OPT: dict[str, Any] = {
 
 def opt(*, norm_before: bool) -> nn.Module:
     """OPT-125m and larger normalise before attention, OPT-350m after it."""
-    sizes = {"max_position_embeddings": 64, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    sizes: dict[str, Any] = {"max_position_embeddings": 64, "ffn_dim": 48, "word_embed_proj_dim": 32}
     return hf.OPTForCausalLM(hf.OPTConfig(**SHORT, **sizes, do_layer_norm_before=norm_before))
 
 

@@ -1,5 +1,7 @@
 """Text encoders."""
 
+from typing import Any
+
 import transformers as hf
 
 from tests.families.family import (
@@ -15,7 +17,7 @@ from tests.families.family import (
     part,
 )
 
-DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 
 ENCODERS = {
     "bert": Family(lambda: hf.BertModel(hf.BertConfig(**TEXT)), **BERT),

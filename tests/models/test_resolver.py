@@ -63,7 +63,7 @@ def test_norms_are_read_as_what_they_are(width: int, dtype: torch.dtype, centere
 
 def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None:
     # The output projection's bias is added by the layer, outside the projection.
-    model = hf.GPTNeoXJapaneseForCausalLM(hf.GPTNeoXJapaneseConfig(**families.TEXT))
+    model: Any = hf.GPTNeoXJapaneseForCausalLM(hf.GPTNeoXJapaneseConfig(**families.TEXT))
     torch.nn.init.ones_(model.gpt_neox_japanese.layers[1].attention.dense_bias)
     with pytest.raises(UnsupportedModelError) as caught:
         AttentionBlockAttribution(model).maps(families.inputs("llama"))
