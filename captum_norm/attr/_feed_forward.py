@@ -21,6 +21,7 @@ from captum_norm.functional import (
 )
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
+from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import FeedForwardBlock, Routing
 from captum_norm.models.layouts import Scope
 from captum_norm.recording import BlockTensors, FeedForwardTensors, Part
@@ -168,9 +169,9 @@ class FeedForwardReducer:
 
             def take(vectors: Tensor, local: Tensor, key: Tensor | None, *, own: bool) -> None:
                 through = reading.through(vectors, local, numbers)  # noqa: B023
-                query = flat[local]  # noqa: B023
+                query, stream = flat[local], multiplied(self._behind.residual_factor, vectors)  # noqa: B023
                 for scope, steps in self._carries.items():
-                    sums[scope].add(steps.vector(through, vectors, onward[scope].at(query)), query, key, own=own)
+                    sums[scope].add(steps.vector(through, stream, onward[scope].at(query)), query, key, own=own)
 
             for local, key in self._pairs(weights, position, numbers, reading):
                 formed = self._formed(weights[local, :, key], example[local], key)
@@ -181,8 +182,9 @@ class FeedForwardReducer:
                 formed = self._formed(weights[everyone, :, position], example, position)
             own = carry.vector(formed, residual[flat], scales.at(flat))
             take(own, everyone, None if self._cross else position, own=True)
+            stream = multiplied(self._behind.residual_factor, constant[flat])
             for scope, steps in self._carries.items():
-                unowned = steps.constant(reading.frozen.constant, constant[flat], onward[scope].at(flat))
+                unowned = steps.constant(reading.frozen.constant, stream, onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
         for scope, summed_up in sums.items():
             self.maps[scope], self.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()

@@ -304,6 +304,7 @@ class NormMeter:
 
         with bar(type(self.model).__name__, total, "queries") as shown:
             causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
+        _check_seen(self.model, reducers, wanted)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
             if not wanted.has_stack(role):
@@ -434,6 +435,17 @@ def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
         raise InvalidInputError(f"got stacks={stacks!r}; expected some of {', '.join(get_args(StackName))} in a list")
     if encoder_of(model) is None:
         raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
+
+
+def _check_seen(model: nn.Module, seen: Collection[Role], wanted: "_Wanted") -> None:
+    """A stack whose attention has another form than the others' must not be left out in silence."""
+    expected = [] if encoder_of(model) is None else [name for name in get_args(StackName) if wanted.has_stack(name)]
+    missing = [name for name in expected if name not in seen]
+    if missing:
+        raise UnsupportedModelError(
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "
+            f"stacks={[name for name in get_args(StackName) if name in seen]}"
+        )
 
 
 def _refuse_non_finite(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from captum_norm.models import FeedForwardLayout, Site
 from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.resolver import resolve
-from tests import encoder_decoders, families, feed_forwards
+from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS, SCOPES
 
 
@@ -51,13 +51,15 @@ def found_in(model: Any) -> list[Any]:
 def test_the_parts_are_found(name: str, dtype: torch.dtype, noise: bool) -> None:
     """Freshly initialised models too, whose networks add next to nothing to the residual stream."""
     torch.manual_seed(1)
-    model: Any = feed_forwards.build(name, 1, dtype) if noise else EVERY[name].build().eval().to(dtype)
+    model: Any = families.build(name, 1, dtype) if noise else EVERY[name].build().eval().to(dtype)
     with torch.no_grad():
         blocks = resolve(bind_inputs(model, families.inputs(name, 1, dtype=dtype)), feed_forward=True)
     names, parts = {module: place for place, module in model.named_modules()}, PARTS[name]
     for block in blocks.values():
         found = block.feed_forward
         assert found is not None, block.without_feed_forward
+        assert (None if found.branch_factor is None else found.branch_factor.name) == parts.branch_factor
+        assert found.residual_factor is None
         assert set(found.scopes) == set(SCOPES[EVERY[name].style])
         assert (found.experts is not None) == (parts.experts is not None)
         assert len(found.dense) == bool(parts.outer)
@@ -162,7 +164,7 @@ def test_a_module_as_activation_is_declared(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_decoder_layers_with_cross_attention_are_refused_with_the_way_out() -> None:
-    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs()
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
     meter = NormMeter(model)
     with pytest.raises(UnsupportedScopeError, match=r'cross-attention follows.*stacks=\["cross"\]'):
         meter.measure(inputs, scopes=["atb_ff"])
@@ -178,7 +180,7 @@ def test_routings_are_told_from_other_tensors() -> None:
 
 def test_an_expert_beyond_the_last_is_none() -> None:
     """Routers name the number of experts where they leave a position out."""
-    model = feed_forwards.build("mixtral")
+    model = families.build("mixtral")
     (reader, *_) = [block.experts for block in found_in(model)]
     routing = routing_of([torch.tensor([[0, 4], [4, 4]]), torch.ones(2, 2)])
     assert routing is not None

@@ -31,7 +31,7 @@ def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) ->
         assert f"{block.name}.{block.layout.projection}".endswith(family.projection)
         for found, expected in ((block.branch_norm, family.branch_norm), (block.final_norm, family.final_norm)):
             assert (found is None) == (expected is None)
-    assert len(blocks) == (1 if name == "albert" else 2)
+    assert len(blocks) == (1 if "shared layers" in family.special else 2)
 
 
 def test_a_norm_that_rounding_hides_behind_the_stream_is_found() -> None:
@@ -61,12 +61,14 @@ def test_norms_are_read_as_what_they_are(width: int, dtype: torch.dtype, centere
         assert (reader.centered, reader.gain_offset, reader.eps) == (centered, 0, 1e-6)
 
 
-def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None:
-    config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
+def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None:
+    # The output projection's bias is added by the layer, outside the projection.
+    model: Any = hf.GPTNeoXJapaneseForCausalLM(hf.GPTNeoXJapaneseConfig(**families.TEXT))
+    torch.nn.init.ones_(model.gpt_neox_japanese.layers[1].attention.dense_bias)
     with pytest.raises(UnsupportedModelError) as caught:
-        AttentionBlockAttribution(hf.GraniteForCausalLM(config)).maps(families.inputs("llama"))
+        AttentionBlockAttribution(model).maps(families.inputs("llama"))
     message = str(caught.value)
-    for part in ("GraniteForCausalLM", '"model.layers.0.self_attn"', 'self_attn.o_proj"', "Missing: a residual sum"):
+    for part in ("GPTNeoXJapaneseForCausalLM", '.layers.1.attention"', '.dense"', "Missing: a residual sum"):
         assert part in message
 
 
