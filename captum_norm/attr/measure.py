@@ -439,8 +439,12 @@ def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
 
 def _check_seen(model: nn.Module, seen: Collection[Role], wanted: "_Wanted") -> None:
     """A stack whose attention has another form than the others' must not be left out in silence."""
-    expected = [] if encoder_of(model) is None else [name for name in get_args(StackName) if wanted.has_stack(name)]
-    missing = [name for name in expected if name not in seen]
+    encoder = encoder_of(model)
+    if encoder is None:
+        return
+    # A decoder's layer by itself is given what an encoder computed, and has none.
+    stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
+    missing = [name for name in stacks if wanted.has_stack(name) and name not in seen]
     if missing:
         raise UnsupportedModelError(
             f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "

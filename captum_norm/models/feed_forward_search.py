@@ -188,7 +188,7 @@ class FeedForwardSearch:
                 if pending.written is not None and not equal(written, pending.written):
                     continue
                 for branch_norm, branch in _branches(trace, written, named):
-                    for residual_factor, branch_factor in _factors(trace, branch, named, factored=factored):
+                    for residual_factor, branch_factor in _factors(trace, pending, branch, named, factored=factored):
                         residual, added = multiplied(residual_factor, pending.stream), multiplied(branch_factor, branch)
                         end = _end(trace, pending, residual, added, named, same)
                         # What a factor makes vanish beside the other cannot be told from nothing.
@@ -285,7 +285,7 @@ def _branches(trace: Trace, written: Tensor, named: _Named) -> Iterator[tuple[No
         yield None, written
 
 
-def _factors(trace: Trace, branch: Tensor, named: _Named, *, factored: bool) -> Iterator[Factors]:
+def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: _Named, *, factored: bool) -> Iterator[Factors]:
     """What may multiply the stream and the branch: nothing, or with ``factored`` something."""
     layout = named.layout
     if layout is not None and (layout.residual_factor, layout.branch_factor) != UNFACTORED:
@@ -295,9 +295,13 @@ def _factors(trace: Trace, branch: Tensor, named: _Named, *, factored: bool) -> 
     elif not factored:
         yield UNFACTORED
     elif layout is None:
-        held = possible_factors(trace.layer, branch.shape[-1])
-        yield from held[1:]
-        yield from product([residual for residual, added in held if added is None], layer_scales(trace, branch))
+        _, *held = possible_factors(trace.layer, branch.shape[-1])
+        taken = pending.block.layout.branch_factor
+        # In a new model other layer scales have the values of attention's.
+        yield from sorted(held, key=lambda factors: factors[1] is not None and factors[1].name == taken)
+        yield from product(
+            [None, *(residual for residual, added in held if added is None)], layer_scales(trace, branch)
+        )
 
 
 def _end(

@@ -191,7 +191,7 @@ def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
         return
     offsets = (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,)
     epsilons = [getattr(module, name) for name in EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
-    # torch's RMSNorm without an ε uses the input dtype's own.
-    epsilons = epsilons or [torch.finfo(inputs.dtype).eps]
+    # torch's RMSNorm without an ε uses the input dtype's own; the other number is its layer_norm's.
+    epsilons = epsilons or [torch.finfo(inputs.dtype).eps, 1e-5]
     for centered, offset, eps in product((True, False), offsets, epsilons):
         yield NormReader(module, centered, offset, eps, inputs.dtype)

@@ -60,7 +60,7 @@ LLAMAS = {
     ),
     "qwen3": Family(lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=12)), **LLAMA),
     "qwen3-moe": Family(
-        lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**GROUPED, **EXPERTS, head_dim=12)), **MIXTURE
+        lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**GROUPED, **EXPERTS | {"head_dim": 12})), **MIXTURE
     ),
     "gemma": Family(lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**GROUPED, head_dim=12)), **LLAMA),
     "gemma2": Family(
