@@ -119,6 +119,7 @@ class NormReducer:
         real: True at real positions, (B, Q), or None where all are.
 
     Attributes:
+        block: the block.
         scopes: the scopes.
         per_head: whether head norms are kept.
         dtype: what norms are computed in.
@@ -142,7 +143,7 @@ class NormReducer:
         per_head: bool,
         real: Tensor | None,
     ) -> None:
-        self._block = block
+        self.block = block
         self._cache = cache
         self.dtype = dtype
         self.scopes = tuple(scopes)
@@ -174,7 +175,7 @@ class NormReducer:
         self.positions, self._values, self._cross = queries, values, cross
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
         for norms, carry in self._distinct.items():
-            self._forms[norms] = _Form(values, self._cache.get(self._block, carry, heads, self.dtype), queries)
+            self._forms[norms] = _Form(values, self._cache.get(self.block, carry, heads, self.dtype), queries)
         self._sampled_weights = values.new_empty(batch, heads, queries)
         if self.per_head:
             self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
@@ -192,7 +193,7 @@ class NormReducer:
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
             raise ValueError("norms need the tensors of the block")
-        weight, bias = self._block.projection.weight(self.dtype), self._block.projection.bias(self.dtype)
+        weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         for rows in chunks(queries, batch * width):

@@ -20,7 +20,7 @@ from captum_norm.errors import (
 )
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
-from captum_norm.models.layouts import Scope
+from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
 from captum_norm.recording import CHUNK_BYTES, record
@@ -69,6 +69,8 @@ class Measurements:
         convergence_delta: relative completeness error, (B, L); None without scopes.
         real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
+        layer_names: the names in the model of the L modules in which the blocks were found; empty without scopes.
+        layouts: the arrangement of each of them.
     """
 
     weights: Tensor | None
@@ -79,6 +81,8 @@ class Measurements:
     convergence_delta: Tensor | None
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
+    layer_names: tuple[str, ...] = ()
+    layouts: tuple[Layout, ...] = ()
 
 
 class NormMeter:
@@ -387,4 +391,6 @@ def _assemble(call: ModelCall, role: Role, layers: Sequence[LayerReducer]) -> Me
         convergence_delta=torch.stack([layer.delta for layer in norms], dim=1) if norms else None,
         real=queries.unshift(real, -1),
         tokens=call.tokens,
+        layer_names=tuple(layer.block.name for layer in norms),
+        layouts=tuple(layer.block.layout for layer in norms),
     )
