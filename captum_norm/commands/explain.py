@@ -94,6 +94,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how all layers become one (default: mean for weights, else rollout)",
     )
     parser.add_argument(
+        "--layouts",
+        metavar="FILE.toml",
+        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
+    )
+    parser.add_argument(
         "--out",
         action="append",
         default=[],
@@ -107,7 +112,10 @@ def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from captum_norm.loading import load
+    from captum_norm.models import register_layouts
 
+    if options.layouts is not None:
+        register_layouts(options.layouts)
     text = _text(options.text)
     model, tokenizer = load(options.model)
     method = _method(model, options)

@@ -79,6 +79,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "understood and how exact the vectors add up (default: list the models in the tests)",
     )
     parser.add_argument(
+        "--layouts",
+        metavar="FILE.toml",
+        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
+    )
+    parser.add_argument(
         "--out",
         action="append",
         default=[],
@@ -91,9 +96,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from captum_norm.models import register_layouts
     from captum_norm.models.support import supported_models
 
     console = Console()
+    if options.layouts is not None:
+        register_layouts(options.layouts)
     if options.check is None:
         models = supported_models()
         rows = [asdict(model) for model in models]
