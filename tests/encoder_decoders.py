@@ -171,7 +171,9 @@ ENCODER_DECODERS = {
         lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**WHISPER)), PRE, PRE_SCOPES, features=True
     ),
     "nllb-moe": EncoderDecoder(
-        lambda: hf.NllbMoeForConditionalGeneration(hf.NllbMoeConfig(**BART, num_experts=4)),
+        lambda: hf.NllbMoeForConditionalGeneration(
+            hf.NllbMoeConfig(**BART, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2)
+        ),
         NLLB,
         PRE_SCOPES,
         positions="sinusoidal",

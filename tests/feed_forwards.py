@@ -134,6 +134,9 @@ PARTS = {
 }
 
 
+NOT_UNDERSTOOD = {"xmod", "llama4"}
+"""Families with adapters behind the network, or with experts that read the stream times their coefficient."""
+
 EVERY = {name: parts.of(FAMILIES[name]) for name, parts in PARTS.items()}
 
 
@@ -190,9 +193,11 @@ def _read(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> li
             networks.append((_dense(parts, layer), one))
         if parts.experts:
             networks += _experts(parts, layer, read)
-        norms = (family.norm(layer, norm) for norm in (parts.branch_norm, parts.final_norm))
+        branch_norm, final_norm = (family.norm(layer, name) for name in (parts.branch_norm, parts.final_norm))
         factor = 1.0 if parts.branch_factor is None else attrgetter(parts.branch_factor)(layer)
-        found.append(FeedForwardLayer(networks, norm, *norms, torch.as_tensor(factor).detach().double()))
+        found.append(
+            FeedForwardLayer(networks, norm, branch_norm, final_norm, torch.as_tensor(factor).detach().double())
+        )
     return found
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from captum_norm import TOLERANCE, AttentionBlockAttribution, NormMeter, UnsupportedScopeError
 from tests import encoder_decoders, families, feed_forwards, oracle
-from tests.feed_forwards import EVERY, PARTS, SCOPES
+from tests.families import FAMILIES
+from tests.feed_forwards import EVERY, NOT_UNDERSTOOD, PARTS, SCOPES
 from tests.test_matrix import relative
 
 # A path from another origin than zero meets ReLU's kink, where the oracle's quadrature fails.
@@ -82,6 +83,21 @@ def test_vectors_of_the_oracle_add_up_to_what_the_model_computed(name: str) -> N
         vectors, constant = scopes[SCOPES[EVERY[name].style][-1]]
         single = EVERY[name].single
         torch.testing.assert_close(vectors.sum(2) + constant, output, rtol=0, atol=1e-5 if single else 1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in PARTS])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_vectors_of_every_other_family_add_up(name: str, dtype: torch.dtype) -> None:
+    """To what the model computed: families whose networks nobody wrote down."""
+    family = FAMILIES[name]
+    model, inputs = families.build(name, 0, dtype), inputs_of(name, dtype=dtype)
+    if name in NOT_UNDERSTOOD:
+        with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
+            NormMeter(model).measure(inputs, scopes=["atb_ff_res"])
+        return
+    (measured,) = NormMeter(model).measure(inputs, scopes=SCOPES[family.style]).values()
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < (1e-5 if dtype == torch.float32 else 1e-6 if family.single else 1e-11)
 
 
 def batch_of(name: str, side: str) -> tuple[Tensor, Tensor, list[Tensor]]:

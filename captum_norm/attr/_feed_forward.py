@@ -93,6 +93,7 @@ class FeedForwardReducer:
         real: True at real positions, (B, Q), or None where all are.
 
     Attributes:
+        block: the attention block.
         maps: (B, Q, K) of each scope.
         mixing_ratio: (B, Q) of each scope.
         delta: completeness error, the largest of the scopes', (B,).
@@ -113,7 +114,7 @@ class FeedForwardReducer:
         if block.feed_forward is None:
             raise ValueError("the block has no feed-forward block behind it")
         self.precision = block.precision
-        self._block = block
+        self.block = block
         self._behind = block.feed_forward
         self._dtype = dtype
         self._budget = budget
@@ -155,9 +156,9 @@ class FeedForwardReducer:
         references = {"atb_ff": written, "atb_ff_res": summed}
         if behind.normed is not None:
             references["atb_ff_res_ln"] = rows(behind.normed)
-        carry = self._block.carry("atb", self._dtype)
+        carry = self.block.carry("atb", self._dtype)
         scales = carry.scales(projected, total)
-        bias = self._block.projection.bias(self._dtype)
+        bias = self.block.projection.bias(self._dtype)
         constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, scales)
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
@@ -221,7 +222,7 @@ class FeedForwardReducer:
         """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
         values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
         values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
-        return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
+        return (values * weights.unsqueeze(-1)).flatten(1) @ self.block.projection.weight(self._dtype)
 
 
 class _Sums:

@@ -291,7 +291,9 @@ def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: _Named, *, 
     if layout is not None and (layout.residual_factor, layout.branch_factor) != UNFACTORED:
         names = layout.residual_factor, layout.branch_factor
         residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
-        yield residual, added
+        fitting = all(factor is None or factor.size in (1, branch.shape[-1]) for factor in (residual, added))
+        if fitting and (residual is None, added is None) == tuple(name is None for name in names):
+            yield residual, added
     elif not factored:
         yield UNFACTORED
     elif layout is None:

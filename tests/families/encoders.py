@@ -20,6 +20,8 @@ from tests.families.family import (
 DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 DEBERTA_V2 = DEBERTA | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 
+DEBERTA_V2 = DEBERTA | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+
 ENCODERS = {
     "bert": Family(lambda: hf.BertModel(hf.BertConfig(**TEXT)), **BERT),
     "roberta": Family(lambda: hf.RobertaModel(hf.RobertaConfig(**TEXT)), **BERT),

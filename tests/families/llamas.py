@@ -7,6 +7,7 @@ import transformers as hf
 from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, Family, last
 
 WINDOW = 4
+WIDE = GROUPED | {"head_dim": 12}
 WINDOWED = GROUPED | {"sliding_window": WINDOW}
 ALTERNATING = WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}
 GEMMA = WINDOWED | {"head_dim": 12}
@@ -59,9 +60,7 @@ LLAMAS = {
         **MIXTURE,
     ),
     "qwen3": Family(lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=12)), **LLAMA),
-    "qwen3-moe": Family(
-        lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**GROUPED, **EXPERTS | {"head_dim": 12})), **MIXTURE
-    ),
+    "qwen3-moe": Family(lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**WIDE, **EXPERTS)), **MIXTURE),
     "gemma": Family(lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**GROUPED, head_dim=12)), **LLAMA),
     "gemma2": Family(
         lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GEMMA, attn_logit_softcapping=1.0)),

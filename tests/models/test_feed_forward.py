@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -38,11 +37,9 @@ def llama(function: Any, inner: int = 1) -> Any:
     return model
 
 
-def found_in(model: Any) -> list[Any]:
-    return [
-        block.feed_forward
-        for block in resolve(bind_inputs(model, families.inputs("llama")), feed_forward=True).values()
-    ]
+def found_in(model: Any, ids: Tensor | None = None) -> list[Any]:
+    call = bind_inputs(model, families.inputs("llama") if ids is None else ids)
+    return [block.feed_forward for block in resolve(call, feed_forward=True).values()]
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -188,7 +185,69 @@ def test_an_expert_beyond_the_last_is_none() -> None:
     assert use.queries.tolist() == [0]
 
 
-def test_granite_whose_factor_is_not_one_says_so() -> None:
-    config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
-    with pytest.raises(UnsupportedModelError, match="Missing: a residual sum"):
-        AttentionBlockAttribution(hf.GraniteForCausalLM(config), "atb_ff").maps(families.inputs("llama"))
+class _Factored(nn.Module):
+    """One layer: r x + Attention(x), then s y + FF(y), or both at once. The network is linear."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        super().__init__()
+        self.parallel, self.first, self.second = parallel, 0.7, 1.3
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.network = nn.Sequential(nn.Linear(16, 24), nn.Identity(), nn.Linear(24, 16))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (layer(hidden)[:, None] for layer in (self.query, self.key, self.value))
+        attended: Tensor = self.out(((query @ key.mT).softmax(-1) @ value)[:, 0])
+        stream = hidden if self.parallel else hidden * self.first + attended
+        fed: Tensor = self.network(stream)
+        return stream * self.first + attended + fed if self.parallel else stream * self.second + fed
+
+
+def factored(*, parallel: bool) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 16), _Factored(parallel=parallel)).double().eval()
+
+
+def test_a_factor_on_the_stream_enters_the_vectors() -> None:
+    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
+    embedding, layer = model
+    with torch.no_grad():
+        stream = embedding(ids)
+        weights = (layer.query(stream) @ layer.key(stream).mT).softmax(-1)
+        vectors = weights[..., None] * (layer.value(stream) @ layer.out.weight.T)[:, None]
+        vectors[:, range(5), range(5)] += 0.7 * stream
+        fed = vectors @ layer.network[0].weight.T @ layer.network[2].weight.T
+    (measured,) = NormMeter(model).measure(ids, scopes=["atb_ff", "atb_ff_res"]).values()
+    torch.testing.assert_close(measured.norms["atb_ff"][:, 0], fed.norm(dim=-1))
+    torch.testing.assert_close(measured.norms["atb_ff_res"][:, 0], (1.3 * vectors + fed).norm(dim=-1))
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < 1e-11
+
+
+def test_a_factor_on_the_stream_of_a_parallel_layer_is_refused() -> None:
+    model, ids = factored(parallel=True), torch.randint(0, 20, (2, 5))
+    meter = NormMeter(model)
+    assert list(meter.measure(ids, scopes=["atb"])) == ["encoder"]
+    with pytest.raises(UnsupportedScopeError, match=r'reads a stream that "first" multiplies'):
+        meter.measure(ids, scopes=["atb_ff_res"])
+
+
+@pytest.mark.parametrize(
+    ("factors", "right"),
+    [
+        ({"residual_factor": "second"}, True),
+        ({"residual_factor": "first"}, False),
+        ({"branch_factor": "second"}, False),
+        ({"residual_factor": "nothing"}, False),
+    ],
+)
+def test_factors_are_declared(factors: dict[str, str], right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
+    layout = FeedForwardLayout(
+        inner=("network.0",), outer="network.2", activation="network.1", total=Site.parse("output"), **factors
+    )
+    monkeypatch.setattr("captum_norm.models.feed_forward._registered", {"_Factored": layout})
+    if right:
+        assert found_in(model, ids)[0].residual_factor.name == "second"
+    else:
+        with pytest.raises(UnsupportedModelError, match="feed-forward layout of _Factored does not hold"):
+            found_in(model, ids)

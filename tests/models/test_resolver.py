@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from captum_norm import AttentionBlockAttribution, UnsupportedModelError
+from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.parameters import read_norm
@@ -72,6 +72,46 @@ def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None
         assert part in message
 
 
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.branch_factor])
+def test_a_factor_is_found_and_its_present_value_is_used(name: str) -> None:
+    family, inputs = FAMILIES[name], families.inputs(name)
+    model = families.build(name)
+    meter = NormMeter(model)
+    (before,) = meter.measure(inputs, scopes=["attn", "atb"]).values()
+    for block in resolve(bind_inputs(model, inputs)).values():
+        assert (block.layout.branch_factor, block.layout.residual_factor) == (family.branch_factor, None)
+        place, _, last = str(family.branch_factor).rpartition(".")
+        owner: Any = block.layer.get_submodule(place)
+        value = getattr(owner, last)
+        if isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                value.mul_(2)
+        else:
+            setattr(owner, last, 2 * value)
+    (after,) = meter.measure(inputs, scopes=["attn", "atb"]).values()
+    others = ~torch.eye(before.norms["atb"].shape[-1], dtype=torch.bool)
+    torch.testing.assert_close(after.norms["attn"][:, 0], before.norms["attn"][:, 0])
+    torch.testing.assert_close(after.norms["atb"][:, 0][:, others], 2 * before.norms["atb"][:, 0][:, others])
+
+
+def test_a_factor_of_the_stream_is_found() -> None:
+    config = hf.MiniMaxConfig(
+        **families.GROUPED,
+        num_local_experts=2,
+        layer_types=["full_attention"] * 2,
+        full_attn_alpha_factor=1.5,
+        full_attn_beta_factor=0.7,
+        mlp_alpha_factor=0.6,
+    )
+    torch.manual_seed(0)
+    model: Any = hf.MiniMaxForCausalLM(config)
+    model.eval()
+    (block, _) = resolve(bind_inputs(model, families.inputs("llama"))).values()
+    assert (block.layout.residual_factor, block.layout.branch_factor) == ("attn_alpha_factor", "attn_beta_factor")
+    maps: Any = NormAttribution(model, "attn_res_ln").maps(families.inputs("llama"))
+    assert maps.convergence_delta.max() < 1e-5
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -80,6 +120,9 @@ def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None
         ({"projection": "mlp.act_fn"}, '"mlp.act_fn" does not compute input @ weight'),
         ({"residual": Site.parse("input_layernorm.output")}, 'is not the sum of "input_layernorm.output"'),
         ({"total": Site.parse("nothing.output")}, 'no tensor passed "nothing.output"'),
+        ({"branch_factor": "self_attn.scaling"}, 'is not the sum of "input" and the attention output'),
+        ({"branch_factor": "mlp"}, '"mlp" is neither a number nor a vector of 32 numbers'),
+        ({"residual_factor": "self_attn.v_proj.weight"}, "is neither a number nor a vector of 32 numbers"),
         ({"branch_norm": "mlp"}, '"mlp" does not receive what it is said to normalise'),
     ],
 )
