@@ -39,23 +39,42 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
         >>> type(model).__name__, tokenizer.tokenize("Norms explain.")
         ('BertModel', ['norms', 'explain', '.'])
     """
+    # A name that leads nowhere is better told of as a model than as a tokenizer.
+    _config(name_or_path)
+    tokenizer = load_tokenizer(name_or_path)
+    return load_model(name_or_path), tokenizer
+
+
+def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer alone; see :func:`load`.
+
+    Raises:
+        InvalidInputError: there is no such tokenizer.
+    """
     folder = _place(name_or_path)
     import transformers
 
-    with _quiet():
-        with _said_plainly(f"cannot load the model {name_or_path}{_absence(folder)}"):
-            config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with _said_plainly(f"cannot load a tokenizer for {name_or_path}"):
-            try:
-                tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            except TypeError as error:  # a tokenizer that is not told that its file is missing opens None
-                raise OSError("one of its files is missing") from error
-        with _said_plainly(f"cannot load the weights of {name_or_path}"):
-            model, report = _class(config).from_pretrained(
-                folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True
-            )
+    with _quiet(), _said_plainly(f"cannot load a tokenizer for {name_or_path}"):
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except TypeError as error:  # a tokenizer that is not told that its file is missing opens None
+            raise OSError("one of its files is missing") from error
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise InvalidInputError(f"cannot load a tokenizer for {name_or_path}: it comes with no vocabulary")
+    return tokenizer
+
+
+def load_model(name_or_path: str) -> "PreTrainedModel":
+    """The model alone, in ``eval()`` mode; see :func:`load`.
+
+    Raises:
+        InvalidInputError: there is no such model, or its weights are broken or not all there.
+    """
+    config = _config(name_or_path)
+    with _quiet(), _said_plainly(f"cannot load the weights of {name_or_path}"):
+        model, report = _class(config).from_pretrained(
+            _place(name_or_path), config=config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     # transformers fills these with random numbers, and an explanation of those would look like any other. Only the
     # pooler that many checkpoints lack does not matter: no attention block reads it.
     unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
@@ -65,7 +84,15 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
             f"cannot load the weights of {name_or_path}: {len(unusable)} tensors of {type(model).__name__} are missing "
             f"or of another shape, {min(unusable)} for one"
         )
-    return model.eval(), tokenizer
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _config(name_or_path: str) -> Any:
+    folder = _place(name_or_path)
+    import transformers
+
+    with _quiet(), _said_plainly(f"cannot load the model {name_or_path}{_absence(folder)}"):
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def _place(name_or_path: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
+from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
 from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import ModelCall
@@ -79,7 +80,7 @@ class BlockTensors:
 
     Attributes:
         projected: the output projection's output.
-        residual: the residual stream before the block.
+        residual: the residual stream before the block, as it enters the sum.
         total: their sum as the model computed it; without the feed-forward output in a parallel layer.
         normed: the final norm's output, or None where the block has none.
         behind: the tensors of the feed-forward block behind it, if these were asked for.
@@ -157,11 +158,10 @@ def record(
             not be.
     """
     stacks = Stacks(call.model, several=call.positions.several)
-    library = library_of(call.model)
     sizes = _PartSizes(budget or MemoryBudget(), chunk_bytes)
-    recorder = _Recorder(make_reducer, blocks, sizes, advance, stacks, library.batch_axis, feed_forward)
+    recorder = _Recorder(make_reducer, blocks, sizes, advance, stacks, feed_forward)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
-    seam = library.attention_through(call.model, recorder.attention)
+    seam = library_of(call.model).attention_through(call.model, recorder.attention)
     with seam, hooked(recorder.hooks()), evaluating(call.model):
         call.run()
     if not stacks.layers:
@@ -190,13 +190,15 @@ class _PartSizes:
 
 @dataclass
 class _OpenBlock:
-    """A block that the forward pass is in."""
+    """A block that the forward pass is in, and how many examples and queries its attention had."""
 
     tensors: dict[Site, Tensor] = field(default_factory=dict)
     behind: dict[End, Tensor] = field(default_factory=dict)
     routing: Routing | None = None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
     reducer: Reducer | None = None
+    batch: int = 0
+    queries: int = 0
 
 
 class _Recorder:
@@ -207,11 +209,9 @@ class _Recorder:
         sizes: "_PartSizes",
         advance: Callable[[int], object],
         stacks: Stacks,
-        batch_axis: Callable[[nn.Module], int],
         feed_forward: bool,
     ) -> None:
         self._stacks = stacks
-        self._batch_axis = batch_axis
         self._feed_forward = feed_forward
         self._make_reducer = make_reducer
         self._blocks = blocks
@@ -222,7 +222,7 @@ class _Recorder:
     def hooks(self) -> Iterator[Any]:
         """A hook at every site of every block."""
         for block in (self._blocks or {}).values():
-            for site in _sites(block):
+            for site in block.layout.sites:
                 try:
                     module = block.layer.get_submodule(site.module)
                 except AttributeError:
@@ -273,9 +273,10 @@ class _Recorder:
             self._advance(output.shape[0] * output.shape[1])
         self._stacks.end(module)
         if block is not None:
-            self._open[module].reducer = reducer
+            opened = self._open[module]
+            opened.reducer, opened.batch, opened.queries = reducer, len(query), query.shape[2]
             if self._feed_forward and reducer is not None:
-                self._open[module].attend = lambda: ((part, attend(part)[1]) for part in parts)
+                opened.attend = lambda: ((part, attend(part)[1]) for part in parts)
         elif reducer is not None:
             reducer.finish(None)
         return _joined(outputs, len(query))
@@ -309,67 +310,67 @@ class _Recorder:
 
     def _arrive(self, block: Block, site: Site, _module: nn.Module, tensor: Tensor | None) -> None:
         if tensor is not None:
-            self._open[block.attention].tensors[site] = tensor
+            self._open[block.attention].tensors[site] = tensor.clone() if site in block.overwritten else tensor
         self._finish_if_complete(block)
 
     def _arrive_behind(self, block: Block, end: End, _module: nn.Module, tensor: Tensor | None) -> None:
         if tensor is not None:
-            self._open[block.attention].behind[end] = tensor
+            overwritten = block.feed_forward is not None and end in block.feed_forward.overwritten
+            self._open[block.attention].behind[end] = tensor.clone() if overwritten else tensor
         self._finish_if_complete(block)
 
     def _route(self, block: Block, _module: nn.Module, tensors: list[Tensor]) -> None:
         self._open[block.attention].routing = routing_of(tensors)
 
-    def _ends(self, block: Block) -> set[End]:
+    def _ends(self, block: Block) -> frozenset[End]:
         """Where tensors of the feed-forward block are seen that are wanted."""
         if not self._feed_forward or block.feed_forward is None:
-            return set()
-        behind = block.feed_forward
-        norms = {End(norm.module, "output") for norm in (behind.norm, behind.final_norm) if norm is not None}
-        return {behind.written, behind.total} | norms
+            return frozenset()
+        return block.feed_forward.ends
 
     def _finish_if_complete(self, block: Block) -> None:
         opened = self._open[block.attention]
-        if opened.tensors.keys() >= _sites(block) and opened.behind.keys() >= self._ends(block):
+        if opened.tensors.keys() >= block.layout.sites and opened.behind.keys() >= self._ends(block):
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
-                batch_axis = self._batch_axis(block.attention)
-                opened.reducer.finish(_block_tensors(block, opened, batch_axis))
+                opened.reducer.finish(_block_tensors(block, opened))
 
 
-def _sites(block: Block) -> set[Site]:
+def _block_tensors(block: Block, opened: _OpenBlock) -> BlockTensors:
     layout = block.layout
-    sites = {Site(layout.projection, "output"), layout.residual, layout.total}
-    if layout.minus is not None:
-        sites.add(layout.minus)
-    if layout.final_norm is not None:
-        sites.add(Site(layout.final_norm, "output"))
-    return sites
-
-
-def _block_tensors(block: Block, opened: _OpenBlock, batch_axis: int) -> BlockTensors:
-    layout, shape = block.layout, opened.tensors[block.layout.residual].shape
-
-    def shaped(tensor: Tensor) -> Tensor:
-        return tensor.reshape(shape).transpose(0, batch_axis)
 
     def at(site: Site) -> Tensor:
-        return shaped(opened.tensors[site])
+        return block.batch_first(site, opened.tensors[site], opened.batch, opened.queries)
 
     total = at(layout.total)
     if layout.minus is not None:
         total = total - at(layout.minus).to(total.device)
+    residual = multiplied(block.factor(layout.residual_factor), at(layout.residual))
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
-    behind = None
-    if opened.attend is not None and opened.behind and block.feed_forward is not None:
-        parts = block.feed_forward
-        read, behind_normed = (
-            None if norm is None else shaped(opened.behind[End(norm.module, "output")])
-            for norm in (parts.norm, parts.final_norm)
-        )
-        written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
-        behind = FeedForwardTensors(written, behind_total, read, behind_normed, opened.routing, opened.attend)
-    return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed, behind)
+    behind = None if opened.attend is None else _tensors_behind(block, opened, opened.attend)
+    return BlockTensors(at(Site(layout.projection, "output")), residual, total, normed, behind)
+
+
+def _tensors_behind(
+    block: Block, opened: _OpenBlock, attend: Callable[[], Iterator[tuple[Part, Tensor]]]
+) -> FeedForwardTensors | None:
+    parts = block.feed_forward
+    if parts is None:
+        return None
+    # What reads a stream has its axes in the stream's order.
+    end = block.layout.end
+    shape = opened.tensors[end].shape
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return block.batch_first(end, tensor.reshape(*shape[:-1], -1), opened.batch, opened.queries)
+
+    read, normed = (
+        None if norm is None else shaped(opened.behind[End(norm.module, "output")])
+        for norm in (parts.norm, parts.final_norm)
+    )
+    routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
+    written, total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
+    return FeedForwardTensors(written, total, read, normed, routing, attend)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

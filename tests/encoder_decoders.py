@@ -1,7 +1,7 @@
 """Tiny random encoder–decoder models, where a reader of their code finds the parts, and the direct way through them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,18 @@ BART: dict[str, Any] = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
+FSMT: dict[str, Any] = {key: value for key, value in BART.items() if key != "vocab_size"} | {
+    "langs": ["en", "de"],
+    "src_vocab_size": VOCABULARY,
+    "tgt_vocab_size": VOCABULARY,
+}
+MELS, FRAMES = 20, 18
+WHISPER: dict[str, Any] = {key: value for key, value in BART.items() if key != "max_position_embeddings"} | {
+    "max_source_positions": FRAMES // 2,
+    "max_target_positions": 32,
+    "num_mel_bins": MELS,
+    "bos_token_id": 2,
+}
 T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
@@ -36,6 +48,13 @@ T5: dict[str, Any] = {
     "d_ff": 48,
     "pad_token_id": 1,
     "decoder_start_token_id": 1,
+}
+SWITCH: dict[str, Any] = T5 | {
+    "num_decoder_layers": LAYERS,
+    "num_sparse_encoder_layers": 1,
+    "num_sparse_decoder_layers": 1,
+    "num_experts": 4,
+    "experts_implementation": "eager",
 }
 
 
@@ -58,11 +77,29 @@ class Parts:
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """One family."""
+    """One family.
+
+    Attributes:
+        build: makes a model.
+        stacks: the places in each stack.
+        scopes: those of its layers.
+        positions: how positions are encoded.
+        special: what else is special.
+        single: whether its file takes the softmax in float32 even in a float64 model.
+        features: whether the encoder reads features of a sound rather than token ids.
+        queries_first: whether layers receive and return (Q, B, D).
+        narrow: whether its file cannot run in float64.
+    """
 
     build: Callable[[], nn.Module]
     stacks: dict[str, Parts]
     scopes: tuple[Any, ...] = ("attn", "attn_res", "attn_res_ln", "atb")
+    positions: str = "learned"
+    special: tuple[str, ...] = ()
+    single: bool = False
+    features: bool = False
+    queries_first: bool = False
+    narrow: bool = False
 
 
 def _bart_parts(*, post_norm: bool) -> dict[str, Parts]:
@@ -96,15 +133,67 @@ def _t5_parts() -> dict[str, Parts]:
 
 
 POST, PRE = _bart_parts(post_norm=True), _bart_parts(post_norm=False)
+# Its norm before cross-attention has another name.
+NLLB = PRE | {
+    "cross": replace(
+        PRE["cross"],
+        residual=("model.decoder.layers.{}.cross_attention_layer_norm", "input"),
+        value="model.decoder.layers.{}.cross_attention.v_proj",
+        projection="model.decoder.layers.{}.cross_attention.out_proj",
+    )
+}
 PRE_SCOPES = ("attn", "attn_res", "atb")
+RELATIVE: dict[str, Any] = {
+    "stacks": _t5_parts(),
+    "scopes": PRE_SCOPES,
+    "positions": "relative",
+    "single": True,
+}
 ENCODER_DECODERS = {
-    "marian": EncoderDecoder(lambda: hf.MarianMTModel(hf.MarianConfig(**BART)), POST),
+    "marian": EncoderDecoder(lambda: hf.MarianMTModel(hf.MarianConfig(**BART)), POST, positions="sinusoidal"),
+    "fsmt": EncoderDecoder(
+        lambda: hf.FSMTForConditionalGeneration(hf.FSMTConfig(**FSMT)),
+        POST,
+        positions="sinusoidal",
+        queries_first=True,
+        narrow=True,
+    ),
     "bart": EncoderDecoder(lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)), POST),
+    "plbart": EncoderDecoder(lambda: hf.PLBartForConditionalGeneration(hf.PLBartConfig(**BART)), POST),
+    "mvp": EncoderDecoder(lambda: hf.MvpForConditionalGeneration(hf.MvpConfig(**BART)), POST),
+    "blenderbot-small": EncoderDecoder(
+        lambda: hf.BlenderbotSmallForConditionalGeneration(hf.BlenderbotSmallConfig(**BART)), POST
+    ),
+    "blenderbot": EncoderDecoder(
+        lambda: hf.BlenderbotForConditionalGeneration(hf.BlenderbotConfig(**BART)), PRE, PRE_SCOPES
+    ),
+    "whisper": EncoderDecoder(
+        lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**WHISPER)), PRE, PRE_SCOPES, features=True
+    ),
+    "nllb-moe": EncoderDecoder(
+        lambda: hf.NllbMoeForConditionalGeneration(
+            hf.NllbMoeConfig(**BART, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2)
+        ),
+        NLLB,
+        PRE_SCOPES,
+        positions="sinusoidal",
+        special=("mixture of experts",),
+    ),
     "mbart": EncoderDecoder(lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**BART)), PRE, PRE_SCOPES),
-    "m2m100": EncoderDecoder(lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**BART)), PRE, PRE_SCOPES),
-    "pegasus": EncoderDecoder(lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**BART)), PRE, PRE_SCOPES),
-    "t5": EncoderDecoder(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)), _t5_parts(), PRE_SCOPES),
-    "mt5": EncoderDecoder(lambda: hf.MT5ForConditionalGeneration(hf.MT5Config(**T5)), _t5_parts(), PRE_SCOPES),
+    "m2m100": EncoderDecoder(
+        lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**BART)), PRE, PRE_SCOPES, positions="sinusoidal"
+    ),
+    "pegasus": EncoderDecoder(
+        lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**BART)), PRE, PRE_SCOPES, positions="sinusoidal"
+    ),
+    "t5": EncoderDecoder(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)), **RELATIVE),
+    "mt5": EncoderDecoder(lambda: hf.MT5ForConditionalGeneration(hf.MT5Config(**T5)), **RELATIVE),
+    "umt5": EncoderDecoder(lambda: hf.UMT5ForConditionalGeneration(hf.UMT5Config(**T5)), **RELATIVE),
+    "switch-transformers": EncoderDecoder(
+        lambda: hf.SwitchTransformersForConditionalGeneration(hf.SwitchTransformersConfig(**SWITCH)),
+        **RELATIVE,
+        special=("mixture of experts",),
+    ),
 }
 
 
@@ -118,13 +207,18 @@ def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     return model.to(dtype).train(False)
 
 
-def inputs(seed: int = 0, batch: int = 2, source: int = 9, target: int = 6) -> dict[str, Tensor]:
-    """Ids for both sides."""
+def inputs(
+    name: str, seed: int = 0, batch: int = 2, source: int = 9, target: int = 6, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Ids for both sides, or the features of a sound and ids."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(length: int) -> Tensor:
         return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
 
+    if ENCODER_DECODERS[name].features:
+        features = torch.randn(batch, MELS, FRAMES, generator=generator).to(dtype)
+        return {"input_features": features, "decoder_input_ids": ids(target)}
     return {"input_ids": ids(source), "decoder_input_ids": ids(target)}
 
 
@@ -136,10 +230,11 @@ def oracle(name: str, model: Any, arguments: dict[str, Tensor]) -> dict[str, lis
 
     def keep(key: str, module: str, end: str) -> None:
         def at_input(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen[key] = args[0] if args else kwargs["hidden_states"]
+            first: Any = args[0] if args else kwargs.get("hidden_states", kwargs.get("query"))
+            seen[key] = first.transpose(0, 1) if family.queries_first else first
 
         def at_output(_: Any, __: Any, output: Tensor) -> None:
-            seen[key] = output
+            seen[key] = output.transpose(0, 1) if family.queries_first else output
 
         place = model.get_submodule(module)
         if end == "input":

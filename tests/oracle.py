@@ -4,7 +4,8 @@ Shares no code with the library. Letters as in the design: B, H, Q, K, D, d.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ def block_vectors(
     branch: DirectNorm | None,
     add_residual: bool,
     final: DirectNorm | None,
+    factor: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """(B, Q, K, D) vectors summed over heads, carried as far as asked; and what belongs to no key, (B, Q, D)."""
     vectors, constant = attention, bias.expand(attention.shape[0], attention.shape[1], -1)
@@ -57,8 +59,8 @@ def block_vectors(
         vectors = branch.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
         constant = branch.part(constant, sigma) + branch.bias
     if add_residual:
+        vectors, constant = vectors * factor, constant * factor
         own = torch.arange(vectors.shape[1])
-        vectors = vectors.clone()
         vectors[:, own, own] += residual
     if final is not None:
         _, sigma = final.statistics(vectors.sum(2) + constant)
@@ -87,6 +89,9 @@ class Layer:
     residual: Tensor  # (B, Q, D)
     branch: DirectNorm | None
     final: DirectNorm | None
+    # (D,) or one number: multiplies the attention output where the residual is added.
+    factor: Tensor = field(default_factory=lambda: torch.tensor(1.0))
+    value_heads: int | None = None
 
     def vectors(self, scope: str) -> tuple[Tensor, Tensor]:
         """(B, Q, K, D) at a scope, and what belongs to no key."""
@@ -99,6 +104,7 @@ class Layer:
             self.branch if scope != "attn" else None,
             scope != "attn",
             self.final if through else None,
+            self.factor,
         )
 
 
@@ -130,6 +136,8 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
     for name, weights in zip(names, attentions, strict=True):
         layer = model.get_submodule(name)
         output = family.values(seen[name, "value"].pop(0)).double()
+        if family.value_bias is not None:
+            output = output + layer.get_parameter(family.value_bias).detach().double()
         projection = layer.get_submodule(family.projection)
         matrix = projection.weight.detach().double()
         # GPT-2 keeps its matrices as (inputs, outputs).
@@ -137,7 +145,9 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
         heads = weights.shape[1]
         width = matrix.shape[0] // heads
         values = output.unflatten(-1, (-1, width)).transpose(1, 2)
-        values = values.repeat_interleave(heads // values.shape[1], dim=1)
+        value_heads = values.shape[1]
+        values = values.repeat_interleave(heads // value_heads, dim=1)
+        factor = 1.0 if family.branch_factor is None else attrgetter(family.branch_factor)(layer)
         bias = getattr(projection, "bias", None)
         result.append(
             Layer(
@@ -148,6 +158,8 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
                 seen[name, "residual"].pop(0).double(),
                 family.norm(layer, family.branch_norm),
                 family.norm(layer, family.final_norm),
+                torch.as_tensor(factor, dtype=torch.float64).detach(),
+                value_heads,
             )
         )
     return result
@@ -219,12 +231,13 @@ def norm_parts(norm: DirectNorm | None, vectors: Tensor, constant: Tensor) -> tu
 
 @dataclass
 class FeedForwardLayer:
-    """The feed-forward part of a layer: networks with a coefficient at each position, (B, Q), and norms."""
+    """The feed-forward part of a layer: networks with a coefficient at each position, (B, Q), norms, and a factor."""
 
     networks: list[tuple[DirectNetwork, Tensor]]
     norm: DirectNorm | None = None
     branch_norm: DirectNorm | None = None
     final_norm: DirectNorm | None = None
+    factor: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.float64))
 
     def through(self, vectors: Tensor, constant: Tensor, baseline: str = "zero") -> tuple[Tensor, Tensor]:
         """(B, Q, K, D) and what belongs to no key through the norm and the networks."""
@@ -238,7 +251,7 @@ class FeedForwardLayer:
         """Vectors at the end of the attention block at every scope behind it, and what belongs to no key there."""
         written = self.through(vectors, constant, baseline)
         branch, unowned = norm_parts(self.branch_norm, *written)
-        total = vectors + branch, constant + unowned
+        total = vectors + branch * self.factor, constant + unowned * self.factor
         return {
             "atb_ln": norm_parts(self.norm, vectors, constant),
             "atb_ff": written,

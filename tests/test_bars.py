@@ -59,7 +59,7 @@ def test_a_bar_counts_the_queries_of_all_layers(
 
 
 def test_the_queries_of_an_encoder_and_a_decoder(finished: list[object]) -> None:
-    model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs(batch=2, source=9, target=6)
+    model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs("bart", batch=2, source=9, target=6)
     with progress(delay=0):
         NormAttribution(model).maps(inputs)
     queries = 2 * 2 * (9 + 6 + 6)  # examples, layers, positions of encoder, decoder, and decoder to encoder

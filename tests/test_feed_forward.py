@@ -8,7 +8,8 @@ from torch import Tensor
 
 from captum_norm import TOLERANCE, AttentionBlockAttribution, NormMeter, UnsupportedScopeError
 from tests import encoder_decoders, families, feed_forwards, oracle
-from tests.feed_forwards import EVERY, PARTS, SCOPES
+from tests.families import FAMILIES
+from tests.feed_forwards import EVERY, NOT_UNDERSTOOD, PARTS, SCOPES
 from tests.test_matrix import relative
 
 # A path from another origin than zero meets ReLU's kink, where the oracle's quadrature fails.
@@ -26,7 +27,7 @@ def inputs_of(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> T
 def test_norms_equal_the_oracle(name: str, seed: int, baseline: Any, dtype: torch.dtype) -> None:
     family = EVERY[name]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if family.single else 1e-11
-    model, inputs = feed_forwards.build(name, seed, dtype), inputs_of(name, seed, dtype)
+    model, inputs = families.build(name, seed, dtype), inputs_of(name, seed, dtype)
     exact = feed_forwards.vectors(
         name, model.double(), inputs.double() if inputs.is_floating_point() else inputs, baseline
     )
@@ -48,7 +49,7 @@ def test_norms_equal_the_oracle(name: str, seed: int, baseline: Any, dtype: torc
 def test_norms_behind_cross_attention_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None:
     parts = feed_forwards.CROSS[name]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if parts.single else 1e-11
-    inputs, model = encoder_decoders.inputs(seed), encoder_decoders.build(name, seed, dtype)
+    inputs, model = encoder_decoders.inputs(name, seed), encoder_decoders.build(name, seed, dtype)
     layers = encoder_decoders.oracle(name, model.double(), inputs)["cross"]
     exact = feed_forwards.cross_vectors(name, model, layers)
     scopes = SCOPES["post-norm" if parts.final_norm else "pre-norm"]
@@ -66,7 +67,7 @@ def test_norms_behind_cross_attention_equal_the_oracle(name: str, seed: int, dty
 @every_family
 def test_vectors_of_the_oracle_add_up_to_what_the_model_computed(name: str) -> None:
     """Guards the oracle itself: at the last scope Σ_j v_ij + bias is what the layer returned."""
-    model, inputs = feed_forwards.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
+    model, inputs = families.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
     outputs: list[Tensor] = []
     layer = PARTS[name].layer or EVERY[name].layer
     names = dict.fromkeys(layer.format(index) for index in range(model.config.num_hidden_layers))
@@ -84,6 +85,21 @@ def test_vectors_of_the_oracle_add_up_to_what_the_model_computed(name: str) -> N
         torch.testing.assert_close(vectors.sum(2) + constant, output, rtol=0, atol=1e-5 if single else 1e-10)
 
 
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in PARTS])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_vectors_of_every_other_family_add_up(name: str, dtype: torch.dtype) -> None:
+    """To what the model computed: families whose networks nobody wrote down."""
+    family = FAMILIES[name]
+    model, inputs = families.build(name, 0, dtype), inputs_of(name, dtype=dtype)
+    if name in NOT_UNDERSTOOD:
+        with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
+            NormMeter(model).measure(inputs, scopes=["atb_ff_res"])
+        return
+    (measured,) = NormMeter(model).measure(inputs, scopes=SCOPES[family.style]).values()
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < (1e-5 if dtype == torch.float32 else 1e-6 if family.single else 1e-11)
+
+
 def batch_of(name: str, side: str) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Three examples of different lengths, padded on a side, their mask, and each alone."""
     lengths = [11, 7, 4]
@@ -95,11 +111,11 @@ def batch_of(name: str, side: str) -> tuple[Tensor, Tensor, list[Tensor]]:
     return batch, mask, examples
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if name != "vit"])
+@pytest.mark.parametrize("name", [name for name in PARTS if not EVERY[name].image])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
     scope = SCOPES[EVERY[name].style][-1]
-    method = AttentionBlockAttribution(feed_forwards.build(name), scope)
+    method = AttentionBlockAttribution(families.build(name), scope)
     batch, mask, examples = batch_of(name, side)
     maps = method.maps({"input_ids": batch, "attention_mask": mask})
     scores = method.attribute(batch, additional_forward_args=mask)
@@ -118,7 +134,7 @@ def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
 
 @every_family
 def test_pieces_and_choices_of_scopes_change_nothing(name: str) -> None:
-    model, inputs = feed_forwards.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
+    model, inputs = families.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
     scopes = SCOPES[EVERY[name].style]
     (whole,) = NormMeter(model).measure(inputs, scopes=["attn", *scopes], weights=True).values()
     for vector_bytes, chunk_bytes in ((1, 10**9), (100_000, 3000), (10**9, 1)):
@@ -135,7 +151,7 @@ def test_pieces_and_choices_of_scopes_change_nothing(name: str) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 6e-2), (torch.float16, 8e-3)])
 def test_half_precision_stays_near_the_same_weights_in_float64(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """The model rounds each activation to 2⁻⁸ (2⁻¹¹), and the second layer's norms carry the first one's rounding."""
-    model, inputs = feed_forwards.build(name, 0, dtype), inputs_of(name, dtype=dtype)
+    model, inputs = families.build(name, 0, dtype), inputs_of(name, dtype=dtype)
     scopes = SCOPES[EVERY[name].style]
     (measured,) = NormMeter(model).measure(inputs, scopes=scopes).values()
     assert measured.convergence_delta is not None
@@ -151,7 +167,7 @@ def test_half_precision_stays_near_the_same_weights_in_float64(name: str, dtype:
 
 @every_family
 def test_the_model_is_left_as_it_was(name: str) -> None:
-    model, inputs = feed_forwards.build(name), inputs_of(name)
+    model, inputs = families.build(name), inputs_of(name)
     with torch.no_grad():
         before = model(inputs)[0]
     method = AttentionBlockAttribution(model, SCOPES[EVERY[name].style][-1])
@@ -173,7 +189,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
 
 @every_family
 def test_gradients_flow_when_asked_for(name: str) -> None:
-    model, inputs = feed_forwards.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
+    model, inputs = families.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
     scope = SCOPES[EVERY[name].style][-1]
     place = EVERY[name].value.rpartition(".")[2]
     parameter = next(p for n, p in model.named_parameters() if place in n)
@@ -202,7 +218,7 @@ def test_gradients_flow_when_asked_for(name: str) -> None:
 
 @every_family
 def test_scopes_that_the_layers_lack_are_refused(name: str) -> None:
-    model, inputs = feed_forwards.build(name), inputs_of(name)
+    model, inputs = families.build(name), inputs_of(name)
     available = SCOPES[EVERY[name].style]
     for scope in AttentionBlockAttribution.scopes[1:]:
         if scope not in available:
@@ -228,7 +244,7 @@ def test_inference_mode_leaves_nothing_behind() -> None:
 
 def test_clamped_experts_add_up() -> None:
     """Where the quadrature meets the kinks of the clamps, the parts still make the whole."""
-    model = feed_forwards.build("gpt-oss")
+    model = families.build("gpt-oss")
     for layer in model.model.layers:
         layer.mlp.experts.limit = 0.4
     delta = AttentionBlockAttribution(model, "atb_ff").maps(families.inputs("gpt-oss")).convergence_delta

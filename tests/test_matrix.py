@@ -34,7 +34,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "weights with residual": lambda model, **options: AttentionWeights(model, "attn_res", **options),
     "rollout": AttentionRollout,
 }
-TEXT_FAMILIES = [name for name in FAMILIES if name != "vit"]
+TEXT_FAMILIES = [name for name, family in FAMILIES.items() if not family.image]
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 every_text_family = pytest.mark.parametrize("name", TEXT_FAMILIES)
@@ -84,8 +84,10 @@ def test_norms_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> Non
     weights = torch.stack([layer.weights for layer in exact], 1)
     assert relative(measured.weights, weights) < tolerance
     mean, own = weights.mean(2), torch.eye(weights.shape[-1], dtype=torch.bool)
-    assert (measured.mixing_ratio["weights"] - mean.masked_fill(own, 0).sum(-1)).abs().max() < tolerance
-    assert (measured.mixing_ratio["weights_res"] - mean.masked_fill(own, 0).sum(-1) / 2).abs().max() < tolerance
+    # With attention sinks the weights of a row do not add up to 1.
+    others, total = mean.masked_fill(own, 0).sum(-1), mean.sum(-1)
+    assert (measured.mixing_ratio["weights"] - others / total).abs().max() < tolerance
+    assert (measured.mixing_ratio["weights_res"] - others / (total + 1)).abs().max() < tolerance
     assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < tolerance
 
@@ -107,7 +109,8 @@ def test_vectors_of_the_oracle_add_up_to_what_the_model_computed(name: str) -> N
         handle.remove()
     for layer, output in zip(layers, outputs, strict=True):
         vectors, constant = layer.vectors("atb" if family.final_norm else "attn")
-        torch.testing.assert_close(vectors.sum(2) + constant, output, rtol=1e-10, atol=1e-10)
+        tolerance = 1e-6 if family.single else 1e-10
+        torch.testing.assert_close(vectors.sum(2) + constant, output, rtol=tolerance, atol=tolerance)
 
 
 @every_family
@@ -125,6 +128,8 @@ def test_half_precision_stays_near_the_same_weights_in_float64(name: str, dtype:
         expected = torch.stack([layer.vectors(scope)[0].norm(dim=-1) for layer in exact], 1)
         assert maps.dtype == torch.float32
         error = (maps.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
+        if "mixture of experts" in family.special:
+            error = error[:, :1]  # rounding may choose other experts, and behind them all is different
         assert error.max() < tolerance
 
 
@@ -166,7 +171,8 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     def refuse(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    last = [module for module in model.modules() if not list(module.children())][-1]
+    family = FAMILIES[name]
+    last = model.get_submodule(f"{family.layer.format(1)}.{family.projection}")
     for make in METHODS.values():
         method = make(model)
         method.maps(inputs)

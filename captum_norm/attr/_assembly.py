@@ -10,7 +10,7 @@ from torch import Tensor
 from captum_norm.attr._reducers import LayerReducer
 from captum_norm.functional import Baseline
 from captum_norm.models.inputs import ModelCall, Positions
-from captum_norm.models.layouts import Scope
+from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.stacks import Role
 
 
@@ -33,6 +33,8 @@ class Measurements:
         tokens: the tokens' texts, if the inputs brought them.
         baseline: where the paths of the integrated gradients started; None without scopes through a feed-forward
             network.
+        layer_names: the names in the model of the L modules in which the blocks were found; empty without scopes.
+        layouts: the arrangement of each of them.
     """
 
     weights: Tensor | None
@@ -44,6 +46,8 @@ class Measurements:
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
     baseline: Baseline | None = None
+    layer_names: tuple[str, ...] = ()
+    layouts: tuple[Layout, ...] = ()
 
 
 def assemble(
@@ -90,6 +94,7 @@ def assemble(
     def maps(parts: Iterable[Tensor]) -> Tensor:
         return stack(parts, {-2: queries, -1: keys})
 
+    blocks = [block for index in indices if (block := layers[index].block) is not None]
     per_head = bool(norms) and norms[0].per_head
     ratios: dict[str, Tensor] = {
         scope: stack([layer.mixing_ratio(scope) for layer in layers.values()], {-1: queries}) for scope in scopes
@@ -107,4 +112,6 @@ def assemble(
         real=queries.unshift(real, -1),
         tokens=call.tokens,
         baseline=baseline,
+        layer_names=tuple(block.name for block in blocks),
+        layouts=tuple(block.layout for block in blocks),
     )

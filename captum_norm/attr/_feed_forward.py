@@ -24,6 +24,7 @@ from captum_norm.functional import (
 )
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
+from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import FeedForwardBlock, Routing
 from captum_norm.models.layouts import Scope
 from captum_norm.recording import BlockTensors, FeedForwardTensors, Part
@@ -95,6 +96,7 @@ class FeedForwardReducer:
         real: True at real positions, (B, Q), or None where all are.
 
     Attributes:
+        block: the attention block.
         maps: (B, Q, K) of each scope.
         mixing_ratio: (B, Q) of each scope.
         delta: completeness error, the largest of the scopes', (B,).
@@ -115,7 +117,7 @@ class FeedForwardReducer:
         if block.feed_forward is None:
             raise ValueError("the block has no feed-forward block behind it")
         self.precision = block.precision_at(scopes)
-        self._block = block
+        self.block = block
         self._behind = block.feed_forward
         self._dtype = dtype
         self._budget = budget
@@ -157,9 +159,9 @@ class FeedForwardReducer:
         references = {"atb_ff": written, "atb_ff_res": summed}
         if behind.normed is not None:
             references["atb_ff_res_ln"] = rows(behind.normed)
-        carry = self._block.carry("atb", self._dtype)
+        carry = self.block.carry("atb", self._dtype)
         start = _Start(carry, carry.scales(projected, total), residual)
-        bias = self._block.projection.bias(self._dtype)
+        bias = self.block.projection.bias(self._dtype)
         constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, start.scales)
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
@@ -169,11 +171,13 @@ class FeedForwardReducer:
             reading = _Reading(self._behind, end[flat], constant[flat], routing, self._baseline)
             for vectors, local, key, own in self._vectors(start, chosen, reading.frozen.numbers_per_part):
                 through = reading.through(vectors, local, self._numbers // 2)
+                stream = multiplied(self._behind.residual_factor, vectors)
                 for scope, steps in self._carries.items():
-                    carried = steps.vector(through, vectors, onward[scope].at(flat[local]))
+                    carried = steps.vector(through, stream, onward[scope].at(flat[local]))
                     sums[scope].add(carried, flat[local], key, own=own)
+            stream = multiplied(self._behind.residual_factor, constant[flat])
             for scope, steps in self._carries.items():
-                unowned = steps.constant(reading.frozen.constant, constant[flat], onward[scope].at(flat))
+                unowned = steps.constant(reading.frozen.constant, stream, onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
         for scope, summed_up in sums.items():
             self.maps[scope], self.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
@@ -223,7 +227,7 @@ class FeedForwardReducer:
         """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
         values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
         values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
-        return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
+        return (values * weights.unsqueeze(-1)).flatten(1) @ self.block.projection.weight(self._dtype)
 
 
 class _Start(NamedTuple):

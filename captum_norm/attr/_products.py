@@ -7,6 +7,7 @@ from torch import Tensor
 
 from captum_norm.functional import Carry, random_directions, weight_gram
 from captum_norm.models.blocks import Block
+from captum_norm.models.factors import FactorValue
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ProductCache:
         if torch.is_grad_enabled():
             return _products(block, carry, heads, dtype)
         key = (block.name, carry.branch is not None, carry.final is not None)
-        state = (dtype, *(_state(tensor) for tensor in _weights(block)))
+        state = (dtype, *(_state(weight) for weight in _weights(block)))
         kept = self._kept.get(key)
         if kept is None or kept[0] != state:
             kept = self._kept[key] = (state, _products(block, carry, heads, dtype))
@@ -50,11 +51,18 @@ def _products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Pro
     return Products(weight_gram(projection), projection @ random_directions(projection.shape[-1], projection))
 
 
-def _weights(block: Block) -> list[Tensor]:
+def _weights(block: Block) -> list[FactorValue]:
     modules = [reader.module for reader in (block.branch_norm, block.norm_behind) if reader is not None]
     weights = [getattr(module, "weight", None) for module in modules]
-    return [block.projection.parameter, *(weight for weight in weights if isinstance(weight, Tensor))]
+    factor = block.factor(block.layout.branch_factor)
+    return [
+        block.projection.parameter,
+        *(weight for weight in weights if isinstance(weight, Tensor)),
+        *([] if factor is None else [factor.stored]),
+    ]
 
 
-def _state(tensor: Tensor) -> tuple[int, int]:
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+def _state(weight: FactorValue) -> object:
+    if not isinstance(weight, Tensor):
+        return weight
+    return weight.data_ptr(), 0 if weight.is_inference() else weight._version

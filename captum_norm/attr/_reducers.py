@@ -128,6 +128,7 @@ class NormReducer:
         real: True at real positions, (B, Q), or None where all are.
 
     Attributes:
+        block: the block.
         scopes: the scopes.
         per_head: whether head norms are kept.
         dtype: what norms are computed in.
@@ -153,7 +154,7 @@ class NormReducer:
         per_head: bool,
         real: Tensor | None,
     ) -> None:
-        self._block = block
+        self.block = block
         self._cache = cache
         self._budget = budget
         self._baseline: Baseline = baseline
@@ -188,7 +189,7 @@ class NormReducer:
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
         limit = self._piece(values)
         for norms, carry in self._distinct.items():
-            products = self._cache.get(self._block, carry, heads, self.dtype)
+            products = self._cache.get(self.block, carry, heads, self.dtype)
             self._forms[norms] = _Form(values, products, queries, limit)
         self._sampled_weights = values.new_empty(batch, heads, queries)
         if self.per_head:
@@ -212,7 +213,7 @@ class NormReducer:
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
             raise ValueError("norms need the tensors of the block")
-        weight, bias = self._block.projection.weight(self.dtype), self._block.projection.bias(self.dtype)
+        weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         for rows in chunks(queries, batch * width, self._piece(self._values)):
@@ -256,7 +257,7 @@ class NormReducer:
         """The residual stream at a scope, and what the model computed there but for a parallel layer's constants."""
         behind = tensors.behind
         if scope == "atb_ff_res" and behind is not None:
-            own, constant = parallel_part(self._block, tensors, self._baseline, self.dtype)
+            own, constant = parallel_part(self.block, tensors, self._baseline, self.dtype)
             return tensors.residual + own, behind.total - constant
         if scope == "atb_ln" and behind is not None and behind.read is not None:
             return tensors.residual, behind.read
@@ -310,6 +311,11 @@ class LayerReducer:
     def mixing_ratio(self, scope: Scope) -> Tensor:
         """(B, Q)."""
         return next(reducer.mixing_ratio[scope] for reducer in self.measuring if scope in reducer.mixing_ratio)
+
+    @property
+    def block(self) -> Block | None:
+        """The block that is measured; None if none is."""
+        return next((reducer.block for reducer in self.measuring), None)
 
     @property
     def positions(self) -> int:

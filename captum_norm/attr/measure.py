@@ -279,6 +279,7 @@ class NormMeter:
 
         with bar(type(self.model).__name__, total, "queries") as shown:
             causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
+        _check_seen(self.model, reducers, wanted)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
             if not wanted.has_stack(role):
@@ -399,6 +400,21 @@ def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
         raise InvalidInputError(f"got stacks={stacks!r}; expected some of {', '.join(get_args(StackName))} in a list")
     if encoder_of(model) is None:
         raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
+
+
+def _check_seen(model: nn.Module, seen: Collection[Role], wanted: "_Wanted") -> None:
+    """A stack whose attention has another form than the others' must not be left out in silence."""
+    encoder = encoder_of(model)
+    if encoder is None:
+        return
+    # A decoder's layer by itself is given what an encoder computed, and has none.
+    stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
+    missing = [name for name in stacks if wanted.has_stack(name) and name not in seen]
+    if missing:
+        raise UnsupportedModelError(
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "
+            f"stacks={[name for name in get_args(StackName) if name in seen]}"
+        )
 
 
 def _refuse_non_finite(model: nn.Module) -> None:

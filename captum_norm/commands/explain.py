@@ -100,6 +100,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also show how much each component of each layer changes the map (1 − Spearman's ρ)",
     )
     parser.add_argument(
+        "--layouts",
+        metavar="FILE.toml",
+        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
+    )
+    parser.add_argument(
         "--out",
         action="append",
         default=[],
@@ -114,7 +119,10 @@ def _run(options: argparse.Namespace) -> None:
 
     from captum_norm.analysis import contextualization_change
     from captum_norm.loading import load
+    from captum_norm.models import register_layouts
 
+    if options.layouts is not None:
+        register_layouts(options.layouts)
     text = _text(options.text)
     model, tokenizer = load(options.model)
     method = _method(model, options)

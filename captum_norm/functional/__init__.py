@@ -5,7 +5,7 @@ from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
 from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
-from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize
+from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize, scaled
 from captum_norm.functional.norms import (
     chunks,
     head_norms,
@@ -42,6 +42,7 @@ __all__ = [
     "random_directions",
     "ratio",
     "relative_error",
+    "scaled",
     "secant_slope",
     "spearman",
     "squared_length",

@@ -43,7 +43,7 @@ class Carry:
     """The steps behind the output projection that a scope includes.
 
     Attributes:
-        branch: the norm on the attention output before the residual is added, or None.
+        branch: the norm on the attention output before the residual is added, or a mere gain there, or None.
         residual: whether x_i is added.
         final: the norm behind the residual sum, or None.
     """

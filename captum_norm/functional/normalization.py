@@ -1,9 +1,11 @@
 """Layer normalisation with its statistics frozen: linear, so it can act on each part of a sum.
 
+A mere gain (layer scale, a residual multiplier) is the same without statistics.
+
 Letters in shape comments: B batch, H heads, Q query positions, K key positions, D model width, d head width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,19 +13,29 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Normalization:
-    """The numbers of one LayerNorm or RMSNorm.
+    """The numbers of one LayerNorm or RMSNorm, or of a mere gain.
 
     Attributes:
         centered: True for LayerNorm (the mean is subtracted), False for RMSNorm.
-        gain: γ, shape (D,), or None for a gain of one.
+        gain: γ, shape (D,) or one number, or None for a gain of one.
         bias: β, shape (D,), or None.
         eps: ε, added to the mean square under the root.
+        statistics: False for a mere gain, which divides by nothing.
     """
 
     centered: bool
     gain: Tensor | None
     bias: Tensor | None
     eps: float
+    statistics: bool = True
+
+
+def scaled(norm: Normalization | None, factor: Tensor) -> Normalization:
+    """The normalisation times a factor of shape (D,) or one number; the factor alone for None."""
+    if norm is None:
+        return Normalization(centered=False, gain=factor, bias=None, eps=0.0, statistics=False)
+    gain = factor if norm.gain is None else norm.gain * factor
+    return replace(norm, gain=gain, bias=None if norm.bias is None else norm.bias * factor)
 
 
 def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
@@ -34,8 +46,11 @@ def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
         whole: its whole input, (..., D).
 
     Returns:
-        (..., 1): 1/sqrt(variance + ε) for LayerNorm (biased variance), 1/sqrt(mean square + ε) for RMSNorm.
+        (..., 1): 1/sqrt(variance + ε) for LayerNorm (biased variance), 1/sqrt(mean square + ε) for RMSNorm, 1 for a
+        mere gain.
     """
+    if not norm.statistics:
+        return torch.ones_like(whole[..., :1])
     if norm.centered:
         whole = whole - whole.mean(dim=-1, keepdim=True)
     spread = whole.square().mean(dim=-1, keepdim=True)

@@ -1,6 +1,7 @@
 """Where the parts of a model's layers are, and how to declare them where they are not found."""
 
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward, registered_feed_forwards
+from captum_norm.models.layout_files import register_layouts
 from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Stage",
     "register_feed_forward",
     "register_layout",
+    "register_layouts",
     "registered_feed_forwards",
     "registered_layouts",
 ]

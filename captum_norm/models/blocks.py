@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.functional import Carry
+from captum_norm.functional import Carry, scaled
+from captum_norm.models.factors import Factor, multiplied, read_factor
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
 from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
-from captum_norm.models.tracing import Trace
+from captum_norm.models.tracing import Event, Trace
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Block:
         branch_norm: the norm before the residual sum, or None.
         final_norm: the norm behind it, or None.
         dtype: the dtype of the projection when the block was read.
+        queries_first: the sites whose tensors are (Q, B, D); those of all others are (B, Q, D).
+        overwritten: the sites into whose tensors the model writes afterwards.
         searched: whether the feed-forward block behind it was looked for.
         feed_forward: that block, or None.
         without_feed_forward: why it was not found.
@@ -40,6 +43,8 @@ class Block:
     branch_norm: NormReader | None
     final_norm: NormReader | None
     dtype: torch.dtype
+    queries_first: frozenset[Site]
+    overwritten: frozenset[Site]
     searched: bool = False
     feed_forward: FeedForwardBlock | None = None
     without_feed_forward: str | None = None
@@ -78,6 +83,16 @@ class Block:
         networks = self.feed_forward is not None and not self.feed_forward.parallel
         return networks and scope in ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
 
+    def factor(self, name: str | None) -> Factor | None:
+        """One of the layout's factors."""
+        return None if name is None else read_factor(self.layer, name)
+
+    def batch_first(self, site: Site, tensor: Tensor, batch: int, queries: int) -> Tensor:
+        """(B, Q, D) of the tensor at a site, which may be (Q, B, D) or (B·Q, D)."""
+        if site in self.queries_first if batch == queries else _is_queries_first(tensor, batch, queries):
+            tensor = tensor.transpose(0, 1)
+        return tensor.reshape(batch, queries, -1)
+
     @property
     def precision(self) -> torch.dtype:
         """The least precise dtype that the block's modules compute in."""
@@ -96,13 +111,20 @@ class Block:
         if scope == "attn":
             return Carry()
         branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
+        factor = self.factor(self.layout.branch_factor)
+        if factor is not None:
+            branch = scaled(branch, factor.read(dtype))
         final = self.norm_behind if scope == "atb_ln" else self.final_norm
         if scope == "attn_res" or final is None:
             return Carry(branch, residual=True)
         return Carry(branch, residual=True, final=final.read(dtype))
 
 
-def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module) -> Block:
+def _is_queries_first(tensor: Tensor, batch: int, queries: int) -> bool:
+    return tensor.dim() == 3 and batch != queries and tensor.shape[:2] == (queries, batch)
+
+
+def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, batch: int, queries: int) -> Block:
     """Read a layout's parts off a layer's modules and check its equations on the layer's own tensors.
 
     Args:
@@ -110,6 +132,8 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module) -> Block:
         trace: what happened inside the layer.
         layout: where the parts are said to be.
         caller: the module that called the attention function.
+        batch: how many examples it was called with.
+        queries: how many query positions.
 
     Raises:
         UnsupportedModelError: if a part is missing or an equation does not hold.
@@ -123,13 +147,29 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module) -> Block:
     if layout.branch_norm is not None:
         branch_norm = parts.norm(layout.branch_norm, branch)
         branch = parts.tensor(Site(layout.branch_norm, "output"))
-    summands = [parts.tensor(layout.residual), branch, *([parts.tensor(layout.minus)] if layout.minus else [])]
+    residual = parts.tensor(layout.residual)
+    summands = [
+        multiplied(parts.factor(layout.residual_factor, residual), residual),
+        multiplied(parts.factor(layout.branch_factor, branch), branch),
+        *([parts.tensor(layout.minus)] if layout.minus else []),
+    ]
     total = parts.tensor(layout.total)
     if any(part.numel() != total.numel() for part in summands) or not reproduces(sum_of(*summands), total, *summands):
         raise parts.refusal(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
     if layout.final_norm is not None:
         final_norm = parts.norm(layout.final_norm, total)
-    return Block(name, trace.layer, layout, caller, projection, branch_norm, final_norm, projection.parameter.dtype)
+    return Block(
+        name=name,
+        layer=trace.layer,
+        layout=layout,
+        attention=caller,
+        projection=projection,
+        branch_norm=branch_norm,
+        final_norm=final_norm,
+        dtype=projection.parameter.dtype,
+        queries_first=frozenset(site for site in layout.sites if _is_queries_first(parts.tensor(site), batch, queries)),
+        overwritten=frozenset(site for site in layout.sites if parts.event(site).overwritten),
+    )
 
 
 def sum_of(first: Tensor, *others: Tensor) -> Tensor:
@@ -159,11 +199,22 @@ class _Parts:
         except AttributeError:
             raise self.refusal(f'there is no module "{part}"') from None
 
-    def tensor(self, site: Site) -> Tensor:
-        found = self.trace.at(site)
+    def event(self, site: Site) -> Event:
+        found = self.trace.event_at(site)
         if found is None:
             raise self.refusal(f'no tensor passed "{site}"')
         return found
+
+    def tensor(self, site: Site) -> Tensor:
+        return self.event(site).tensor
+
+    def factor(self, name: str | None, tensor: Tensor) -> Factor | None:
+        if name is None:
+            return None
+        factor = read_factor(self.trace.layer, name)
+        if factor is None or factor.size not in (1, tensor.shape[-1]):
+            raise self.refusal(f'"{name}" is neither a number nor a vector of {tensor.shape[-1]} numbers')
+        return factor
 
     def norm(self, part: str, expected: Tensor) -> NormReader:
         received = self.tensor(Site(part, "input"))

@@ -118,7 +118,6 @@ FAIRSEQ = Library(
     models="a model of fairseq whose attention modules are its MultiheadAttention",
     fits=lambda model: SOURCE in forward_parameters(model),
     attention_through=attention_through,
-    batch_axis=lambda _: 1,
     halves=_halves,
     embeddings=_embeddings,
     inputs=SequenceNames((SOURCE,)),

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_norm.functional import Affine, Carry, Elementwise, Network, Use
+from captum_norm.functional import Affine, Carry, Elementwise, Network, Use, scaled
+from captum_norm.models.factors import Factor
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.parameters import NormReader, Projection, present
 
@@ -24,7 +25,8 @@ class FeedForwardLayout:
         hidden  = g(inner(read))                           (one inner map)
         hidden  = g(gate(read)) * up(read)                 (two inner maps, or one whose output is cut in two)
         written = outer(hidden)
-        total   = x + branch_norm(written)                 (branch_norm=None: total = x + written)
+        branch  = branch_factor ⊙ branch_norm(written)     (a part that is None is left out)
+        total   = residual_factor ⊙ x + branch
         output  = final_norm(total)                        (final_norm=None: output = total)
 
     Attributes:
@@ -35,6 +37,9 @@ class FeedForwardLayout:
         norm: the norm before the inner maps.
         branch_norm: the norm on the output before the sum.
         final_norm: the norm on the sum.
+        branch_factor: the name, inside the layer, of the number or vector (D,) that multiplies the output before the
+            sum: a residual multiplier, a layer scale.
+        residual_factor: the name of what multiplies the residual stream there.
 
     Example:
         A LLaMA layer, which needs no declaration since its structure is found by itself:
@@ -52,6 +57,8 @@ class FeedForwardLayout:
     norm: str | None = None
     branch_norm: str | None = None
     final_norm: str | None = None
+    branch_factor: str | None = None
+    residual_factor: str | None = None
 
 
 _registered: dict[str, FeedForwardLayout] = {}
@@ -203,8 +210,11 @@ class FeedForwardBlock:
         norm: the norm before the networks, or None.
         branch_norm: the norm on their output before the sum, or None.
         final_norm: the norm on the sum, or None.
+        branch_factor: what multiplies the networks' (normalised) output before the sum, or None.
+        residual_factor: what multiplies the residual stream there, or None.
         parallel: whether the networks read the residual stream before attention, not the attention block's end.
         width: D.
+        overwritten: the ends into whose tensors the model writes afterwards.
     """
 
     dense: tuple[DenseReader, ...]
@@ -214,8 +224,17 @@ class FeedForwardBlock:
     norm: NormReader | None
     branch_norm: NormReader | None
     final_norm: NormReader | None
+    branch_factor: Factor | None
+    residual_factor: Factor | None
     parallel: bool
     width: int
+    overwritten: frozenset[End] = frozenset()
+
+    @property
+    def ends(self) -> frozenset[End]:
+        """Where its tensors are seen."""
+        norms = (End(norm.module, "output") for norm in (self.norm, self.final_norm) if norm is not None)
+        return frozenset((self.written, self.total, *norms))
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
@@ -243,6 +262,8 @@ class FeedForwardBlock:
         if scope == "atb_ff":
             return Carry()
         branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
+        if self.branch_factor is not None:
+            branch = scaled(branch, self.branch_factor.read(dtype))
         final = None if self.final_norm is None or scope == "atb_ff_res" else self.final_norm.read(dtype)
         return Carry(branch, residual=True, final=final)
 

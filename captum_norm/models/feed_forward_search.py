@@ -17,6 +17,14 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, written_by
 from captum_norm.models.blocks import Block, sum_of
+from captum_norm.models.factors import (
+    UNFACTORED,
+    Factors,
+    layer_scales,
+    multiplied,
+    possible_factors,
+    read_factor,
+)
 from captum_norm.models.feed_forward import (
     DenseReader,
     End,
@@ -60,6 +68,10 @@ CROSSED = (
     "cross-attention follows, not a feed-forward network; in such a layer the feed-forward scopes are those of "
     'cross-attention: stacks=["cross"]'
 )
+FACTORED = (
+    'beside the attention block "{}" a feed-forward network reads a stream that "{}" multiplies before the sum; the '
+    "scopes behind it are not supported there"
+)
 
 
 @dataclass
@@ -97,9 +109,10 @@ class FeedForwardSearch:
     def expect(self, block: Block, trace: Trace) -> None:
         """An attention block was found."""
         layout = block.layout
-        end = layout.total if layout.final_norm is None else Site(layout.final_norm, "output")
-        stream = trace.at(end if layout.minus is None else layout.residual)
-        written = None if layout.minus is None else trace.at(layout.minus)
+        if layout.minus is not None and layout.residual_factor is not None:
+            self.missing[block.attention] = FACTORED.format(block.name, layout.residual_factor)
+            return
+        stream, written = trace.at(layout.end), None if layout.minus is None else trace.at(layout.minus)
         if stream is not None:
             self._pending.append(_Pending(block, stream, written))
 
@@ -146,7 +159,11 @@ class FeedForwardSearch:
     def _find(self, trace: Trace, pending: _Pending) -> FeedForwardBlock | None:
         declared = registered_feed_forwards().get(type(trace.layer).__name__)
         # As for attention, sums that are met to the last bit go first.
-        found = (block for same in (equal, reproduces) for block in self._candidates(trace, pending, declared, same))
+        found = (
+            block
+            for same, factored in product((equal, reproduces), (False, True))
+            for block in self._candidates(trace, pending, declared, same, factored=factored)
+        )
         block = next(found, None)
         if block is None and declared is not None:
             raise UnsupportedModelError(
@@ -154,10 +171,13 @@ class FeedForwardSearch:
                 f'"{pending.block.name}": its equations do not give what the layer computed; see "Describe a new '
                 'model" in the documentation'
             )
-        return block
+        if block is None:
+            return None
+        written_into = {End(event.module, event.end) for event in trace.events if event.overwritten}
+        return replace(block, overwritten=block.ends & written_into)
 
     def _candidates(
-        self, trace: Trace, pending: _Pending, declared: FeedForwardLayout | None, same: Same
+        self, trace: Trace, pending: _Pending, declared: FeedForwardLayout | None, same: Same, *, factored: bool
     ) -> Iterator[FeedForwardBlock]:
         named = _Named(trace, declared)
         for norm, read in _reads(trace, pending.stream, named):
@@ -168,13 +188,26 @@ class FeedForwardSearch:
                 if pending.written is not None and not equal(written, pending.written):
                     continue
                 for branch_norm, branch in _branches(trace, written, named):
-                    end = _end(trace, pending, branch, named, same)
-                    if end is not None:
-                        parallel = pending.written is not None
-                        total, final_norm = end
-                        yield FeedForwardBlock(
-                            dense, experts, event, total, norm, branch_norm, final_norm, parallel, read.shape[-1]
-                        )
+                    for residual_factor, branch_factor in _factors(trace, pending, branch, named, factored=factored):
+                        residual, added = multiplied(residual_factor, pending.stream), multiplied(branch_factor, branch)
+                        end = _end(trace, pending, residual, added, named, same)
+                        # What a factor makes vanish beside the other cannot be told from nothing.
+                        vanishing = factored and any(same(sum_of(residual, added), part) for part in (residual, added))
+                        if end is not None and not vanishing:
+                            total, final_norm = end
+                            yield FeedForwardBlock(
+                                dense=dense,
+                                experts=experts,
+                                written=event,
+                                total=total,
+                                norm=norm,
+                                branch_norm=branch_norm,
+                                final_norm=final_norm,
+                                branch_factor=branch_factor,
+                                residual_factor=residual_factor,
+                                parallel=pending.written is not None,
+                                width=read.shape[-1],
+                            )
 
     def _networks(
         self, trace: Trace, read: Tensor, inner: Sequence[Call], named: "_Named", same: Same
@@ -252,19 +285,40 @@ def _branches(trace: Trace, written: Tensor, named: _Named) -> Iterator[tuple[No
         yield None, written
 
 
+def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: _Named, *, factored: bool) -> Iterator[Factors]:
+    """What may multiply the stream and the branch: nothing, or with ``factored`` something."""
+    layout = named.layout
+    if layout is not None and (layout.residual_factor, layout.branch_factor) != UNFACTORED:
+        names = layout.residual_factor, layout.branch_factor
+        residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
+        fitting = all(factor is None or factor.size in (1, branch.shape[-1]) for factor in (residual, added))
+        if fitting and (residual is None, added is None) == tuple(name is None for name in names):
+            yield residual, added
+    elif not factored:
+        yield UNFACTORED
+    elif layout is None:
+        _, *held = possible_factors(trace.layer, branch.shape[-1])
+        taken = pending.block.layout.branch_factor
+        # In a new model other layer scales have the values of attention's.
+        yield from sorted(held, key=lambda factors: factors[1] is not None and factors[1].name == taken)
+        yield from product(
+            [None, *(residual for residual, added in held if added is None)], layer_scales(trace, branch)
+        )
+
+
 def _end(
-    trace: Trace, pending: _Pending, branch: Tensor, named: _Named, same: Same
+    trace: Trace, pending: _Pending, residual: Tensor, branch: Tensor, named: _Named, same: Same
 ) -> tuple[End, NormReader | None] | None:
     """Where the sum with the stream is seen and the norm on it, if the layer goes on with them."""
     if pending.written is not None:
         block = pending.block
         return End(block.layer.get_submodule(block.layout.total.module), block.layout.total.end), None
-    output, total = trace.at(Site("", "output")), sum_of(pending.stream, branch)
+    output, total = trace.at(Site("", "output")), sum_of(residual, branch)
     if output is None:
         return None
     for event in trace.events:
         summed = event.tensor
-        if not trace.is_unique(event) or not same(total, summed, pending.stream, branch):
+        if not trace.is_unique(event) or not same(total, summed, residual, branch):
             continue
         if not named.allows_total(trace.site(event)):
             continue

@@ -1,20 +1,21 @@
 """The seam of Hugging Face models: every attention call of a model through one function of ours.
 
-The models look their attention function up by name in ``AttentionInterface`` each time they run. We register one name
+Most models look their attention function up by name in ``AttentionInterface`` each time they run. We register one name
 whose function calls the model file's own ``eager_attention_forward``, and select it in the model's configuration while
-a context is open.
+a context is open. Files that do not look it up are told to attend eagerly, and watched
+(:mod:`captum_norm.models.products`).
 """
 
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import eager_mask
 
 from captum_norm.errors import UnsupportedModelError
@@ -26,29 +27,58 @@ from captum_norm.models.library import (
     forward_parameters,
     run_elsewhere,
 )
+from captum_norm.models.products import AttentionProducts
 
 NAME = "captum_norm"
+# The name by which a file that uses the interface imports its functions.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 CONFIG_KEY = "_attn_implementation_internal"
 
 
 @dataclass
 class _Seam:
-    """What an open context sends attention through, and the modules that last read another sequence's keys."""
+    """What an open context sends attention through.
+
+    Attributes:
+        function: what attention goes through.
+        crossing: the modules that last read another sequence's keys.
+        products: watches the files that do not use the interface; None where all do.
+    """
 
     function: AttentionFunction
     crossing: set[nn.Module] = field(default_factory=set)
+    products: AttentionProducts | None = None
+
+    def attend(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> Tensor:
+        """One call of attention; ``eager`` may be asked again when the module has returned."""
+        products = self.products
+
+        def attending(*parts: Any, **others: Any) -> tuple[Tensor, Tensor]:
+            with nullcontext() if products is None else products.pause():
+                return eager(*parts, **others)
+
+        return self.function(attending, module, query, key, value, mask, cross=module in self.crossing, **options)
 
 
 _current: ContextVar[_Seam] = ContextVar("current seam")
 # How the modules that call attention name the sequence that cross-attention reads.
-OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")
+OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
 # The selection lives in the model's configuration, which all threads share.
 _selecting = threading.RLock()
 
 
 @contextmanager
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
-    """While open, every attention call of ``model`` that goes through ``AttentionInterface`` runs ``function``.
+    """While open, every attention call of ``model`` runs ``function``.
 
     The configuration is left as it was, also when the body raises. Other threads that explain a model wait; a plain
     call of this model in another thread meanwhile raises RuntimeError.
@@ -56,17 +86,20 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, eager_mask)
     with _selecting:
-        configs = _attention_configs(model)
-        before = [getattr(config, CONFIG_KEY) for config in configs]
+        choices = _choices(model)
+        before = [getattr(config, CONFIG_KEY) for config, _ in choices]
         seam = _Seam(function)
+        if not all(_uses_interface(module) for module in model.modules() if _is_model(module, model)):
+            seam.products = AttentionProducts(model, seam.attend)
         token = _current.set(seam)
         try:
-            for config in configs:
-                setattr(config, CONFIG_KEY, NAME)
-            with _watching(model, seam.crossing):
+            for config, name in choices:
+                setattr(config, CONFIG_KEY, name)
+            products = nullcontext() if seam.products is None else seam.products.watching()
+            with _watching(model, seam.crossing), products:
                 yield
         finally:
-            for config, implementation in zip(configs, before, strict=True):
+            for (config, _), implementation in zip(choices, before, strict=True):
                 setattr(config, CONFIG_KEY, implementation)
             _current.reset(token)
 
@@ -79,7 +112,8 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = kwargs | dict(zip(forward_parameters(module), args, strict=False))
-        if any(given.get(name) is not None for name in OTHER_SEQUENCE):
+        other = (given.get(name) for name in OTHER_SEQUENCE)
+        if any(value is not None and value is not given.get("query") for value in other):
             crossing.add(module)
         else:
             crossing.discard(module)
@@ -91,9 +125,24 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _attention_configs(model: nn.Module) -> list[Any]:
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    return [config for config in configs.values() if hasattr(config, CONFIG_KEY)]
+def _choices(model: nn.Module) -> list[tuple[Any, str]]:
+    """The configurations in a model, and what to choose in each: ours only if some file that reads it knows it."""
+    found: dict[int, tuple[Any, str]] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config and hasattr(config, CONFIG_KEY) and found.get(id(config), (None, ""))[1] != NAME:
+            found[id(config)] = (config, NAME if _uses_interface(module) else "eager")
+    return list(found.values())
+
+
+def _is_model(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a module is the model, or one in it that could stand alone."""
+    return module is model or isinstance(module, PreTrainedModel)
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    """Whether the file that defines the module's class uses the attention interface."""
+    return hasattr(sys.modules.get(type(module).__module__), INTERFACE)
 
 
 def _dispatch(
@@ -103,8 +152,7 @@ def _dispatch(
     seam = _current.get(None)
     if seam is None:
         raise run_elsewhere(module)
-    cross = module in seam.crossing
-    return seam.function(eager, module, query, key, value, attention_mask, cross=cross, **options), None
+    return seam.attend(eager, module, query, key, value, attention_mask, **options), None
 
 
 def _eager_attention(module: nn.Module) -> EagerAttention:
@@ -135,14 +183,15 @@ def _embeddings(model: nn.Module) -> nn.Module | None:
         return None
 
 
+SIGNALS = ("pixel_values", "input_features", "input_values")
 HUGGING_FACE = Library(
-    models="a Hugging Face model whose modeling file dispatches attention through the attention interface",
+    models="a model that attends through transformers' attention interface, by softmax(scores) @ values or by "
+    "scaled_dot_product_attention",
     fits=lambda _: True,
     attention_through=attention_through,
-    batch_axis=lambda _: 0,
     halves=_halves,
     embeddings=_embeddings,
-    inputs=SequenceNames(("input_ids", "inputs_embeds", "pixel_values"), "attention_mask"),
+    inputs=SequenceNames(("input_ids", "inputs_embeds", *SIGNALS), "attention_mask", SIGNALS),
     decoder=SequenceNames(("decoder_input_ids", "decoder_inputs_embeds"), "decoder_attention_mask"),
     decoder_prefixes=("decoder_", "labels"),
     without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",

@@ -212,6 +212,10 @@ def _positions(
 
     ``part`` of the model reads them.
     """
+    signal = next((name for name in names.signals if arguments.get(name) is main), None)
+    if signal is not None and main.numel() > 0:
+        _refuse_padding(signal, None if names.mask is None else arguments.get(names.mask))
+        return Positions()
     embeddings = library.embeddings(part)
     length = _check_main(part, embeddings, main)
     if names.mask is None:
@@ -232,6 +236,14 @@ def _check_some_real(real: Tensor, cause: str) -> None:
     empty = (~real.any(1)).nonzero()
     if len(empty):
         raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
+
+
+def _refuse_padding(signal: str, mask: Any) -> None:
+    """Which of the positions that a model makes of a signal are padding cannot be told."""
+    if isinstance(mask, Tensor) and not mask.all():
+        raise InvalidInputError(
+            f"got {signal} with an attention mask that has padding; expected examples of one length, without a mask"
+        )
 
 
 def _named(

@@ -61,9 +61,9 @@ class Layout:
     The parts must satisfy, and are checked to satisfy, these equations of the layer's own tensors::
 
         projected = projection(Σ_j Σ_h α_hj v_hj)
-        branch    = branch_norm(projected)            (branch_norm=None: branch = projected)
-        total     = residual + branch                 (minus given: total - minus = residual + branch)
-        output    = final_norm(total)                 (final_norm=None: the block ends at total)
+        branch    = branch_factor ⊙ branch_norm(projected)   (a part that is None is left out)
+        total     = residual_factor ⊙ residual + branch      (minus given: total - minus)
+        output    = final_norm(total)                        (final_norm=None: the block ends at total)
 
     Attributes:
         attention: the module that calls the attention function.
@@ -74,6 +74,9 @@ class Layout:
         branch_norm: the norm on the attention output before the sum (sandwich, norm-on-output).
         final_norm: the norm on the sum whose output the layer goes on with (post-norm).
         normed_input: whether attention reads a normalised residual stream rather than the stream itself.
+        branch_factor: the name, inside the layer, of the number or vector (D,) that multiplies the attention output
+            before the sum: a residual multiplier (Granite), a layer scale (BEiT, DINOv2).
+        residual_factor: the name of what multiplies the residual stream there.
 
     Example:
         The declaration of a LLaMA layer, which needs none since its structure is found by itself:
@@ -93,6 +96,22 @@ class Layout:
     branch_norm: str | None = None
     final_norm: str | None = None
     normed_input: bool = False
+    branch_factor: str | None = None
+    residual_factor: str | None = None
+
+    @property
+    def end(self) -> Site:
+        """Where the stream passes that the layer goes on with; in a parallel layer the one that it began with."""
+        if self.minus is not None:
+            return self.residual
+        return self.total if self.final_norm is None else Site(self.final_norm, "output")
+
+    @property
+    def sites(self) -> frozenset[Site]:
+        """Where the tensors of the equations pass."""
+        norm = None if self.final_norm is None else Site(self.final_norm, "output")
+        named = (Site(self.projection, "output"), self.residual, self.total, self.minus, norm)
+        return frozenset(site for site in named if site is not None)
 
     @property
     def style(self) -> Style:

@@ -43,10 +43,12 @@ class SequenceNames:
     Attributes:
         main: the sequence itself, several names in order of preference.
         mask: 1 at its real positions and 0 at padding; None where the padding id among the token ids tells them.
+        signals: those of ``main`` that are images or sounds, of which the model makes its positions itself.
     """
 
     main: tuple[str, ...]
     mask: str | None = None
+    signals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,6 @@ class Library:
         fits: whether a model is one of this library's.
         attention_through: a context in which every attention call of a model runs a function of ours; it leaves the
             model as it was.
-        batch_axis: where the batch is in what the layer of an attention module receives and returns: 0 for (B, Q, D),
-            1 for (Q, B, D).
         halves: encoder and decoder of an encoder–decoder model; None for any other model, an encoder alone included.
         embeddings: the table of token ids of a model or of one of its halves, if it has one.
         inputs: the first sequence, the encoder's in an encoder–decoder model.
@@ -91,7 +91,6 @@ class Library:
     models: str
     fits: Callable[[nn.Module], bool]
     attention_through: Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
-    batch_axis: Callable[[nn.Module], int]
     halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
     embeddings: Callable[[nn.Module], nn.Module | None]
     inputs: SequenceNames

@@ -7,6 +7,7 @@ layer's own output must follow from it. The smallest module in which all this ho
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, bind, sum_of
+from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
 from captum_norm.models.feed_forward_search import FeedForwardSearch
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
@@ -28,6 +30,8 @@ HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a ne
 
 @dataclass
 class _AttentionCall:
+    """A finished call: its module, its output (B, Q, H·d) and its place among the events."""
+
     module: nn.Module
     output: Tensor
     order: int
@@ -67,8 +71,7 @@ class _Probe:
         self.stacks.look(weights)
         self.stacks.end(module)
         if module not in self.blocks:
-            context = self._gathered(output).flatten(2)
-            context = context.transpose(0, library_of(self.model).batch_axis(module))
+            context = output.to(self._device_for(output)).flatten(2)
             self.open_calls.append(_AttentionCall(module, context, len(self.events)))
         return output
 
@@ -107,13 +110,13 @@ class _Probe:
 
     def _note(self, module: nn.Module, end: Any, tensor: Tensor | None) -> None:
         if tensor is not None:
-            self.events.append(Event(module, end, self._gathered(tensor)))
+            self.events.append(Event.of(module, end, tensor, self._device_for(tensor)))
 
-    def _gathered(self, tensor: Tensor) -> Tensor:
-        """On one device, where tensors of a sharded model can be compared."""
+    def _device_for(self, tensor: Tensor) -> torch.device:
+        """One device, on which tensors of a sharded model can be compared."""
         if self.device is None:
             self.device = tensor.device
-        return tensor.to(self.device)
+        return self.device
 
     def _settle(self, trace: Trace, call: _AttentionCall, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
@@ -121,11 +124,12 @@ class _Probe:
         # Rounding alone cannot tell a stream from its norm in a new model, whose layers change next to nothing.
         found = (
             layout
-            for same in (equal, reproduces)
-            for layout in _candidates(trace, call.module, call.output, call.order - start, same)
+            for same, factored in product((equal, reproduces), (False, True))
+            for layout in _candidates(trace, call.module, call.output, call.order - start, same, factored=factored)
         )
         layout = declared or next(found, None)
-        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module)
+        batch, queries, _ = call.output.shape
+        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, batch, queries)
 
 
 def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
@@ -165,11 +169,25 @@ def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, B
     }
 
 
-def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same) -> Iterator[Layout]:
-    """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d).
+@dataclass(frozen=True)
+class _Goal:
+    """What the sums in a layer are held to.
 
-    The first two axes of all tensors are in the model's own order.
+    Attributes:
+        output: the layer's output, which must follow from them.
+        same: how a sum is compared.
+        factors: what its parts may be multiplied by.
     """
+
+    output: Tensor
+    same: Same
+    factors: list[Factors]
+
+
+def _candidates(
+    trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same, *, factored: bool
+) -> Iterator[Layout]:
+    """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
     output = trace.at(Site("", "output"))
     for projection in _projections(trace, context):
         if output is None or output.numel() != projection.output.numel():
@@ -185,13 +203,21 @@ def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int,
             if read_norm(call.module, call.inputs, call.output) is not None
         ]
         branches.append((None, projection.output))
-        for branch_norm, branch in branches:
+        received = trace.call_of(attention)
+        goal = _Goal(output, same, possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED])
+        scales = [scale for _, branch in branches for scale in layer_scales(trace, branch)] if factored else []
+        factors = [*goal.factors, *product((held for held, added in goal.factors if added is None), scales)]
+        if factored and factors == [UNFACTORED]:
+            continue
+        for (residual_factor, branch_factor), (branch_norm, branch) in product(factors, branches):
+            added = multiplied(branch_factor, branch)
             for stream in before:
-                end = _end(trace, stream.tensor, branch, streams, after, output, same)
-                if end is None:
+                residual = multiplied(residual_factor, stream.tensor)
+                end = _end(trace, residual, added, streams, after, goal)
+                # A residual that vanishes beside attention's output cannot be told from none.
+                if end is None or same(sum_of(residual, added), added):
                     continue
                 total, minus, final_norm = end
-                received = trace.call_of(attention)
                 yield Layout(
                     attention=trace.name(attention),
                     projection=trace.name(projection.module),
@@ -201,61 +227,68 @@ def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int,
                     branch_norm=branch_norm,
                     final_norm=final_norm,
                     normed_input=received is not None and not torch.equal(received.inputs, stream.tensor),
+                    branch_factor=None if branch_factor is None else branch_factor.name,
+                    residual_factor=None if residual_factor is None else residual_factor.name,
                 )
 
 
 def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
-    for call in trace.calls_on(context):
-        if read_projection(call.module, call.inputs, call.output) is not None:
-            yield call
+    orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
+    for received in orders:
+        for call in trace.calls_on(received):
+            if read_projection(call.module, call.inputs, call.output) is not None:
+                yield call
 
 
 def _end(
-    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], output: Tensor, same: Same
+    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], goal: _Goal
 ) -> tuple[Site, Site | None, str | None] | None:
     """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
     total = sum_of(residual, branch)
-    if reproduces(total, branch.reshape(total.shape)):
-        return None  # a residual that vanishes beside attention's output cannot be told from none
-    sums = [event for event in after if same(total, event.tensor, residual, branch)]
+    sums = [event for event in after if goal.same(total, event.tensor, residual, branch)]
     if sums:
-        if _continues(trace, total, after, output, same):
+        if _continues(trace, total, after, goal):
             return trace.site(sums[0]), None, None
         for call in trace.calls_on(sums[0].tensor):
-            if read_norm(call.module, call.inputs, call.output) and _continues(trace, call.output, after, output, same):
+            if read_norm(call.module, call.inputs, call.output) and _continues(trace, call.output, after, goal):
                 name = trace.name(call.module)
                 return Site(name, "input"), None, name
         return None
     for other in reversed(streams):
-        if other.end == "output" and same(sum_of(total, other.tensor), output, residual, branch, other.tensor):
+        whole = sum_of(total, other.tensor)
+        follows = other.end == "output" and goal.same(whole, goal.output, residual, branch, other.tensor)
+        if follows and not goal.same(whole, other.tensor):
             return Site("", "output"), trace.site(other), None
     return None
 
 
-def _continues(trace: Trace, stream: Tensor, after: list[Event], output: Tensor, same: Same) -> bool:
+def _continues(trace: Trace, stream: Tensor, after: list[Event], goal: _Goal) -> bool:
     """Whether the layer's output is the stream, or follows from it by adding what modules computed and by norms."""
-    if same(stream, output):
+    if goal.same(stream, goal.output):
         return True
-    for other in after:
-        if other.end == "input":
-            continue
-        total = sum_of(stream, other.tensor)
-        if same(total, output, stream, other.tensor):
+    outputs = [event for event in after if event.end == "output"]
+    for other, (residual_factor, factor) in product(outputs, goal.factors):
+        residual, added = multiplied(residual_factor, stream), multiplied(factor, other.tensor)
+        total = sum_of(residual, added)
+        if goal.same(total, goal.output, residual, added):
             return True
         for place, event in enumerate(after):
-            if event.end == "input" and same(total, event.tensor, stream, other.tensor):
+            if event.end == "input" and goal.same(total, event.tensor, residual, added):
                 call = trace.call_of(event.module)
                 onward = [total] if call is None or call.output.numel() != total.numel() else [call.output, total]
-                if any(_continues(trace, further, after[place + 1 :], output, same) for further in onward):
+                if any(_continues(trace, further, after[place + 1 :], goal) for further in onward):
                     return True
     return False
 
 
 def _distinct(events: Iterator[Event]) -> list[Event]:
-    kept: dict[int, Event] = {}
+    """The first event of each tensor, and of each value that was written into it."""
+    kept: dict[int, list[Event]] = {}
     for event in events:
-        kept.setdefault(event.tensor.data_ptr(), event)
-    return list(kept.values())
+        same = kept.setdefault(event.source.data_ptr(), [])
+        if not any(equal(event.tensor, other.tensor) for other in same):
+            same.append(event)
+    return [event for same in kept.values() for event in same]
 
 
 def _description(probe: _Probe, trace: Trace, call: _AttentionCall) -> str:

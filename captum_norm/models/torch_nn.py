@@ -236,7 +236,6 @@ TORCH_NN = Library(
     models="a model whose attention modules are torch's nn.MultiheadAttention",
     fits=_fits,
     attention_through=attention_through,
-    batch_axis=_batch_axis,
     halves=_halves,
     embeddings=lambda _: None,
     inputs=SequenceNames(("src",)),

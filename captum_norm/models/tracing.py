@@ -15,11 +15,31 @@ from captum_norm.models.layouts import Site
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A tensor at one end of a module."""
+    """A tensor at one end of a module.
+
+    Attributes:
+        module: the module.
+        end: which end.
+        tensor: a copy of what passed there.
+        source: the model's own tensor, into which it may have written since.
+    """
 
     module: nn.Module
     end: Literal["input", "output"]
     tensor: Tensor
+    source: Tensor
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, end: Literal["input", "output"], source: Tensor, device: torch.device | None = None
+    ) -> "Event":
+        """What passes there now; the copy is on ``device`` if one is given."""
+        return cls(module, end, source.to(device, copy=True), source)
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the model wrote into the tensor afterwards."""
+        return not torch.equal(self.tensor, self.source.to(self.tensor.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +97,15 @@ class Trace:
         """The module's name inside the layer."""
         return self._names[module]
 
+    def event_at(self, site: Site) -> Event | None:
+        """The first event at a site, or None."""
+        module = self._modules.get(site.module)
+        return next((event for event in self.events if event.module is module and event.end == site.end), None)
+
     def at(self, site: Site) -> Tensor | None:
         """The tensor that passed a site, or None."""
-        module = self._modules.get(site.module)
-        found = (event.tensor for event in self.events if event.module is module and event.end == site.end)
-        return next(found, None)
+        event = self.event_at(site)
+        return None if event is None else event.tensor
 
     def call_of(self, module: nn.Module) -> Call | None:
         """The first call of a module, or None."""

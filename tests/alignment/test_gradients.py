@@ -12,7 +12,7 @@ from torch import Tensor
 from alignment import gradients
 from alignment.gradients import GradientKind, source_gradients
 from captum_norm import InvalidInputError, UnsupportedModelError
-from tests.encoder_decoders import BART, ENCODER_DECODERS, VOCABULARY, build
+from tests.encoder_decoders import BART, VOCABULARY, build
 
 PAD = 1
 LENGTHS = ((4, 19), (9, 5), (6, 9))
@@ -57,7 +57,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ENCODER_DECODERS)
+@pytest.mark.parametrize("name", ["marian", "bart", "mbart", "m2m100", "pegasus", "t5", "mt5"])
 def test_equals_one_backward_pass_for_each_word(name: str) -> None:
     model = build(name, dtype=torch.float64)
     inputs, labels = batch()

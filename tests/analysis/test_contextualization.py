@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_norm import InvalidInputError, NormMeter, UnsupportedScopeError, contextualization_change
 from captum_norm.functional import average_ranks, spearman
-from tests import encoder_decoders, families, feed_forwards
+from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS
 
 COMPONENTS = {
@@ -48,7 +48,7 @@ def test_ranks_by_hand_and_nothing_to_order() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gpt-neox", "gemma2", "olmo2", "mixtral", "vit"])
 def test_changes_are_those_of_the_maps(name: str) -> None:
-    model, inputs = feed_forwards.build(name), families.inputs(name)
+    model, inputs = families.build(name), families.inputs(name)
     change = contextualization_change(model, inputs)
     assert change.components == COMPONENTS[EVERY[name].style]
     (measured,) = NormMeter(model).measure(inputs, scopes=change.scopes).values()
@@ -77,7 +77,7 @@ def test_every_style_has_its_stages() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs()
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
     with pytest.raises(InvalidInputError, match=r"expected a model with one stack"):
         contextualization_change(model, inputs)
     assert contextualization_change(model.get_encoder(), inputs["input_ids"]).macro.shape == (2, 5)

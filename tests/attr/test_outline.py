@@ -76,7 +76,7 @@ def test_entries_are_as_wide_as_norms_are_computed(memory: dict[str, int], dtype
 
 def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
     model = encoder_decoders.build("bart")
-    inputs = encoder_decoders.inputs(batch=16, source=30, target=8)
+    inputs = encoder_decoders.inputs("bart", batch=16, source=30, target=8)
     meter = NormMeter(model)
     memory["free"] = (2 + 3) * 16 * 30 * 8 * 4
     with pytest.raises(NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
@@ -102,7 +102,7 @@ def test_an_argument_that_does_not_fit_an_excerpt(memory: dict[str, int]) -> Non
 def test_layers_are_counted(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     assert NormAttribution(model).count_layers(inputs) == 2
-    assert NormMeter(encoder_decoders.build("bart")).count_layers(encoder_decoders.inputs()) == 2
+    assert NormMeter(encoder_decoders.build("bart")).count_layers(encoder_decoders.inputs("bart")) == 2
 
 
 def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,6 @@ def test_a_model_without_such_attention_is_told_what_is_expected() -> None:
     model = Encoder()
     del model.layer.self_attn.head_dim
     with pytest.raises(
-        UnsupportedModelError, match=r"no attention was seen in Encoder\. Expected a Hugging Face model"
+        UnsupportedModelError, match=r"no attention was seen in Encoder\. Expected a model that attends"
     ):
         NormAttribution(model).maps(IDS)

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,7 +12,7 @@ from captum_norm.models import FeedForwardLayout, Site
 from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.resolver import resolve
-from tests import encoder_decoders, families, feed_forwards
+from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS, SCOPES
 
 
@@ -38,11 +37,9 @@ def llama(function: Any, inner: int = 1) -> Any:
     return model
 
 
-def found_in(model: Any) -> list[Any]:
-    return [
-        block.feed_forward
-        for block in resolve(bind_inputs(model, families.inputs("llama")), feed_forward=True).values()
-    ]
+def found_in(model: Any, ids: Tensor | None = None) -> list[Any]:
+    call = bind_inputs(model, families.inputs("llama") if ids is None else ids)
+    return [block.feed_forward for block in resolve(call, feed_forward=True).values()]
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -51,13 +48,15 @@ def found_in(model: Any) -> list[Any]:
 def test_the_parts_are_found(name: str, dtype: torch.dtype, noise: bool) -> None:
     """Freshly initialised models too, whose networks add next to nothing to the residual stream."""
     torch.manual_seed(1)
-    model: Any = feed_forwards.build(name, 1, dtype) if noise else EVERY[name].build().eval().to(dtype)
+    model: Any = families.build(name, 1, dtype) if noise else EVERY[name].build().eval().to(dtype)
     with torch.no_grad():
         blocks = resolve(bind_inputs(model, families.inputs(name, 1, dtype=dtype)), feed_forward=True)
     names, parts = {module: place for place, module in model.named_modules()}, PARTS[name]
     for block in blocks.values():
         found = block.feed_forward
         assert found is not None, block.without_feed_forward
+        assert (None if found.branch_factor is None else found.branch_factor.name) == parts.branch_factor
+        assert found.residual_factor is None
         assert set(found.scopes) == set(SCOPES[EVERY[name].style])
         assert (found.experts is not None) == (parts.experts is not None)
         assert len(found.dense) == bool(parts.outer)
@@ -162,7 +161,7 @@ def test_a_module_as_activation_is_declared(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_decoder_layers_with_cross_attention_are_refused_with_the_way_out() -> None:
-    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs()
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
     meter = NormMeter(model)
     with pytest.raises(UnsupportedScopeError, match=r'cross-attention follows.*stacks=\["cross"\]'):
         meter.measure(inputs, scopes=["atb_ff"])
@@ -178,7 +177,7 @@ def test_routings_are_told_from_other_tensors() -> None:
 
 def test_an_expert_beyond_the_last_is_none() -> None:
     """Routers name the number of experts where they leave a position out."""
-    model = feed_forwards.build("mixtral")
+    model = families.build("mixtral")
     (reader, *_) = [block.experts for block in found_in(model)]
     routing = routing_of([torch.tensor([[0, 4], [4, 4]]), torch.ones(2, 2)])
     assert routing is not None
@@ -186,7 +185,69 @@ def test_an_expert_beyond_the_last_is_none() -> None:
     assert use.queries.tolist() == [0]
 
 
-def test_granite_whose_factor_is_not_one_says_so() -> None:
-    config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
-    with pytest.raises(UnsupportedModelError, match="Missing: a residual sum"):
-        AttentionBlockAttribution(hf.GraniteForCausalLM(config), "atb_ff").maps(families.inputs("llama"))
+class _Factored(nn.Module):
+    """One layer: r x + Attention(x), then s y + FF(y), or both at once. The network is linear."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        super().__init__()
+        self.parallel, self.first, self.second = parallel, 0.7, 1.3
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.network = nn.Sequential(nn.Linear(16, 24), nn.Identity(), nn.Linear(24, 16))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (layer(hidden)[:, None] for layer in (self.query, self.key, self.value))
+        attended: Tensor = self.out(((query @ key.mT).softmax(-1) @ value)[:, 0])
+        stream = hidden if self.parallel else hidden * self.first + attended
+        fed: Tensor = self.network(stream)
+        return stream * self.first + attended + fed if self.parallel else stream * self.second + fed
+
+
+def factored(*, parallel: bool) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 16), _Factored(parallel=parallel)).double().eval()
+
+
+def test_a_factor_on_the_stream_enters_the_vectors() -> None:
+    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
+    embedding, layer = model
+    with torch.no_grad():
+        stream = embedding(ids)
+        weights = (layer.query(stream) @ layer.key(stream).mT).softmax(-1)
+        vectors = weights[..., None] * (layer.value(stream) @ layer.out.weight.T)[:, None]
+        vectors[:, range(5), range(5)] += 0.7 * stream
+        fed = vectors @ layer.network[0].weight.T @ layer.network[2].weight.T
+    (measured,) = NormMeter(model).measure(ids, scopes=["atb_ff", "atb_ff_res"]).values()
+    torch.testing.assert_close(measured.norms["atb_ff"][:, 0], fed.norm(dim=-1))
+    torch.testing.assert_close(measured.norms["atb_ff_res"][:, 0], (1.3 * vectors + fed).norm(dim=-1))
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < 1e-11
+
+
+def test_a_factor_on_the_stream_of_a_parallel_layer_is_refused() -> None:
+    model, ids = factored(parallel=True), torch.randint(0, 20, (2, 5))
+    meter = NormMeter(model)
+    assert list(meter.measure(ids, scopes=["atb"])) == ["encoder"]
+    with pytest.raises(UnsupportedScopeError, match=r'reads a stream that "first" multiplies'):
+        meter.measure(ids, scopes=["atb_ff_res"])
+
+
+@pytest.mark.parametrize(
+    ("factors", "right"),
+    [
+        ({"residual_factor": "second"}, True),
+        ({"residual_factor": "first"}, False),
+        ({"branch_factor": "second"}, False),
+        ({"residual_factor": "nothing"}, False),
+    ],
+)
+def test_factors_are_declared(factors: dict[str, str], right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
+    layout = FeedForwardLayout(
+        inner=("network.0",), outer="network.2", activation="network.1", total=Site.parse("output"), **factors
+    )
+    monkeypatch.setattr("captum_norm.models.feed_forward._registered", {"_Factored": layout})
+    if right:
+        assert found_in(model, ids)[0].residual_factor.name == "second"
+    else:
+        with pytest.raises(UnsupportedModelError, match="feed-forward layout of _Factored does not hold"):
+            found_in(model, ids)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from captum_norm import AttentionBlockAttribution, UnsupportedModelError
+from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.parameters import read_norm
@@ -31,7 +31,7 @@ def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) ->
         assert f"{block.name}.{block.layout.projection}".endswith(family.projection)
         for found, expected in ((block.branch_norm, family.branch_norm), (block.final_norm, family.final_norm)):
             assert (found is None) == (expected is None)
-    assert len(blocks) == (1 if name == "albert" else 2)
+    assert len(blocks) == (1 if "shared layers" in family.special else 2)
 
 
 def test_a_norm_that_rounding_hides_behind_the_stream_is_found() -> None:
@@ -61,13 +61,55 @@ def test_norms_are_read_as_what_they_are(width: int, dtype: torch.dtype, centere
         assert (reader.centered, reader.gain_offset, reader.eps) == (centered, 0, 1e-6)
 
 
-def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None:
-    config = hf.GraniteConfig(**families.GROUPED, residual_multiplier=0.3)
+def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None:
+    # The output projection's bias is added by the layer, outside the projection.
+    model: Any = hf.GPTNeoXJapaneseForCausalLM(hf.GPTNeoXJapaneseConfig(**families.TEXT))
+    torch.nn.init.ones_(model.gpt_neox_japanese.layers[1].attention.dense_bias)
     with pytest.raises(UnsupportedModelError) as caught:
-        AttentionBlockAttribution(hf.GraniteForCausalLM(config)).maps(families.inputs("llama"))
+        AttentionBlockAttribution(model).maps(families.inputs("llama"))
     message = str(caught.value)
-    for part in ("GraniteForCausalLM", '"model.layers.0.self_attn"', 'self_attn.o_proj"', "Missing: a residual sum"):
+    for part in ("GPTNeoXJapaneseForCausalLM", '.layers.1.attention"', '.dense"', "Missing: a residual sum"):
         assert part in message
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.branch_factor])
+def test_a_factor_is_found_and_its_present_value_is_used(name: str) -> None:
+    family, inputs = FAMILIES[name], families.inputs(name)
+    model = families.build(name)
+    meter = NormMeter(model)
+    (before,) = meter.measure(inputs, scopes=["attn", "atb"]).values()
+    for block in resolve(bind_inputs(model, inputs)).values():
+        assert (block.layout.branch_factor, block.layout.residual_factor) == (family.branch_factor, None)
+        place, _, last = str(family.branch_factor).rpartition(".")
+        owner: Any = block.layer.get_submodule(place)
+        value = getattr(owner, last)
+        if isinstance(value, torch.Tensor):
+            with torch.no_grad():
+                value.mul_(2)
+        else:
+            setattr(owner, last, 2 * value)
+    (after,) = meter.measure(inputs, scopes=["attn", "atb"]).values()
+    others = ~torch.eye(before.norms["atb"].shape[-1], dtype=torch.bool)
+    torch.testing.assert_close(after.norms["attn"][:, 0], before.norms["attn"][:, 0])
+    torch.testing.assert_close(after.norms["atb"][:, 0][:, others], 2 * before.norms["atb"][:, 0][:, others])
+
+
+def test_a_factor_of_the_stream_is_found() -> None:
+    config = hf.MiniMaxConfig(
+        **families.GROUPED,
+        num_local_experts=2,
+        layer_types=["full_attention"] * 2,
+        full_attn_alpha_factor=1.5,
+        full_attn_beta_factor=0.7,
+        mlp_alpha_factor=0.6,
+    )
+    torch.manual_seed(0)
+    model: Any = hf.MiniMaxForCausalLM(config)
+    model.eval()
+    (block, _) = resolve(bind_inputs(model, families.inputs("llama"))).values()
+    assert (block.layout.residual_factor, block.layout.branch_factor) == ("attn_alpha_factor", "attn_beta_factor")
+    maps: Any = NormAttribution(model, "attn_res_ln").maps(families.inputs("llama"))
+    assert maps.convergence_delta.max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -78,6 +120,9 @@ def test_a_block_that_scales_its_output_is_refused_with_what_was_found() -> None
         ({"projection": "mlp.act_fn"}, '"mlp.act_fn" does not compute input @ weight'),
         ({"residual": Site.parse("input_layernorm.output")}, 'is not the sum of "input_layernorm.output"'),
         ({"total": Site.parse("nothing.output")}, 'no tensor passed "nothing.output"'),
+        ({"branch_factor": "self_attn.scaling"}, 'is not the sum of "input" and the attention output'),
+        ({"branch_factor": "mlp"}, '"mlp" is neither a number nor a vector of 32 numbers'),
+        ({"residual_factor": "self_attn.v_proj.weight"}, "is neither a number nor a vector of 32 numbers"),
         ({"branch_norm": "mlp"}, '"mlp" does not receive what it is said to normalise'),
     ],
 )

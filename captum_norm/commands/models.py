@@ -1,0 +1,244 @@
+"""``captum-norm models``: what is supported, and whether the user's own model is."""
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from captum_norm.commands.command import Command
+from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.reports import versions
+from captum_norm.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from captum_norm.models.support import SupportedModel
+
+SENTENCE = "The keys to the cabinet are on the table."
+"""What a model is checked with, if a tokenizer comes with it."""
+
+POSITIONS = 12
+"""How many tokens it is checked with otherwise."""
+
+
+@dataclass(frozen=True)
+class CheckedLayer:
+    """What was found of one attention layer.
+
+    Attributes:
+        stack: encoder, decoder or cross.
+        layer: its number in the stack, from 1.
+        module: the name in the model of the module in which the block was found.
+        layout: how the layer is arranged.
+        scopes: how far vectors can be carried in it.
+        error: the relative completeness error, the largest of its scopes.
+    """
+
+    stack: str
+    layer: int
+    module: str
+    layout: str
+    scopes: tuple[str, ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found of a model.
+
+    Attributes:
+        model: its name or folder, as given.
+        model_type: what transformers calls it.
+        model_class: its class.
+        dtype: of its weights.
+        inputs: what it was checked with.
+        tolerance: the largest completeness error accepted.
+        layers: its attention layers.
+    """
+
+    model: str
+    model_type: str
+    model_class: str
+    dtype: str
+    inputs: str
+    tolerance: float
+    layers: Sequence[CheckedLayer]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--check",
+        metavar="NAME_OR_PATH",
+        help="run a model (a folder or a name on the Hugging Face hub) once and say how each of its layers was "
+        "understood and how exact the vectors add up (default: list the models in the tests)",
+    )
+    parser.add_argument(
+        "--layouts",
+        metavar="FILE.toml",
+        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
+    )
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        type=output_path(_REPORTS),
+        metavar="FILE",
+        help="also write a .json or .csv file; may be given several times",
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from captum_norm.models import register_layouts
+    from captum_norm.models.support import supported_models
+
+    console = Console()
+    if options.layouts is not None:
+        register_layouts(options.layouts)
+    if options.check is None:
+        models = supported_models()
+        rows = [asdict(model) for model in models]
+        _write(options, {"models": rows}, rows)
+        _show_models(models, console)
+    else:
+        check = _check(options.check)
+        content = asdict(check)
+        _write(options, content, content["layers"])
+        _show_check(check, console)
+    for path in options.out:
+        _say(console, f"wrote {path}")
+
+
+def _show_models(models: "Sequence[SupportedModel]", console: "Console") -> None:
+    for kind, group in groupby(models, key=lambda model: model.kind):
+        _say(console, f"{kind}:")
+        rows = [(m.model_type, m.model_class, m.layout, m.positions, ", ".join(m.special)) for m in group]
+        _table(console, ("model type", "tested class", "layout", "positions", "special"), rows)
+        _say(console, "")
+    _say(console, "Others are found by their structure, or refused: captum-norm models --check NAME_OR_PATH")
+
+
+def _show_check(check: Check, console: "Console") -> None:
+    _say(console, f"model: {check.model} ({check.model_type}, {check.model_class}, {check.dtype})")
+    _say(console, f"input: {check.inputs}")
+    rows = [
+        (layer.stack, str(layer.layer), layer.module, layer.layout, ", ".join(layer.scopes), f"{layer.error:.1e}")
+        for layer in check.layers
+    ]
+    _table(console, ("stack", "layer", "module", "layout", "scopes", "error"), rows)
+    worst = max(layer.error for layer in check.layers)
+    _say(console, f"largest completeness error: {worst:.1e} (accepted: {check.tolerance:.0e})")
+
+
+def _check(name: str) -> Check:
+    import torch
+
+    from captum_norm.attr import TOLERANCE, NormMeter
+    from captum_norm.loading import load_model
+
+    model = load_model(name)
+    inputs, description = _inputs(name, model)
+    measured = NormMeter(model).measure(inputs, scopes=("attn", "atb"))
+    layers = [
+        CheckedLayer(stack, index + 1, module, layout.style, layout.scopes, float(delta))
+        for stack, found in measured.items()
+        if found.convergence_delta is not None
+        for index, (module, layout, delta) in enumerate(
+            zip(found.layer_names, found.layouts, found.convergence_delta[0], strict=True)
+        )
+    ]
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return Check(
+        model=name,
+        model_type=str(model.config.model_type),
+        model_class=type(model).__name__,
+        dtype=str(dtype).removeprefix("torch."),
+        inputs=description,
+        tolerance=TOLERANCE[dtype],
+        layers=layers,
+    )
+
+
+def _inputs(name: str, model: Any) -> tuple[dict[str, Any], str]:
+    """The sentence, if a tokenizer comes with the model; else ids, pixels or features of the model's size."""
+    import torch
+
+    from captum_norm.loading import load_tokenizer
+
+    config = model.config
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    generator = torch.Generator().manual_seed(0)
+    text = config.get_text_config()
+    ids = (
+        torch.randint(0, text.vocab_size, (1, POSITIONS), generator=generator) if hasattr(text, "vocab_size") else None
+    )
+    inputs: dict[str, Any]
+    if model.main_input_name == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size = vision.image_size if isinstance(vision.image_size, list | tuple) else [vision.image_size] * 2
+        inputs = {"pixel_values": torch.randn(1, vision.num_channels, *size, generator=generator).to(dtype)}
+        description = "random pixels"
+    elif model.main_input_name == "input_features" and hasattr(config, "max_source_positions"):
+        frames = 2 * config.max_source_positions
+        inputs = {"input_features": torch.randn(1, config.num_mel_bins, frames, generator=generator).to(dtype)}
+        description = "random features of a sound"
+    elif model.main_input_name == "input_ids" and ids is not None:
+        inputs, description = {"input_ids": ids}, f"{POSITIONS} random tokens"
+        try:
+            tokens = load_tokenizer(name)(SENTENCE, return_tensors="pt")
+        except InvalidInputError:
+            pass
+        else:
+            if int(tokens["input_ids"].max()) < text.vocab_size:
+                inputs, description = dict(tokens), f'"{SENTENCE}"'
+    else:
+        raise InvalidInputError(
+            f"no example of {model.main_input_name} can be made up for {type(model).__name__}; check it in Python: "
+            'NormMeter(model).measure(inputs, scopes=["attn", "atb"])'
+        )
+    if config.is_encoder_decoder and ids is not None:
+        inputs["decoder_input_ids"] = ids
+    return inputs, description
+
+
+def _write(options: argparse.Namespace, content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    write_outputs({path: _REPORTS[path.suffix.lower()](content, rows) for path in options.out})
+
+
+def _json(content: Mapping[str, Any], _rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return (json.dumps({**content, "versions": versions()}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _csv(_content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bytes:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows([" ".join(v) if isinstance(v, tuple) else v for v in row.values()] for row in rows)
+    return buffer.getvalue().encode()
+
+
+_REPORTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], bytes]] = MappingProxyType(
+    {".json": _json, ".csv": _csv}
+)
+
+
+def _table(console: "Console", names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows of one line each, as wide as they must be."""
+    lines = [names, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        _say(console, "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _say(console: "Console", line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+COMMAND = Command("models", "list the models that are supported, or check your own", _add_arguments, _run)

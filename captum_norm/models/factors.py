@@ -1,0 +1,96 @@
+"""Numbers and vectors that a layer multiplies by: residual multipliers, layer scale."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.models.parameters import present
+from captum_norm.models.tracing import Trace
+
+FactorValue = Tensor | float
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A number, or a vector (D,), in a layer.
+
+    Attributes:
+        name: of the parameter or attribute inside the layer.
+        module: the module that holds it.
+    """
+
+    name: str
+    module: nn.Module
+
+    @property
+    def stored(self) -> FactorValue:
+        """The factor as the module stores it; on no device (meta) where it is offloaded."""
+        value: FactorValue = getattr(self.module, self.name.rpartition(".")[2])
+        return value
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return self.stored.numel() if isinstance(self.stored, Tensor) else 1
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Its present value."""
+        with present(self.module):
+            return torch.as_tensor(self.stored, dtype=dtype)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The tensor, (..., D), times this."""
+        with present(self.module):
+            return tensor * (self.stored.to(tensor.device) if isinstance(self.stored, Tensor) else self.stored)
+
+
+def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
+    """The tensor, (..., D), times a factor, if there is one."""
+    return tensor if factor is None else factor.of(tensor)
+
+
+def read_factor(layer: nn.Module, name: str) -> Factor | None:
+    """The factor of that name inside a layer; None if there is no number or vector."""
+    path, _, attribute = name.rpartition(".")
+    try:
+        module = layer.get_submodule(path)
+    except AttributeError:
+        return None
+    value = getattr(module, attribute, None)
+    if isinstance(value, Tensor):
+        return Factor(name, module) if value.is_floating_point() and value.dim() <= 1 else None
+    return Factor(name, module) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+Factors = tuple[Factor | None, Factor | None]
+"""What multiplies the residual stream, and what is added to it."""
+
+UNFACTORED: Factors = (None, None)
+
+
+def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
+    """The factors that a sum in a layer may have, none first: numbers and vectors (D,) that the layer holds itself."""
+    held = [
+        factor
+        for name in (*vars(layer), *(name for name, _ in layer.named_parameters(recurse=False)))
+        if (factor := read_factor(layer, name)) is not None and _matters(factor, width)
+    ]
+    return list(product((None, *held), (None, *held)))
+
+
+def layer_scales(trace: Trace, branch: Tensor) -> Iterator[Factor]:
+    """The one parameter of each module that receives ``branch``, (..., D)."""
+    for call in trace.calls_on(branch):
+        parameters = list(call.module.named_parameters())
+        if len(parameters) == 1 and parameters[0][1].shape == branch.shape[-1:]:
+            factor = read_factor(trace.layer, f"{trace.name(call.module)}.{parameters[0][0]}".removeprefix("."))
+            if factor is not None:
+                yield factor
+
+
+def _matters(factor: Factor, width: int) -> bool:
+    """Whether a factor fits, and is no whole number: those count things, or change nothing."""
+    return factor.size in (1, width) and (isinstance(factor.stored, Tensor) or not float(factor.stored).is_integer())

@@ -1,0 +1,103 @@
+"""``captum-norm models``."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from captum_norm import NormMeter
+from captum_norm.cli import main
+from captum_norm.models.support import supported_models
+from tests import encoder_decoders, families
+from tests.tiny import bert_config, save_tiny
+
+STACKS = ("encoder", "decoder", "cross")
+
+
+def test_the_supported_models_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "models.json"
+    assert main(["models", "--out", str(out), "--out", str(tmp_path / "models.csv")]) == 0
+    printed = capsys.readouterr().out
+    for model in supported_models():
+        assert f"  {model.model_type} " in printed
+    assert "gpt_oss" in printed
+    assert "attention sinks" in printed
+    assert len(json.loads(out.read_text())["models"]) == len(supported_models())
+    rows = list(csv.DictReader((tmp_path / "models.csv").read_text(encoding="utf-8").splitlines()))
+    assert [row["model_class"] for row in rows] == [model.model_class for model in supported_models()]
+
+
+def test_a_model_with_a_tokenizer_is_checked_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    folder = save_tiny(hf.BertModel(bert_config()), tmp_path)
+    assert main(["models", "--check", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert f"model: {folder} (bert, BertModel, float32)" in printed
+    assert 'input: "The keys to the cabinet are on the table."' in printed
+    for line in ("encoder  1      encoder.layer.0.attention  post-norm  attn, attn_res, attn_res_ln, atb", "1e-05"):
+        assert line in printed
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "layout", "layers"),
+    [
+        (lambda: families.build("gpt-oss"), "12 random tokens", "pre-norm", {"decoder": 2}),
+        (lambda: families.build("gptj"), "12 random tokens", "parallel", {"decoder": 2}),
+        (lambda: families.build("dinov2"), "random pixels", "pre-norm", {"encoder": 2}),
+        (lambda: encoder_decoders.build("whisper"), "features of a sound", "pre-norm", dict.fromkeys(STACKS, 2)),
+        (lambda: encoder_decoders.build("bart"), "12 random tokens", "post-norm", dict.fromkeys(STACKS, 2)),
+    ],
+    ids=["gpt-oss", "gptj", "dinov2", "whisper", "bart"],
+)
+def test_a_model_without_a_tokenizer_is_checked_with_what_it_reads(
+    model: Any, inputs: str, layout: str, layers: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model().save_pretrained(tmp_path / "model")
+    out = tmp_path / "check.json"
+    assert main(["models", "--check", str(tmp_path / "model"), "--out", str(out)]) == 0
+    assert inputs in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert {stack: len([x for x in found["layers"] if x["stack"] == stack]) for stack in layers} == layers
+    for layer in found["layers"]:
+        assert layer["layout"] == layout
+        assert 0 < layer["error"] < found["tolerance"] == 1e-5
+
+
+def test_a_model_that_is_not_understood_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = hf.GPTNeoXJapaneseConfig(**families.TEXT)
+    hf.GPTNeoXJapaneseForCausalLM(config).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["gpt_neox_japanese.layers.1.attention.dense_bias"] += 1
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    assert main(["models", "--check", str(tmp_path)]) == 2
+    complaint = capsys.readouterr().err
+    for part in ("GPTNeoXJapaneseForCausalLM is not understood", "Missing: a residual sum", "Declare it with"):
+        assert part in complaint
+
+
+def test_a_model_for_which_no_example_can_be_made_up_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = hf.ASTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, num_mel_bins=16, max_length=32
+    )
+    hf.ASTModel(config).save_pretrained(tmp_path)
+    assert main(["models", "--check", str(tmp_path)]) == 2
+    assert "no example of input_values can be made up for ASTModel" in capsys.readouterr().err
+
+
+def test_measurements_name_their_layers() -> None:
+    model, inputs = encoder_decoders.build("t5"), encoder_decoders.inputs("t5")
+    measured = NormMeter(model).measure(inputs, scopes=["atb"], layers=[-1])
+    assert measured["cross"].layer_names == ("decoder.block.1.layer.1",)
+    assert [layout.style for layout in measured["cross"].layouts] == ["pre-norm"]
+    assert NormMeter(model).measure(inputs, weights=True)["cross"].layer_names == ()

@@ -1,0 +1,53 @@
+"""The model families of the test matrix: tiny random models, and where a reader of their code finds the parts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.families.decoders import DECODERS
+from tests.families.encoders import ENCODERS
+from tests.families.family import GROUPED, HEADS, SPECIAL, TEXT, VOCABULARY, Family
+from tests.families.llamas import LLAMAS
+from tests.families.vision import VISION
+
+__all__ = [
+    "FAMILIES",
+    "GROUPED",
+    "HEADS",
+    "KINDS",
+    "SPECIAL",
+    "TEXT",
+    "VOCABULARY",
+    "Family",
+    "build",
+    "inputs",
+    "randomized",
+]
+
+KINDS = {"Encoders": ENCODERS, "Decoders": DECODERS | LLAMAS, "Vision": VISION}
+FAMILIES = {name: family for families in KINDS.values() for name, family in families.items()}
+
+
+def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of the family with random weights, biases, γ and β, none of them at its initial value, in ``eval()``."""
+    return randomized(FAMILIES[name].build, seed, dtype)
+
+
+def randomized(make: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> Any:
+    """A model with random parameters, none of them at its initial value, in ``eval()``."""
+    torch.manual_seed(seed)
+    model = make().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+def inputs(name: str, seed: int = 0, batch: int = 3, length: int = 11, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random token ids without special ones, or random pixels."""
+    generator = torch.Generator().manual_seed(100 + seed)
+    if FAMILIES[name].image:
+        return torch.randn(batch, 3, 16, 16, generator=generator).to(dtype)
+    return torch.randint(3, VOCABULARY, (batch, length), generator=generator)

@@ -1,0 +1,101 @@
+"""The table of supported models, made from the families of the tests: ``python -m tests.support`` writes it.
+
+Once as data, which ``captum-norm models`` prints, and once as a page of the documentation.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from captum_norm.models.support import SupportedModel
+from tests.encoder_decoders import ENCODER_DECODERS
+from tests.families import KINDS
+from tests.test_matrix import SCOPES
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "captum_norm" / "models" / "supported.json"
+PAGE = ROOT / "docs" / "supported-models.md"
+
+HEAD = """# Supported models
+
+<!-- python -m tests.support writes this page; the tests hold that it is up to date. -->
+
+The tests hold each of these {count} architectures to an independent implementation in float64 that forms every vector,
+with random weights (FSMT in float32, since its code cannot run in float64), and to what is promised of every model:
+padding and batching change nothing, the model is left as it was, half precision stays near, gradients flow. What stands
+under *special* is active there: windows are shorter than the inputs, sinks and layer scales have random values.
+`captum-norm models` prints this list.
+
+Other models are found by their structure or refused with a reason: `captum-norm models --check NAME_OR_PATH` says it of
+yours, and [Describe a new model](how-to/describe-a-model.md) what to do then, and what the layouts are. The scopes are
+explained in [Methods](methods.md).
+"""
+TAIL = """
+A model with a head on top of these layers (a classifier, a language model) has the same entry. Rows of one type differ
+in a setting that changes the layout. Models of fairseq and models built with `torch.nn` are tested as well.
+"""
+COLUMNS = ("model type", "tested class", "layout", "positions", "special", "scopes")
+
+
+def supported() -> Iterator[SupportedModel]:
+    """What the families say, in their order."""
+    for kind, families in KINDS.items():
+        if kind == "Vision":
+            yield from _encoder_decoders()
+        for family in families.values():
+            model = family.build()
+            config = getattr(model, "config")  # noqa: B009 - no attribute of nn.Module
+            yield SupportedModel(
+                kind,
+                config.model_type,
+                type(model).__name__,
+                family.style,
+                family.positions,
+                family.special,
+                SCOPES[family.style],
+            )
+
+
+def _encoder_decoders() -> Iterator[SupportedModel]:
+    for family in ENCODER_DECODERS.values():
+        model = family.build()
+        config = getattr(model, "config")  # noqa: B009 - no attribute of nn.Module
+        layout = "post-norm" if "attn_res_ln" in family.scopes else "pre-norm"
+        yield SupportedModel(
+            "Encoder–decoders",
+            config.model_type,
+            type(model).__name__,
+            layout,
+            family.positions,
+            family.special,
+            family.scopes,
+        )
+
+
+def data(models: list[SupportedModel]) -> str:
+    """As JSON, one model a line."""
+    lines = ",\n".join(json.dumps(asdict(model), ensure_ascii=False) for model in models)
+    return f"[\n{lines}\n]\n"
+
+
+def page(models: list[SupportedModel]) -> str:
+    """As a page of the documentation."""
+    parts = [HEAD.format(count=len(models))]
+    for kind, group in groupby(models, key=lambda model: model.kind):
+        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
+        parts.append(f"\n## {kind}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+    return "".join([*parts, TAIL])
+
+
+def _row(model: SupportedModel) -> tuple[str, ...]:
+    scopes = " ".join(f"`{scope}`" for scope in model.scopes)
+    special = ", ".join(model.special)
+    return (f"`{model.model_type}`", model.model_class, model.layout, model.positions, special, scopes)
+
+
+if __name__ == "__main__":
+    found = list(supported())
+    DATA.write_text(data(found), encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
