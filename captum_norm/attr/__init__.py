@@ -1,6 +1,7 @@
 """The attribution methods, one a file."""
 
 from captum_norm.attr.attention_block import AttentionBlockAttribution
+from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
 from captum_norm.attr.rollout import AttentionRollout
@@ -11,6 +12,7 @@ __all__ = [
     "AttentionBlockAttribution",
     "AttentionRollout",
     "AttentionWeights",
+    "GlobEnc",
     "Measurements",
     "MeterOptions",
     "NormAttribution",

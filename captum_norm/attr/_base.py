@@ -14,18 +14,20 @@ from captum_norm.attr.measure import Measurements, MeterOptions, NormMeter, as_i
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import ReadPosition, read_position
-from captum_norm.models.inputs import Inputs
-from captum_norm.models.stacks import StackName
+from captum_norm.models.inputs import Inputs, ModelCall, Positions
+from captum_norm.models.stacks import Role, StackName
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 
 
 class MapOptions(NamedTuple):
-    """Which maps are wanted."""
+    """Which maps are wanted, and for the methods that explain a number of the output, which one."""
 
     layers: Sequence[int] | None
-    per_head: bool
-    stacks: Collection[StackName] | None
+    per_head: bool = False
+    stacks: Collection[StackName] | None = None
+    target: Any = None
+    position: Position = None
 
 
 class AttentionMapAttribution(Attribution, ABC):
@@ -118,7 +120,7 @@ class AttentionMapAttribution(Attribution, ABC):
     def attribute(
         self,
         inputs: Inputs,
-        target: Any = None,  # noqa: ARG002
+        target: Any = None,
         additional_forward_args: Any = None,
         *,
         position: Position = None,
@@ -149,13 +151,12 @@ class AttentionMapAttribution(Attribution, ABC):
         """
         if return_convergence_delta and not self.has_convergence_delta():
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
-        maps = self.maps(inputs, additional_forward_args, layers=None if layer is None else [layer])
+        layers = None if layer is None else [layer]
+        maps = self._maps(inputs, additional_forward_args, MapOptions(layers, target=target, position=position))
         with torch.set_grad_enabled(self._meter.differentiable):
-            rows = _rows(position, maps, self.model).unsqueeze(1)
-            stack = maps.self_attention
-            rows = self._aggregate(stack, rows) if layer is None else rows @ stack[:, 0]
-            # As everywhere in Captum, a tuple in gives a tuple out.
-        attributions = (rows.squeeze(1),) if isinstance(inputs, tuple) else rows.squeeze(1)
+            scores = self._scores(maps, position, single=layer is not None)
+        # As everywhere in Captum, a tuple in gives a tuple out.
+        attributions = (scores,) if isinstance(inputs, tuple) else scores
         if maps.convergence_delta is None or not return_convergence_delta:
             return attributions
         return attributions, maps.convergence_delta.amax(1)
@@ -188,6 +189,12 @@ class AttentionMapAttribution(Attribution, ABC):
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         """What :meth:`maps` returns."""
 
+    def _scores(self, maps: AttributionMaps, position: Position, *, single: bool) -> Tensor:
+        """The rows of some output positions, (B, S): of the one layer in ``maps``, or of one map made of all layers."""
+        stack = maps.self_attention
+        rows = position_rows(position, maps.real, stack, self.model, causal=maps.decoder is not None).unsqueeze(1)
+        return (rows @ stack[:, 0] if single else self._aggregate(stack, rows)).squeeze(1)
+
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
         return AGGREGATIONS[self.aggregation](stack, rows)
@@ -215,20 +222,68 @@ def attribution_maps(
     )
 
 
-def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor:
-    """How much each query's row counts, (B, Q)."""
-    stack, real = maps.self_attention, maps.real
+def stacked_maps(
+    call: ModelCall, maps: Mapping[Role, Sequence[Tensor]], deltas: Mapping[Role, Sequence[Tensor]], *, causal: bool
+) -> AttributionMaps:
+    """Maps of all stacks, at the positions that the user's inputs had.
+
+    Args:
+        call: the call that was explained.
+        maps: each layer's map, (B, [H,] Q, K).
+        deltas: each layer's completeness error, (B,), empty for a method without one.
+        causal: whether the one stack of a model that is no encoder–decoder looks back only.
+    """
+    stacks: dict[StackName, Tensor] = {}
+    for role, parts in maps.items():
+        queries, keys = call.positions_of(role)
+        stack = queries.restored(torch.stack([part.to(parts[0].device) for part in parts], dim=1), -2)
+        stacks[role if role != "self" else "decoder" if causal else "encoder"] = keys.restored(stack, -1)
+    every = [delta for found in deltas.values() for delta in found]
+    cross = stacks.get("cross")
+    inputs = next(iter(stacks.values())) if cross is None else cross.transpose(-2, -1)
+    return AttributionMaps(
+        encoder=stacks.get("encoder"),
+        decoder=stacks.get("decoder"),
+        cross=cross,
+        mixing_ratio=None,
+        convergence_delta=torch.stack([delta.to(every[0].device) for delta in every], 1) if every else None,
+        real=_real(call.positions, inputs),
+        tokens=call.tokens,
+        decoder_real=None if cross is None else _real(call.decoder, cross),
+    )
+
+
+def _real(positions: Positions, stack: Tensor) -> Tensor:
+    """True at real query positions of maps, (B, Q)."""
+    if positions.real is None:
+        return torch.ones(len(stack), stack.shape[-2], dtype=torch.bool)
+    return positions.unshift(positions.real, -1)
+
+
+def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Module, *, causal: bool) -> Tensor:
+    """How much each query's row counts, (B, Q).
+
+    Args:
+        position: see :meth:`AttentionMapAttribution.attribute`.
+        real: True at real positions, (B, Q).
+        like: a tensor of the dtype and on the device wanted.
+        model: the model, whose head decides where no position was given.
+        causal: whether attention looks back only.
+
+    Raises:
+        InvalidInputError: for a position outside the sequence or in its padding.
+    """
     batch, length = real.shape
     if position is None:
-        position = read_position(model, causal=maps.decoder is not None)
+        position = read_position(model, causal=causal)
     if position == "mean":
-        return (real / real.sum(1, keepdim=True)).to(stack)
+        return (real / real.sum(1, keepdim=True)).to(like)
     if isinstance(position, str):
         counted = real.long().cumsum(1) * real
         wanted = {"first": torch.ones(batch, 1), "last": real.sum(1, keepdim=True)}.get(position)
         if wanted is None:
             raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
-        return (counted == wanted.to(counted)).to(stack)
+        return (counted == wanted.to(counted)).to(like)
     entries = position.tolist() if isinstance(position, Tensor) else position
     places = [as_index("position", entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
     if len(places) not in (1, batch):
@@ -239,6 +294,6 @@ def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor
             raise InvalidInputError(f"got position {place}; the sequence has {length} positions, 0 to {length - 1}")
         if not real[example, place]:
             raise InvalidInputError(f"got position {place}, which is padding in example {example}")
-    rows = torch.zeros_like(real, dtype=stack.dtype, device=stack.device)
+    rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
     rows[torch.arange(batch), index % length] = 1
     return rows

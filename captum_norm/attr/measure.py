@@ -1,10 +1,10 @@
 """Several norm analyses from one forward pass; what the attribution methods stand on."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index as integer
 from types import MappingProxyType
-from typing import Any, TypedDict, get_args
+from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention
 """
 
 PROBE_LENGTH = 16
+
+Result = TypeVar("Result")
 
 
 class MeterOptions(TypedDict, total=False):
@@ -169,25 +171,31 @@ class NormMeter:
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
-        if layers is not None:
-            layers = [as_index("layer", layer) for layer in as_sequence("layers", layers)]
+        layers = as_layers(layers)
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            _check_stacks(self.model, stacks)
+            check_stacks(self.model, stacks)
             wanted = _Wanted(scopes, weights, per_head, head_norms, layers, stacks)
-            known = self._blocks is not None
-            try:
-                return self._measure(call, wanted)
-            except NonFiniteError:
-                _refuse_non_finite(self.model)
+            return self._attempt(lambda: self._measure(call, wanted))
+
+    def with_blocks(self, call: ModelCall, work: Callable[[Mapping[nn.Module, Block]], Result]) -> Result:
+        """What ``work`` makes of the model's attention blocks; a second time if those known before do not hold."""
+        return self._attempt(lambda: work(self._understand(call)))
+
+    def _attempt(self, work: Callable[[], Result]) -> Result:
+        known = self._blocks is not None
+        try:
+            return work()
+        except NonFiniteError:
+            _refuse_non_finite(self.model)
+            raise
+        except (IncompleteDecompositionError, UnsupportedModelError):
+            # A weight written through .data changes without a trace, and so does a module that was exchanged.
+            if not known:
                 raise
-            except (IncompleteDecompositionError, UnsupportedModelError):
-                # A weight written through .data changes without a trace, and so does a module that was exchanged.
-                if not known:
-                    raise
-                self._cache.clear()
-                self._blocks = None
-                return self._measure(call, wanted)
+            self._cache.clear()
+            self._blocks = None
+            return work()
 
     def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
         known = self._blocks
@@ -304,11 +312,13 @@ def as_index(name: str, value: object) -> int:
     raise InvalidInputError(f"got {name} {value!r}; expected an integer")
 
 
-def as_sequence(name: str, values: object) -> list[object]:
-    """The items of anything but a text."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InvalidInputError(f"got {name} {values!r}; expected a sequence of integers")
-    return list(values)
+def as_layers(layers: object) -> list[int] | None:
+    """Indices of layers from any sequence of integers; None stays None."""
+    if layers is None:
+        return None
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise InvalidInputError(f"got layers {layers!r}; expected a sequence of integers")
+    return [as_index("layer", layer) for layer in layers]
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
@@ -322,7 +332,8 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     return [layer % count for layer in chosen]
 
 
-def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
+def check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
+    """Refuse stacks that are not some of an encoder–decoder model's."""
     if stacks is None:
         return
     if isinstance(stacks, str) or not stacks or not set(stacks) <= set(get_args(StackName)):
@@ -348,11 +359,7 @@ def _assemble(call: ModelCall, role: Role, layers: Sequence[LayerReducer]) -> Me
         """(B, L, ...) from each layer's (B, ...), its axes as the user's inputs were, zero at padded positions."""
         stacked = torch.stack([part.to(parts[0].device) for part in parts], dim=1)
         for axis, positions in axes.items():
-            if positions.real is not None:
-                shape = [call.batch, *[1] * (stacked.dim() - 1)]
-                shape[axis] = stacked.shape[axis]
-                stacked = stacked.where(positions.real.to(stacked.device).reshape(shape), 0)
-            stacked = positions.unshift(stacked, axis)
+            stacked = positions.restored(stacked, axis)
         return stacked
 
     def maps(parts: Sequence[Tensor]) -> Tensor:

@@ -51,6 +51,14 @@ class Positions:
         index = _places(-self.shift.to(rows.device), rows.shape[axis]).reshape(shape)
         return rows.gather(axis, index.expand_as(rows))
 
+    def restored(self, rows: Tensor, axis: int) -> Tensor:
+        """Results at the positions that the user's inputs had, 0 at padding, along an axis of length S."""
+        if self.real is not None:
+            shape = [1] * rows.dim()
+            shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
+            rows = rows.where(self.real.to(rows.device).reshape(shape), 0)
+        return self.unshift(rows, axis)
+
     def cut(self, value: Any, batch: int, length: int) -> Any:
         """The first example's first positions of an argument."""
         if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != batch:
@@ -84,10 +92,10 @@ class ModelCall:
         queries = self.decoder if role in ("decoder", "cross") else self.positions
         return queries, self.decoder if role == "decoder" else self.positions
 
-    def run(self) -> None:
-        """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
+    def run(self) -> Any:
+        """What the model returns; what its own code refuses becomes an :class:`InvalidInputError`."""
         try:
-            self.model(**self.arguments)
+            return self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except (ValueError, IndexError, RuntimeError, TypeError) as error:

@@ -1,0 +1,128 @@
+"""What the methods have in common that make each layer's map with a reducer of their own."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
+from captum_norm.attr.measure import TOLERANCE, MeterOptions, as_layers, check_stacks, layer_indices
+from captum_norm.errors import (
+    IncompleteDecompositionError,
+    InvalidInputError,
+    NonFiniteError,
+    UnsupportedModelError,
+)
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.blocks import Block
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.stacks import Place, Role, encoder_of
+from captum_norm.models.tracing import hooked
+from captum_norm.recording import CHUNK_BYTES, Reducer, record
+
+
+class MapReducer(Reducer, Protocol):
+    """Makes the map of one layer.
+
+    Attributes:
+        map: (B, Q, K).
+        delta: completeness error, (B,).
+        precision: the least precise dtype of the block's own computation, which sets the tolerance.
+    """
+
+    map: Tensor
+    delta: Tensor
+    precision: torch.dtype
+
+
+class LayerPass(Protocol):
+    """One forward pass through all layers."""
+
+    def reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> MapReducer:
+        """What makes a layer's map.
+
+        Args:
+            block: the layer's attention block.
+            dtype: what to compute in.
+            real: True at real query positions, (B, Q), or None where all are.
+        """
+        ...
+
+    def hooks(self) -> Iterable[Any]:
+        """What :func:`captum_norm.models.tracing.hooked` takes: what is seen beside the blocks' own tensors."""
+        ...
+
+
+class LayerwiseAttribution(AttentionMapAttribution):
+    """A method with a reducer for each layer."""
+
+    def __init__(self, model: nn.Module, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+        super().__init__(model, aggregation, **options)
+        self._accumulate = options.get("accumulate", torch.float32)
+        self._chunk_bytes = options.get("chunk_bytes", CHUNK_BYTES)
+
+    def has_convergence_delta(self) -> bool:
+        """True: the vectors must add up to what the model computed."""
+        return True
+
+    @abstractmethod
+    def _pass(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> LayerPass:
+        """What goes through the layers."""
+
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        refuse_heads(self, options)
+        with torch.set_grad_enabled(self._meter.differentiable):
+            call = bind_inputs(self.model, inputs, additional_forward_args)
+            check_stacks(self.model, options.stacks)
+            return self._meter.with_blocks(call, lambda blocks: self._reduced(call, blocks, options))
+
+    def _reduced(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> AttributionMaps:
+        layers, reducers = as_layers(options.layers), dict[Role, list[MapReducer]]()
+        through = self._pass(call, blocks)
+
+        def make(place: Place, block: Block | None) -> Reducer | None:
+            if block is None or not (options.stacks is None or place.role in options.stacks):
+                return None
+            queries, _ = call.positions_of(place.role)
+            dtype = torch.promote_types(self._accumulate, block.projection.parameter.dtype)
+            reducers.setdefault(place.role, []).append(through.reducer(block, dtype, queries.real))
+            return reducers[place.role][-1]
+
+        with hooked(through.hooks()):
+            causal = record(call, make, blocks, self._chunk_bytes)
+        chosen = {
+            role: [self._checked(found[index], Place(role, index)) for index in layer_indices(layers, len(found))]
+            for role, found in reducers.items()
+        }
+        maps = {role: [reducer.map for reducer in found] for role, found in chosen.items()}
+        deltas = {role: [reducer.delta for reducer in found] for role, found in chosen.items()}
+        return stacked_maps(call, maps, deltas, causal=causal)
+
+    def _checked(self, reducer: MapReducer, place: Place) -> MapReducer:
+        finite, delta = (number.item() for number in (reducer.map.detach().sum().isfinite(), reducer.delta.max()))
+        name, accepted = type(self.model).__name__, TOLERANCE[reducer.precision]
+        if not finite or delta != delta:
+            raise NonFiniteError(f"what {name} computes in {place} contains NaN or infinity")
+        if delta > accepted:
+            raise IncompleteDecompositionError(
+                f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
+                f"accepted {accepted:.0e} for {reducer.precision}"
+            )
+        return reducer
+
+
+def refuse_heads(method: AttentionMapAttribution, options: MapOptions) -> None:
+    """For methods without maps of single heads."""
+    if options.per_head:
+        raise InvalidInputError(f"got per_head=True; {type(method).__name__} has no maps of single heads")
+
+
+def refuse_encoder_decoder(method: AttentionMapAttribution) -> None:
+    """For methods that explain one stack of layers."""
+    if encoder_of(method.model) is not None:
+        raise UnsupportedModelError(
+            f"got the encoder–decoder model {type(method.model).__name__}; {type(method).__name__} explains one stack "
+            "of layers: pass the encoder alone, as model.get_encoder()"
+        )
