@@ -19,6 +19,7 @@ except PackageNotFoundError:
     __version__ = "0+unknown"
 
 __all__ = [
+    "ALTI",
     "TOLERANCE",
     "AttentionBlockAttribution",
     "AttentionRollout",
@@ -35,6 +36,7 @@ __all__ = [
     "NormAttribution",
     "NormMeter",
     "Site",
+    "SourceAndPrefix",
     "UnsupportedModelError",
     "UnsupportedScopeError",
     "register_layout",
@@ -42,6 +44,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from captum_norm.attr import (
+        ALTI,
         TOLERANCE,
         AttentionBlockAttribution,
         AttentionRollout,
@@ -51,12 +54,14 @@ if TYPE_CHECKING:
         MeterOptions,
         NormAttribution,
         NormMeter,
+        SourceAndPrefix,
     )
     from captum_norm.maps import AttributionMaps
     from captum_norm.models import Layout, Site, register_layout
 else:
     # These need torch, which takes seconds to load: errors, --help and alignment files do without.
     _LATE = {
+        "ALTI": "captum_norm.attr",
         "TOLERANCE": "captum_norm.attr",
         "AttentionBlockAttribution": "captum_norm.attr",
         "AttentionRollout": "captum_norm.attr",
@@ -69,6 +74,7 @@ else:
         "NormAttribution": "captum_norm.attr",
         "NormMeter": "captum_norm.attr",
         "Site": "captum_norm.models",
+        "SourceAndPrefix": "captum_norm.attr",
         "register_layout": "captum_norm.models",
     }
 

@@ -1,5 +1,6 @@
 """The attribution methods, one a file."""
 
+from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
@@ -8,6 +9,7 @@ from captum_norm.attr.rollout import AttentionRollout
 from captum_norm.attr.weights import AttentionWeights
 
 __all__ = [
+    "ALTI",
     "TOLERANCE",
     "AttentionBlockAttribution",
     "AttentionRollout",
@@ -17,4 +19,5 @@ __all__ = [
     "MeterOptions",
     "NormAttribution",
     "NormMeter",
+    "SourceAndPrefix",
 ]

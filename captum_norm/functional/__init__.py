@@ -3,6 +3,7 @@
 from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
+from captum_norm.functional.contributions import l1_distances, nearness
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize
 from captum_norm.functional.norms import (
     chunks,
@@ -26,6 +27,8 @@ __all__ = [
     "head_norms",
     "inverse_scale",
     "key_gram",
+    "l1_distances",
+    "nearness",
     "normalize",
     "random_directions",
     "ratio",
