@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block
+from captum_norm.models.feed_forward import End, Routing
+from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention
@@ -27,6 +29,45 @@ CHUNK_BYTES = 4 * 2**20
 ACCUMULATED_BYTES = 4
 
 
+class Part(NamedTuple):
+    """Some queries of some examples."""
+
+    examples: slice
+    rows: slice
+
+
+@dataclass(frozen=True)
+class FeedForwardTensors:
+    """The tensors of one feed-forward block in one forward pass, (B, Q, D) each but for the routing.
+
+    Attributes:
+        written: what its networks gave.
+        total: its sum with the residual stream; in a parallel layer with the attention output, too.
+        read: the output of the norm before the networks, or None where there is none.
+        normed: the final norm's output, or None where there is none.
+        routing: what the router of a mixture of experts decided, or None.
+        attend: attention's weights once more, all parts in the order of the first time: (examples, H, rows, K) each.
+    """
+
+    written: Tensor
+    total: Tensor
+    read: Tensor | None
+    normed: Tensor | None
+    routing: Routing | None
+    attend: Callable[[], Iterator[tuple[Part, Tensor]]]
+
+    def rows(self, rows: slice, dtype: torch.dtype) -> "FeedForwardTensors":
+        """The tensors at some query positions, in another dtype."""
+        batch, queries = self.written.shape[:2]
+        routing = self.routing
+        if routing is not None:
+            tables = (table.unflatten(0, (batch, queries))[:, rows].flatten(0, 1) for table in routing)
+            routing = Routing(*tables)
+        read, normed = (None if t is None else t[:, rows].to(dtype) for t in (self.read, self.normed))
+        written, total = (t[:, rows].to(dtype) for t in (self.written, self.total))
+        return FeedForwardTensors(written, total, read, normed, routing, self.attend)
+
+
 @dataclass(frozen=True)
 class BlockTensors:
     """The tensors of one block in one forward pass, each (B, Q, D).
@@ -36,25 +77,21 @@ class BlockTensors:
         residual: the residual stream before the block.
         total: their sum as the model computed it; without the feed-forward output in a parallel layer.
         normed: the final norm's output, or None where the block has none.
+        behind: the tensors of the feed-forward block behind it, if these were asked for.
     """
 
     projected: Tensor
     residual: Tensor
     total: Tensor
     normed: Tensor | None
+    behind: FeedForwardTensors | None = None
 
     def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
         """The tensors at some query positions, in another dtype."""
         normed = None if self.normed is None else self.normed[:, rows].to(dtype)
         projected, residual, total = (t[:, rows].to(dtype) for t in (self.projected, self.residual, self.total))
-        return BlockTensors(projected, residual, total, normed)
-
-
-class Part(NamedTuple):
-    """Some queries of some examples."""
-
-    examples: slice
-    rows: slice
+        behind = None if self.behind is None else self.behind.rows(rows, dtype)
+        return BlockTensors(projected, residual, total, normed, behind)
 
 
 class Reducer(Protocol):
@@ -84,6 +121,8 @@ def record(
     make_reducer: ReducerFactory,
     blocks: Mapping[nn.Module, Block] | None,
     chunk_bytes: int = CHUNK_BYTES,
+    *,
+    feed_forward: bool = False,
 ) -> bool:
     """Run a model once and reduce each of its attention blocks.
 
@@ -93,6 +132,8 @@ def record(
             that is not wanted.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
         chunk_bytes: how much memory the attention weights may take at a time.
+        feed_forward: also hand on the tensors of the feed-forward blocks; each attention block is then finished when
+            the one behind it is.
 
     Returns:
         whether the one stack of a model that is no encoder–decoder only looked back (a causal model).
@@ -103,7 +144,7 @@ def record(
     """
     stacks = Stacks(call.model, several=call.positions.several)
     library = library_of(call.model)
-    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks, library.batch_axis)
+    recorder = _Recorder(make_reducer, blocks, chunk_bytes, stacks, library.batch_axis, feed_forward)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
     seam = library.attention_through(call.model, recorder.attention)
     with seam, hooked(recorder.hooks()), evaluating(call.model):
@@ -119,6 +160,9 @@ class _OpenBlock:
     """A block that the forward pass is in."""
 
     tensors: dict[Site, Tensor] = field(default_factory=dict)
+    behind: dict[End, Tensor] = field(default_factory=dict)
+    routing: Routing | None = None
+    attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
     reducer: Reducer | None = None
 
 
@@ -130,9 +174,11 @@ class _Recorder:
         chunk_bytes: int,
         stacks: Stacks,
         batch_axis: int,
+        feed_forward: bool,
     ) -> None:
         self._stacks = stacks
         self._batch_axis = batch_axis
+        self._feed_forward = feed_forward
         self._make_reducer = make_reducer
         self._blocks = blocks
         self._chunk_bytes = chunk_bytes
@@ -147,6 +193,11 @@ class _Recorder:
                 except AttributeError:
                     raise UnsupportedModelError(f'the layer "{block.name}" has no "{site.module}" any more') from None
                 yield module, site.end, partial(self._arrive, block, site)
+            for end in self._ends(block):
+                yield end.module, end.end, partial(self._arrive_behind, block, end)
+            feed_forward = block.feed_forward
+            if self._feed_forward and feed_forward is not None and feed_forward.experts is not None:
+                yield feed_forward.experts.module, "arguments", partial(self._route, block)
 
     def attention(
         self,
@@ -176,7 +227,8 @@ class _Recorder:
             return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
 
         outputs: list[Tensor] = []
-        for part in self._parts(query, key, attend):
+        parts = list(self._parts(query, key, attend))
+        for part in parts:
             output, weights = attend(part)
             if part.rows.start == 0:
                 self._stacks.look(weights)
@@ -186,6 +238,8 @@ class _Recorder:
         self._stacks.end(module)
         if block is not None:
             self._open[module].reducer = reducer
+            if self._feed_forward and reducer is not None:
+                self._open[module].attend = lambda: ((part, attend(part)[1]) for part in parts)
         elif reducer is not None:
             reducer.finish(None)
         return _joined(outputs, len(query))
@@ -218,13 +272,32 @@ class _Recorder:
                 yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
     def _arrive(self, block: Block, site: Site, _module: nn.Module, tensor: Tensor | None) -> None:
-        opened = self._open[block.attention]
         if tensor is not None:
-            opened.tensors[site] = tensor
-        if opened.tensors.keys() >= _sites(block):
+            self._open[block.attention].tensors[site] = tensor
+        self._finish_if_complete(block)
+
+    def _arrive_behind(self, block: Block, end: End, _module: nn.Module, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self._open[block.attention].behind[end] = tensor
+        self._finish_if_complete(block)
+
+    def _route(self, block: Block, _module: nn.Module, tensors: list[Tensor]) -> None:
+        self._open[block.attention].routing = routing_of(tensors)
+
+    def _ends(self, block: Block) -> set[End]:
+        """Where tensors of the feed-forward block are seen that are wanted."""
+        if not self._feed_forward or block.feed_forward is None:
+            return set()
+        behind = block.feed_forward
+        norms = {End(norm.module, "output") for norm in (behind.norm, behind.final_norm) if norm is not None}
+        return {behind.written, behind.total} | norms
+
+    def _finish_if_complete(self, block: Block) -> None:
+        opened = self._open[block.attention]
+        if opened.tensors.keys() >= _sites(block) and opened.behind.keys() >= self._ends(block):
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
-                opened.reducer.finish(_block_tensors(block, opened.tensors, self._batch_axis))
+                opened.reducer.finish(_block_tensors(block, opened, self._batch_axis))
 
 
 def _sites(block: Block) -> set[Site]:
@@ -237,17 +310,29 @@ def _sites(block: Block) -> set[Site]:
     return sites
 
 
-def _block_tensors(block: Block, tensors: Mapping[Site, Tensor], batch_axis: int) -> BlockTensors:
-    layout, shape = block.layout, tensors[block.layout.residual].shape
+def _block_tensors(block: Block, opened: _OpenBlock, batch_axis: int) -> BlockTensors:
+    layout, shape = block.layout, opened.tensors[block.layout.residual].shape
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return tensor.reshape(shape).transpose(0, batch_axis)
 
     def at(site: Site) -> Tensor:
-        return tensors[site].reshape(shape).transpose(0, batch_axis)
+        return shaped(opened.tensors[site])
 
     total = at(layout.total)
     if layout.minus is not None:
         total = total - at(layout.minus)
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
-    return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed)
+    behind = None
+    if opened.attend is not None and opened.behind and block.feed_forward is not None:
+        parts = block.feed_forward
+        read, behind_normed = (
+            None if norm is None else shaped(opened.behind[End(norm.module, "output")])
+            for norm in (parts.norm, parts.final_norm)
+        )
+        written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
+        behind = FeedForwardTensors(written, behind_total, read, behind_normed, opened.routing, opened.attend)
+    return BlockTensors(at(Site(layout.projection, "output")), at(layout.residual), total, normed, behind)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

@@ -1,8 +1,8 @@
 """What the methods have in common that make each layer's map with a reducer of their own."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.stacks import Place, Role, encoder_of
-from captum_norm.models.tracing import hooked
 from captum_norm.recording import CHUNK_BYTES, Reducer, record
 
 
@@ -37,26 +36,14 @@ class MapReducer(Reducer, Protocol):
     precision: torch.dtype
 
 
-class LayerPass(Protocol):
-    """One forward pass through all layers."""
-
-    def reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> MapReducer:
-        """What makes a layer's map.
-
-        Args:
-            block: the layer's attention block.
-            dtype: what to compute in.
-            real: True at real query positions, (B, Q), or None where all are.
-        """
-        ...
-
-    def hooks(self) -> Iterable[Any]:
-        """What :func:`captum_norm.models.tracing.hooked` takes: what is seen beside the blocks' own tensors."""
-        ...
-
-
 class LayerwiseAttribution(AttentionMapAttribution):
-    """A method with a reducer for each layer."""
+    """A method with a reducer for each layer.
+
+    Attributes:
+        feed_forward: whether the reducers need the tensors of the feed-forward blocks.
+    """
+
+    feed_forward: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, aggregation: str, **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
@@ -68,30 +55,36 @@ class LayerwiseAttribution(AttentionMapAttribution):
         return True
 
     @abstractmethod
-    def _pass(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> LayerPass:
-        """What goes through the layers."""
+    def _reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> MapReducer:
+        """What makes a layer's map.
+
+        Args:
+            block: the layer's attention block.
+            dtype: what to compute in.
+            real: True at real query positions, (B, Q), or None where all are.
+        """
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_heads(self, options)
         with torch.set_grad_enabled(self._meter.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
             check_stacks(self.model, options.stacks)
-            return self._meter.with_blocks(call, lambda blocks: self._reduced(call, blocks, options))
+            return self._meter.with_blocks(
+                call, lambda blocks: self._reduced(call, blocks, options), feed_forward=self.feed_forward
+            )
 
     def _reduced(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> AttributionMaps:
         layers, reducers = as_layers(options.layers), dict[Role, list[MapReducer]]()
-        through = self._pass(call, blocks)
 
         def make(place: Place, block: Block | None) -> Reducer | None:
             if block is None or not (options.stacks is None or place.role in options.stacks):
                 return None
             queries, _ = call.positions_of(place.role)
             dtype = torch.promote_types(self._accumulate, block.projection.parameter.dtype)
-            reducers.setdefault(place.role, []).append(through.reducer(block, dtype, queries.real))
+            reducers.setdefault(place.role, []).append(self._reducer(block, dtype, queries.real))
             return reducers[place.role][-1]
 
-        with hooked(through.hooks()):
-            causal = record(call, make, blocks, self._chunk_bytes)
+        causal = record(call, make, blocks, self._chunk_bytes, feed_forward=self.feed_forward)
         chosen = {
             role: [self._checked(found[index], Place(role, index)) for index in layer_indices(layers, len(found))]
             for role, found in reducers.items()

@@ -51,7 +51,7 @@ def _products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Pro
 
 
 def _weights(block: Block) -> list[Tensor]:
-    modules = [reader.module for reader in (block.branch_norm, block.final_norm) if reader is not None]
+    modules = [reader.module for reader in (block.branch_norm, block.norm_behind) if reader is not None]
     weights = [getattr(module, "weight", None) for module in modules]
     return [block.projection.parameter, *(weight for weight in weights if isinstance(weight, Tensor))]
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from captum_norm.attr._feed_forward import FeedForwardReducer, parallel_part
 from captum_norm.attr._products import ProductCache, Products
 from captum_norm.functional import (
+    Baseline,
     BlockRows,
     CarriedAttention,
     Carry,
@@ -115,6 +117,7 @@ class NormReducer:
         scopes: the scopes to measure, each in the block's layout.
         cache: where products of the weights are kept.
         dtype: what to compute in.
+        baseline: where the paths of the integrated gradients start in the feed-forward network of a parallel layer.
         per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
         real: True at real positions, (B, Q), or None where all are.
 
@@ -138,12 +141,14 @@ class NormReducer:
         scopes: Sequence[Scope],
         cache: ProductCache,
         dtype: torch.dtype,
+        baseline: Baseline,
         *,
         per_head: bool,
         real: Tensor | None,
     ) -> None:
         self._block = block
         self._cache = cache
+        self._baseline: Baseline = baseline
         self.dtype = dtype
         self.scopes = tuple(scopes)
         self.per_head = per_head
@@ -212,8 +217,8 @@ class NormReducer:
                 for scope, pieces in finished.items():
                     steps = self._carries[scope]
                     if _norms(steps) == norms:
-                        reference = _reference(steps, here)
-                        pieces.append(block_rows(steps, scales, attention, here.residual, bias, sketch, reference))
+                        residual, reference = self._ends(scope, here)
+                        pieces.append(block_rows(steps, scales, attention, residual, bias, sketch, reference))
         deltas = []
         for scope, pieces in finished.items():
             whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
@@ -230,6 +235,16 @@ class NormReducer:
         self._forms.clear()
         del self._values, self._sampled_keys, self._sampled_weights
 
+    def _ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
+        """The residual stream at a scope, and what the model computed there but for a parallel layer's constants."""
+        behind = tensors.behind
+        if scope == "atb_ff_res" and behind is not None:
+            own, constant = parallel_part(self._block, tensors, self._baseline, self.dtype)
+            return tensors.residual + own, behind.total - constant
+        if scope == "atb_ln" and behind is not None and behind.read is not None:
+            return tensors.residual, behind.read
+        return tensors.residual, _reference(self._carries[scope], tensors)
+
 
 def _norms(carry: Carry) -> tuple[bool, bool]:
     """Which norms a carry goes through: carries of one block that agree in this share their products."""
@@ -245,13 +260,19 @@ def _reference(carry: Carry, tensors: BlockTensors) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerReducer:
-    """What is asked of one layer: its weights, its norms or both."""
+    """What is asked of one layer: its weights, its norms, its norms behind the feed-forward network, or several."""
 
     weights: WeightReducer | None
     norms: NormReducer | None
+    vectors: FeedForwardReducer | None = None
+
+    @property
+    def measuring(self) -> "list[NormReducer | FeedForwardReducer]":
+        """Those that measure norms."""
+        return [reducer for reducer in (self.norms, self.vectors) if reducer is not None]
 
     def _reducers(self) -> list[Reducer]:
-        return [reducer for reducer in (self.weights, self.norms) if reducer is not None]
+        return [*self.measuring, *([] if self.weights is None else [self.weights])]
 
     def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
         for reducer in self._reducers():
@@ -264,3 +285,16 @@ class LayerReducer:
     def finish(self, tensors: BlockTensors | None) -> None:
         for reducer in self._reducers():
             reducer.finish(tensors)
+
+    def map(self, scope: Scope) -> Tensor:
+        """(B, Q, K)."""
+        return next(reducer.maps[scope] for reducer in self.measuring if scope in reducer.maps)
+
+    def mixing_ratio(self, scope: Scope) -> Tensor:
+        """(B, Q)."""
+        return next(reducer.mixing_ratio[scope] for reducer in self.measuring if scope in reducer.mixing_ratio)
+
+    @property
+    def delta(self) -> Tensor:
+        """The largest completeness error, (B,)."""
+        return torch.stack([reducer.delta for reducer in self.measuring]).amax(0)

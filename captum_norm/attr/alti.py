@@ -1,6 +1,6 @@
 """ALTI and ALTI+: how near each token's vector is to the attention block's output, rolled out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -15,7 +15,7 @@ from captum_norm.functional import l1_distances, nearness, normalize, relative_e
 from captum_norm.functional.norms import CACHED_ELEMENTS
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.inputs import Inputs
 from captum_norm.recording import BlockTensors, Part
 
 
@@ -36,8 +36,8 @@ class ALTI(LayerwiseAttribution):
 
     A layer's map is c_ij ∝ max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁), with y_i the output of the attention block (behind its
     normalisation in a post-norm layer, the residual sum in others) and v_ij what key j gives to it, the residual
-    connection with j = i. Rows sum to 1, or are 0 where no vector is nearer to y_i than 0 is. In cross-attention the residual connection is a further vector, which no key
-    has: rows of ``cross`` sum to 1 less its share.
+    connection with j = i. Rows sum to 1, or are 0 where no vector is nearer to y_i than 0 is. In cross-attention the
+    residual connection is a further vector, which no key has: rows of ``cross`` sum to 1 less its share.
 
     In an encoder–decoder model (ALTI+) ``attribute`` gives the share of each source position in one position of the
     decoder; what is missing to 1 is the target prefix's. :meth:`source_and_prefix` gives both, at all positions.
@@ -85,8 +85,8 @@ class ALTI(LayerwiseAttribution):
         with torch.set_grad_enabled(self._meter.differentiable):
             return SourceAndPrefix(*encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross))
 
-    def _pass(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> "_Pass":  # noqa: ARG002
-        return _Pass(self._chunk_bytes)
+    def _reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> "_Reducer":
+        return _Reducer(block, dtype, real, min(CACHED_ELEMENTS, self._chunk_bytes // dtype.itemsize))
 
     def _scores(self, maps: AttributionMaps, position: Position, *, single: bool) -> Tensor:
         if maps.encoder is None or maps.decoder is None or maps.cross is None or maps.decoder_real is None:
@@ -99,19 +99,6 @@ class ALTI(LayerwiseAttribution):
             source, _ = encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross)
         rows = position_rows(position, maps.decoder_real, source, self.model, causal=True).unsqueeze(1)
         return (rows @ source).squeeze(1)
-
-
-class _Pass:
-    """Reducers alone."""
-
-    def __init__(self, chunk_bytes: int) -> None:
-        self._chunk_bytes = chunk_bytes
-
-    def reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> "_Reducer":
-        return _Reducer(block, dtype, real, min(CACHED_ELEMENTS, self._chunk_bytes // dtype.itemsize))
-
-    def hooks(self) -> Iterator[Any]:
-        return iter(())
 
 
 class _Reducer:

@@ -34,12 +34,12 @@ class AttentionBlockAttribution(ScopedNorms):
         (True, torch.Size([1, 2, 4, 4]))
     """
 
-    scopes = ("atb",)
+    scopes = ("atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln")
 
     def __init__(
         self,
         model: nn.Module,
-        scope: Literal["atb"] = "atb",
+        scope: Literal["atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"] = "atb",
         aggregation: str = "rollout",
         **options: Unpack[MeterOptions],
     ) -> None:

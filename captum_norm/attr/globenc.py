@@ -1,8 +1,7 @@
 """The whole encoder layer by norms: both normalisations, both residual connections."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 from captum_norm.attr._base import MapOptions
 from captum_norm.attr._layerwise import LayerwiseAttribution, refuse_encoder_decoder
 from captum_norm.attr._products import ProductCache
-from captum_norm.attr.measure import PROBE_LENGTH, MeterOptions
+from captum_norm.attr.measure import MeterOptions
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import (
     Carry,
     Normalization,
@@ -28,9 +28,7 @@ from captum_norm.functional import (
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall
-from captum_norm.models.layers import output_norms
 from captum_norm.models.parameters import NormReader
-from captum_norm.models.seams import library_of
 from captum_norm.recording import BlockTensors, Part
 
 
@@ -55,20 +53,32 @@ class GlobEnc(LayerwiseAttribution):
         (torch.Size([1, 4]), 1.0)
     """
 
+    feed_forward = True
+
     def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
         self._cache = ProductCache()
-        self._norms: tuple[Mapping[nn.Module, Block], dict[nn.Module, NormReader]] = ({}, {})
+        self._cached: Mapping[nn.Module, Block] = {}
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_encoder_decoder(self)
         return super()._maps(inputs, additional_forward_args, options)
 
-    def _pass(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> "_Pass":
-        if self._norms[0] is not blocks:
+    def _reduced(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> AttributionMaps:
+        if blocks is not self._cached:
             self._cache.clear()
-            self._norms = (blocks, output_norms(call.excerpt(PROBE_LENGTH), blocks))
-        return _Pass(call, self._norms[1], self._cache)
+            self._cached = blocks
+        return super()._reduced(call, blocks, options)
+
+    def _reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> "_Reducer":
+        second = None if block.feed_forward is None else block.feed_forward.final_norm
+        if second is None:
+            reason = block.without_feed_forward or f"its layout is {block.layout.style}"
+            raise UnsupportedModelError(
+                f'no normalisation of the feed-forward residual sum was found behind "{block.name}": {reason}; '
+                "expected post-norm layers"
+            )
+        return _Reducer(block, second, self._cache, dtype, real)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,32 +91,8 @@ class _EncoderCarry(Carry):
         return apply_linear(self.second, super().linear_final(part))
 
 
-class _Pass:
-    """Hands what each second norm receives and returns to the reducer of its layer."""
-
-    def __init__(self, call: ModelCall, norms: Mapping[nn.Module, NormReader], cache: ProductCache) -> None:
-        self._batch_axis = library_of(call.model).batch_axis
-        self._norms = norms
-        self._cache = cache
-        self._latest: dict[nn.Module, _Reducer] = {}
-
-    def reducer(self, block: Block, dtype: torch.dtype, real: Tensor | None) -> "_Reducer":
-        reducer = _Reducer(block, self._norms[block.attention], self._cache, dtype, real)
-        self._latest[block.attention] = reducer
-        return reducer
-
-    def hooks(self) -> Iterator[Any]:
-        for attention, norm in self._norms.items():
-            yield norm.module, "input", partial(self._note, attention)
-            yield norm.module, "output", partial(self._note, attention)
-
-    def _note(self, attention: nn.Module, _module: nn.Module, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            self._latest[attention].note(tensor.transpose(0, self._batch_axis))
-
-
 class _Reducer:
-    """One layer, finished when both ends of the second norm are seen."""
+    """One layer."""
 
     def __init__(
         self, block: Block, second: NormReader, cache: ProductCache, dtype: torch.dtype, real: Tensor | None
@@ -114,8 +100,6 @@ class _Reducer:
         first = block.carry("atb", dtype)
         self._block, self._cache, self._dtype, self._real = block, cache, dtype, real
         self._carry = _EncoderCarry(first.branch, residual=True, final=first.final, second=second.read(dtype))
-        self._ends: list[Tensor] = []
-        self._tensors: BlockTensors
         self._values: Tensor
         self._form: Tensor
         self._projected_keys: Tensor
@@ -146,18 +130,10 @@ class _Reducer:
         self._own_weights[part.examples, :, part.rows] = own
 
     def finish(self, tensors: BlockTensors | None) -> None:
-        if tensors is None:
-            raise ValueError("norms need the tensors of the block")
-        self._tensors = tensors.rows(slice(None), self._dtype)
-
-    def note(self, tensor: Tensor) -> None:
-        """What the second norm received, then what it returned, (B, Q, D) each."""
-        self._ends.append(tensor.to(self._dtype))
-        if len(self._ends) == 2:
-            self._close(*self._ends)
-
-    def _close(self, received: Tensor, returned: Tensor) -> None:
-        carry, tensors = self._carry, self._tensors
+        if tensors is None or tensors.behind is None or tensors.behind.normed is None:
+            raise ValueError("norms need the tensors of the attention block and of the feed-forward block behind it")
+        received, returned = (tensor.to(self._dtype) for tensor in (tensors.behind.total, tensors.behind.normed))
+        carry, tensors = self._carry, tensors.rows(slice(None), self._dtype)
         weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
         directions = random_directions(received.shape[-1], received)
         own = (self._values * self._own_weights.transpose(1, 2).unsqueeze(-1)).flatten(2) @ weight
@@ -167,7 +143,7 @@ class _Reducer:
         scales, second = carry.scales(tensors.projected, tensors.total), inverse_scale(carry.second, received)
         stream = carry.linear_final(tensors.residual)
         joined = own + stream if scales.branch is None else own * scales.branch + stream
-        behind = second if scales.final is None else second * scales.final
+        scale = second if scales.final is None else second * scales.final
 
         size = own.norm(dim=-1) + (attention - own).norm(dim=-1)
         heads = (self._own_weights * transformed_norms(self._form)).sum(1)
@@ -178,7 +154,6 @@ class _Reducer:
         ]
         self.delta = torch.stack([relative_error(*error, self._real) for error in errors]).amax(0)
         self.map = self.map * scales.divide(second)
-        self.map.diagonal(dim1=1, dim2=2).copy_((joined * behind).norm(dim=-1))
+        self.map.diagonal(dim1=1, dim2=2).copy_((joined * scale).norm(dim=-1))
         # Only the results outlive the layer.
-        del self._values, self._form, self._projected_keys, self._sketch, self._own_weights, self._tensors
-        self._ends.clear()
+        del self._values, self._form, self._projected_keys, self._sketch, self._own_weights

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from captum_norm.attr._feed_forward import VECTOR_BYTES, FeedForwardReducer
 from captum_norm.attr._products import ProductCache
 from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
 from captum_norm.errors import (
@@ -18,9 +19,10 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
+from captum_norm.functional import Baseline
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
-from captum_norm.models.layouts import Scope
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
 from captum_norm.recording import CHUNK_BYTES, record
@@ -46,11 +48,18 @@ class MeterOptions(TypedDict, total=False):
         accumulate: the least precise dtype to compute in, float32 if not given; float64 where the vectors of the heads
             nearly cancel.
         chunk_bytes: how much memory the attention weights may take at a time, 4 MiB if not given.
+        vector_bytes: how much memory the vectors of the scopes behind a feed-forward network, and what they pass
+            through, may take at a time, 256 MiB if not given.
+        baseline: where the paths of the integrated gradients through an activation start: ``"zero"`` (if not given), so
+            that biases get a share like every vector, or ``"bias"``, what the pre-activation is without any vector, so
+            that the vectors share what they add to it.
         differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; False if not given.
     """
 
     accumulate: torch.dtype
     chunk_bytes: int
+    vector_bytes: int
+    baseline: Baseline
     differentiable: bool
 
 
@@ -71,6 +80,8 @@ class Measurements:
         convergence_delta: relative completeness error, (B, L); None without scopes.
         real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
+        baseline: where the paths of the integrated gradients started; None without scopes through a feed-forward
+            network.
     """
 
     weights: Tensor | None
@@ -81,6 +92,7 @@ class Measurements:
     convergence_delta: Tensor | None
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
+    baseline: Baseline | None = None
 
 
 class NormMeter:
@@ -94,6 +106,8 @@ class NormMeter:
             as it is.
         accumulate: see :class:`MeterOptions`.
         chunk_bytes: see :class:`MeterOptions`.
+        vector_bytes: see :class:`MeterOptions`.
+        baseline: see :class:`MeterOptions`.
         differentiable: see :class:`MeterOptions`.
 
     Example:
@@ -113,18 +127,25 @@ class NormMeter:
         *,
         accumulate: torch.dtype = torch.float32,
         chunk_bytes: int = CHUNK_BYTES,
+        vector_bytes: int = VECTOR_BYTES,
+        baseline: Baseline = "zero",
         differentiable: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
         if accumulate not in (torch.float32, torch.float64):
             raise InvalidInputError(f"got accumulate={accumulate!r}; expected torch.float32 or torch.float64")
-        if as_index("chunk_bytes", chunk_bytes) < 1:
-            raise InvalidInputError(f"got chunk_bytes={chunk_bytes}; expected a positive number of bytes")
+        for name, size in (("chunk_bytes", chunk_bytes), ("vector_bytes", vector_bytes)):
+            if as_index(name, size) < 1:
+                raise InvalidInputError(f"got {name}={size}; expected a positive number of bytes")
+        if baseline not in get_args(Baseline):
+            raise InvalidInputError(f"got baseline={baseline!r}; expected one of {', '.join(get_args(Baseline))}")
         self.model = model
         self.differentiable = differentiable
         self._accumulate = accumulate
         self._chunk_bytes = chunk_bytes
+        self._vector_bytes = vector_bytes
+        self._baseline: Baseline = baseline
         self._cache = ProductCache()
         self._blocks: dict[nn.Module, Block] | None = None
 
@@ -147,7 +168,8 @@ class NormMeter:
                 tokenizer's output; for an encoder–decoder model a mapping with ``decoder_input_ids``, too, and
                 ``decoder_attention_mask`` where they are padded.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``.
+            scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``, and through
+                the feed-forward network ``atb_ln``, ``atb_ff``, ``atb_ff_res``, ``atb_ff_res_ln``.
             weights: also return the attention weights.
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
@@ -178,9 +200,11 @@ class NormMeter:
             wanted = _Wanted(scopes, weights, per_head, head_norms, layers, stacks)
             return self._attempt(lambda: self._measure(call, wanted))
 
-    def with_blocks(self, call: ModelCall, work: Callable[[Mapping[nn.Module, Block]], Result]) -> Result:
-        """What ``work`` makes of the model's attention blocks; a second time if those known before do not hold."""
-        return self._attempt(lambda: work(self._understand(call)))
+    def with_blocks(
+        self, call: ModelCall, work: Callable[[Mapping[nn.Module, Block]], Result], *, feed_forward: bool = False
+    ) -> Result:
+        """What ``work`` makes of the model's blocks; a second time if those known before do not hold."""
+        return self._attempt(lambda: work(self._understand(call, feed_forward=feed_forward)))
 
     def _attempt(self, work: Callable[[], Result]) -> Result:
         known = self._blocks is not None
@@ -197,43 +221,56 @@ class NormMeter:
             self._blocks = None
             return work()
 
-    def _understand(self, call: ModelCall) -> dict[nn.Module, Block]:
+    def _understand(self, call: ModelCall, *, feed_forward: bool) -> dict[nn.Module, Block]:
         known = self._blocks
-        if known is None or any(block.projection.parameter.dtype != block.dtype for block in known.values()):
+        if known is None or any(
+            block.projection.parameter.dtype != block.dtype or (feed_forward and not block.searched)
+            for block in known.values()
+        ):
             try:
-                known = resolve(call.excerpt(PROBE_LENGTH))
+                known = resolve(call.excerpt(PROBE_LENGTH), feed_forward=feed_forward)
             except InvalidInputError:
                 # Some argument does not fit an excerpt.
-                known = resolve(call)
+                known = resolve(call, feed_forward=feed_forward)
             except UnsupportedModelError:
                 _refuse_non_finite(self.model)
                 raise
             self._blocks = known
         return known
 
-    def _check_scopes(self, scopes: Sequence[Scope], blocks: Mapping[nn.Module, Block]) -> None:
-        for block in blocks.values():
-            for scope in scopes:
-                if scope not in block.layout.scopes:
-                    raise UnsupportedScopeError(
-                        f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
-                        f"which have the scopes {', '.join(block.layout.scopes)}"
-                    )
+    def _check_scopes(self, scopes: Sequence[Scope], block: Block) -> None:
+        for scope in scopes:
+            if scope in block.scopes:
+                continue
+            if scope in FEED_FORWARD_SCOPES and block.without_feed_forward is not None:
+                raise UnsupportedScopeError(
+                    f'got the scope "{scope}", but in {type(self.model).__name__} {block.without_feed_forward}. The '
+                    f"layer has the scopes {', '.join(block.scopes)}"
+                )
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
+                f"which have the scopes {', '.join(block.scopes)}"
+            )
 
     def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
-        blocks = self._understand(call) if wanted.scopes else None
-        self._check_scopes(wanted.scopes, blocks or {})
+        feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
+        blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
         reducers: dict[Role, list[LayerReducer | None]] = {}
 
         def make(place: Place, block: Block | None) -> LayerReducer | None:
             reducer = None
             if wanted.has(place):
                 queries, _ = call.positions_of(place.role)
-                reducer = wanted.reducer(block, self._cache, self._accumulate, queries.real)
+                weights = WeightReducer(per_head=wanted.per_head) if wanted.weights else None
+                if block is not None:
+                    self._check_scopes(wanted.scopes, block)
+                    reducer = self._norm_reducer(wanted, block, weights, queries.real)
+                else:
+                    reducer = LayerReducer(weights, None)
             reducers.setdefault(place.role, []).append(reducer)
             return reducer
 
-        causal = record(call, make, blocks, self._chunk_bytes)
+        causal = record(call, make, blocks, self._chunk_bytes, feed_forward=feed_forward)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
             if not wanted.has_stack(role):
@@ -245,25 +282,42 @@ class NormMeter:
                     self._check(Place(role, index), layer)
                     layers.append(layer)
             name: StackName = role if role != "self" else "decoder" if causal else "encoder"
-            measured[name] = _assemble(call, role, layers)
+            measured[name] = _assemble(call, role, layers, wanted.scopes, self._baseline if feed_forward else None)
         return measured
 
+    def _norm_reducer(
+        self, wanted: "_Wanted", block: Block, weights: WeightReducer | None, real: Tensor | None
+    ) -> LayerReducer:
+        dtype = torch.promote_types(self._accumulate, block.projection.parameter.dtype)
+        formed = [scope for scope in wanted.scopes if block.forms_vectors(scope)]
+        fast = [scope for scope in wanted.scopes if scope not in formed]
+        norms = vectors = None
+        if fast or wanted.head_norms:
+            norms = NormReducer(block, fast, self._cache, dtype, self._baseline, per_head=wanted.head_norms, real=real)
+        if formed:
+            vectors = FeedForwardReducer(block, formed, dtype, self._vector_bytes, self._baseline, real=real)
+        return LayerReducer(weights, norms, vectors)
+
     def _check(self, place: Place, layer: LayerReducer) -> None:
-        numbers = [] if layer.weights is None else [layer.weights.map.detach().sum()]
+        numbers = [reducer.delta.max() for reducer in layer.measuring]
         if layer.norms is not None:
-            numbers += [layer.norms.delta.max(), layer.norms.discrepancy.max()]
+            numbers.append(layer.norms.discrepancy.max())
+        if layer.weights is not None:
+            numbers.append(layer.weights.map.detach().sum())
         if not all(number.isfinite() for number in numbers):
             _refuse_non_finite(self.model)
             raise NonFiniteError(f"what {type(self.model).__name__} computes in {place} contains NaN or infinity")
+        name = type(self.model).__name__
+        for reducer in layer.measuring:
+            delta, precision = reducer.delta.max().item(), reducer.precision
+            if delta > TOLERANCE[precision]:
+                raise IncompleteDecompositionError(
+                    f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
+                    f"accepted {TOLERANCE[precision]:.0e} for {precision}"
+                )
         if layer.norms is None:
             return
-        delta, discrepancy = (number.item() for number in numbers[-2:])
-        name, precision, dtype = type(self.model).__name__, layer.norms.precision, layer.norms.dtype
-        if delta > TOLERANCE[precision]:
-            raise IncompleteDecompositionError(
-                f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
-                f"accepted {TOLERANCE[precision]:.0e} for {precision}"
-            )
+        discrepancy, dtype = layer.norms.discrepancy.max().item(), layer.norms.dtype
         if discrepancy > TOLERANCE[dtype]:
             raise IncompleteDecompositionError(
                 f"the fast norms of {place} of {name} differ from directly computed ones by {discrepancy:.1e}, "
@@ -290,16 +344,6 @@ class _Wanted:
         """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
         some = self.layers is None or min(self.layers, default=0) < 0 or place.index in self.layers
         return some and self.has_stack(place.role)
-
-    def reducer(
-        self, block: Block | None, cache: ProductCache, accumulate: torch.dtype, real: Tensor | None
-    ) -> LayerReducer:
-        """What reduces one layer."""
-        norms = None
-        if block is not None:
-            dtype = torch.promote_types(accumulate, block.projection.parameter.dtype)
-            norms = NormReducer(block, self.scopes, cache, dtype, per_head=self.head_norms, real=real)
-        return LayerReducer(WeightReducer(per_head=self.per_head) if self.weights else None, norms)
 
 
 def as_index(name: str, value: object) -> int:
@@ -348,11 +392,13 @@ def _refuse_non_finite(model: nn.Module) -> None:
             raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
 
 
-def _assemble(call: ModelCall, role: Role, layers: Sequence[LayerReducer]) -> Measurements:
+def _assemble(
+    call: ModelCall, role: Role, layers: Sequence[LayerReducer], scopes: Sequence[Scope], baseline: Baseline | None
+) -> Measurements:
     weights = [layer.weights for layer in layers if layer.weights is not None]
     norms = [layer.norms for layer in layers if layer.norms is not None]
     queries, keys = call.positions_of(role)
-    count = weights[0].map.shape[-2] if weights else norms[0].positions
+    count = weights[0].map.shape[-2] if weights else layers[0].map(scopes[0]).shape[-2]
     real = torch.ones(call.batch, count, dtype=torch.bool) if queries.real is None else queries.real
 
     def stack(parts: Sequence[Tensor], axes: Mapping[int, Positions]) -> Tensor:
@@ -366,20 +412,20 @@ def _assemble(call: ModelCall, role: Role, layers: Sequence[LayerReducer]) -> Me
         return stack(parts, {-2: queries, -1: keys})
 
     per_head = bool(norms) and norms[0].per_head
-    scopes = norms[0].scopes if norms else ()
     ratios: dict[str, Tensor] = {
-        scope: stack([layer.mixing_ratio[scope] for layer in norms], {-1: queries}) for scope in scopes
+        scope: stack([layer.mixing_ratio(scope) for layer in layers], {-1: queries}) for scope in scopes
     }
     if weights:
         ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], {-1: queries})
         ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
     return Measurements(
         weights=maps([layer.map for layer in weights]) if weights else None,
-        norms={scope: maps([layer.maps[scope] for layer in norms]) for scope in scopes},
+        norms={scope: maps([layer.map(scope) for layer in layers]) for scope in scopes},
         head_norms=maps([layer.head_map for layer in norms]) if per_head else None,
         transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
         mixing_ratio=ratios,
-        convergence_delta=torch.stack([layer.delta for layer in norms], dim=1) if norms else None,
+        convergence_delta=torch.stack([layer.delta for layer in layers], dim=1) if scopes else None,
         real=queries.unshift(real, -1),
         tokens=call.tokens,
+        baseline=baseline,
     )

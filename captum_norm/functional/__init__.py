@@ -1,9 +1,11 @@
 """The mathematics: tensors in, tensors out; knows neither models nor Captum."""
 
+from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
 from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
 from captum_norm.functional.contributions import l1_distances, nearness
+from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize
 from captum_norm.functional.norms import (
     chunks,
@@ -16,14 +18,22 @@ from captum_norm.functional.norms import (
 )
 
 __all__ = [
+    "Affine",
+    "Baseline",
     "BlockRows",
     "CarriedAttention",
     "Carry",
+    "Elementwise",
+    "FrozenFeedForward",
+    "Network",
     "Normalization",
     "Scales",
+    "Use",
     "apply_linear",
     "block_rows",
     "chunks",
+    "derivative",
+    "gate_slopes",
     "head_norms",
     "inverse_scale",
     "key_gram",
@@ -33,8 +43,10 @@ __all__ = [
     "random_directions",
     "ratio",
     "relative_error",
+    "secant_slope",
     "squared_length",
     "summed_norms",
     "transformed_norms",
     "weight_gram",
+    "written_by",
 ]

@@ -12,7 +12,7 @@ neither). Frozen at the statistics of their whole inputs the norms are linear, s
 with M the linear part of a norm and 1/σ a number for each query.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -25,6 +25,10 @@ class Scales:
 
     branch: Tensor | None
     final: Tensor | None
+
+    def at(self, index: Tensor) -> "Scales":
+        """Those of some queries, where the scales are (N, 1) each."""
+        return Scales(*(None if scale is None else scale[index] for scale in (self.branch, self.final)))
 
     def divide(self, part: Tensor) -> Tensor:
         """``part``, (B, Q, ...), divided by both σ: what :meth:`Carry.linear` leaves out."""
@@ -58,6 +62,31 @@ class Carry:
     def linear_final(self, part: Tensor) -> Tensor:
         """A part of the residual stream times M_f, (..., D) -> (..., D)."""
         return part if self.final is None else apply_linear(self.final, part)
+
+    def vector(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
+        """A part of the output and one of the residual stream, carried together.
+
+        Args:
+            part: (..., D).
+            stream: what joins it if the carry adds the residual stream, (..., D), or None where nothing does.
+            scales: 1/σ at the part's query, (..., 1) each.
+
+        Returns:
+            (..., D).
+        """
+        if self.branch is not None and scales.branch is not None:
+            part = apply_linear(self.branch, part) * scales.branch
+        if self.residual and stream is not None:
+            part = part + stream
+        return part if self.final is None or scales.final is None else apply_linear(self.final, part) * scales.final
+
+    def constant(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
+        """The same of what belongs to no key: the norms add their β."""
+        if self.branch is not None and scales.branch is not None:
+            part = apply_linear(self.branch, part) * scales.branch
+            part = part if self.branch.bias is None else part + self.branch.bias
+        part = replace(self, branch=None).vector(part, stream, scales)
+        return part if self.final is None or self.final.bias is None else part + self.final.bias
 
     def scales(self, attention_output: Tensor, total: Tensor) -> Scales:
         """Freeze the norms at what one forward pass computed.

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Carry
+from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import Layout, Scope, Site
 from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
 from captum_norm.models.tracing import Trace
@@ -25,6 +26,9 @@ class Block:
         branch_norm: the norm before the residual sum, or None.
         final_norm: the norm behind it, or None.
         dtype: the dtype of the projection when the block was read.
+        searched: whether the feed-forward block behind it was looked for.
+        feed_forward: that block, or None.
+        without_feed_forward: why it was not found.
     """
 
     name: str
@@ -35,21 +39,43 @@ class Block:
     branch_norm: NormReader | None
     final_norm: NormReader | None
     dtype: torch.dtype
+    searched: bool = False
+    feed_forward: FeedForwardBlock | None = None
+    without_feed_forward: str | None = None
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """How far vectors can be carried in this block and the feed-forward block behind it."""
+        return (*self.layout.scopes, *(() if self.feed_forward is None else self.feed_forward.scopes))
+
+    @property
+    def norm_behind(self) -> NormReader | None:
+        """The norm on the residual sum: that of the block, or the one that its feed-forward block begins with."""
+        if self.final_norm is not None or self.feed_forward is None or self.feed_forward.parallel:
+            return self.final_norm
+        return self.feed_forward.norm
+
+    def forms_vectors(self, scope: Scope) -> bool:
+        """Whether a scope goes through activations, behind which norms do not follow from products of the weights."""
+        networks = self.feed_forward is not None and not self.feed_forward.parallel
+        return networks and scope in ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
 
     @property
     def precision(self) -> torch.dtype:
-        """The least precise dtype that the block's modules compute in."""
+        """The least precise dtype that the block's modules, and those of a block behind it, compute in."""
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
+        norms += [] if self.feed_forward is None else self.feed_forward.dtypes
         return max([self.projection.parameter.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
-        """The steps that a scope includes in this block; ``scope`` must be one of the layout's."""
+        """The steps up to the end of the attention block, or the norm behind it, that a scope includes."""
         if scope == "attn":
             return Carry()
         branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
-        if scope == "attn_res" or self.final_norm is None:
+        final = self.norm_behind if scope == "atb_ln" else self.final_norm
+        if scope == "attn_res" or final is None:
             return Carry(branch, residual=True)
-        return Carry(branch, residual=True, final=self.final_norm.read(dtype))
+        return Carry(branch, residual=True, final=final.read(dtype))
 
 
 def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module) -> Block:

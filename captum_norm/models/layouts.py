@@ -8,7 +8,8 @@ from typing import Literal
 from captum_norm.errors import InvalidInputError
 
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
-Scope = Literal["attn", "attn_res", "attn_res_ln", "atb"]
+Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
+FEED_FORWARD_SCOPES: frozenset[Scope] = frozenset(("atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"))
 
 
 @dataclass(frozen=True)

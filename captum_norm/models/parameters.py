@@ -4,7 +4,7 @@ Module classes differ in how they store their parameters (a Linear's weight is t
 adds 1 to its weight). A reading is accepted only if it reproduces what the module computed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -19,6 +19,15 @@ EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_e
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype to compute norms in: float32, or the model's own if that is wider."""
     return torch.promote_types(dtype, torch.float32)
+
+
+Same = Callable[..., bool]
+"""Whether a computed tensor is one that was seen, given the summands it was computed from."""
+
+
+def equal(computed: Tensor, actual: Tensor, *_: Tensor) -> bool:
+    """Whether two tensors of any shapes have the same entries in the same order."""
+    return computed.numel() == actual.numel() and torch.equal(computed.reshape(actual.shape), actual)
 
 
 def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: torch.dtype | None = None) -> bool:

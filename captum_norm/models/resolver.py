@@ -5,8 +5,8 @@ the tensor that, added to the projection's (perhaps normalised) output, gives a 
 layer's own output must follow from it. The smallest module in which all this holds is the layer.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, bind, sum_of
+from captum_norm.models.feed_forward_search import FeedForwardSearch
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
 from captum_norm.models.library import EagerAttention
-from captum_norm.models.parameters import read_norm, read_projection, reproduces
+from captum_norm.models.parameters import Same, equal, read_norm, read_projection, reproduces
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.tracing import Call, Event, Trace, evaluating, hooked
@@ -39,6 +40,7 @@ class _Probe:
     model: nn.Module
     stacks: Stacks
     names: dict[nn.Module, str]
+    feed_forwards: FeedForwardSearch | None
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -58,6 +60,8 @@ class _Probe:
         **options: Any,
     ) -> Tensor:
         self.stacks.begin(module, query, key, cross=cross)
+        if self.feed_forwards is not None:
+            self.feed_forwards.attention_begins(module, cross=cross)
         output, weights = eager(module, query, key, value, mask, **options)
         self.stacks.look(weights)
         self.stacks.end(module)
@@ -71,6 +75,8 @@ class _Probe:
         for module in self.names:
             yield module, "input", self.enter
             yield module, "output", self.leave
+            if self.feed_forwards is not None and any(p.dim() == 3 for p in module.parameters(recurse=False)):
+                yield module, "arguments", self.feed_forwards.routed
 
     def enter(self, module: nn.Module, tensor: Tensor | None) -> None:
         self.starts.append(len(self.events))
@@ -80,15 +86,20 @@ class _Probe:
         start = self.starts.pop()
         self._note(module, "output", tensor)
         inside = [call for call in self.open_calls if call.order >= start]
-        if inside:
+        feed_forwards = self.feed_forwards
+        if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
             trace = Trace(module, self.events[start:])
             for call in inside:
                 block = self._settle(trace, call, start)
                 if block is not None:
                     self.blocks[call.module] = block
                     self.open_calls.remove(call)
+                    if feed_forwards is not None:
+                        feed_forwards.expect(block, trace)
             self.last_trace = trace
-        if not self.open_calls:
+            if feed_forwards is not None:
+                feed_forwards.look(trace)
+        if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
             # What happened inside is of no more use; the module's own ends are, to the layer around it.
             self.events[start:] = [event for event in self.events[start:] if event.module is module]
 
@@ -102,18 +113,20 @@ class _Probe:
         # Rounding alone cannot tell a stream from its norm in a new model, whose layers change next to nothing.
         found = (
             layout
-            for same in (_equal, reproduces)
+            for same in (equal, reproduces)
             for layout in _candidates(trace, call.module, call.output, call.order - start, same)
         )
         layout = declared or next(found, None)
         return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module)
 
 
-def resolve(call: ModelCall) -> dict[nn.Module, Block]:
+def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
     """Find the attention blocks of a model by one forward pass.
 
     Args:
         call: the model with few and short examples: the structure does not depend on them.
+        feed_forward: also find the feed-forward block behind each; a block has ``feed_forward=None`` where it is not
+            understood, and says why.
 
     Returns:
         the blocks by their attention module.
@@ -124,7 +137,8 @@ def resolve(call: ModelCall) -> dict[nn.Module, Block]:
     """
     model = call.model
     names = {module: name for name, module in model.named_modules()}
-    probe = _Probe(model, Stacks(model, several=call.positions.several), names)
+    search = FeedForwardSearch() if feed_forward else None
+    probe = _Probe(model, Stacks(model, several=call.positions.several), names, search)
     seam = library_of(model).attention_through(model, probe.attention)
     with torch.no_grad(), seam, hooked(probe.hooks()), evaluating(model):
         call.run()
@@ -132,15 +146,15 @@ def resolve(call: ModelCall) -> dict[nn.Module, Block]:
         raise UnsupportedModelError(no_attention(model))
     if probe.open_calls and probe.last_trace is not None:
         raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))
-    return probe.blocks
-
-
-Same = Callable[..., bool]
-"""Whether a computed tensor is one that was seen, given the summands it was computed from."""
-
-
-def _equal(computed: Tensor, actual: Tensor, *_: Tensor) -> bool:
-    return computed.numel() == actual.numel() and torch.equal(computed.reshape(actual.shape), actual)
+    if search is None:
+        return probe.blocks
+    search.give_up()
+    return {
+        module: replace(
+            block, searched=True, feed_forward=search.found.get(module), without_feed_forward=search.missing.get(module)
+        )
+        for module, block in probe.blocks.items()
+    }
 
 
 def _candidates(trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same) -> Iterator[Layout]:

@@ -43,6 +43,17 @@ def first_tensor(value: Any) -> Tensor | None:
     return next((tensor for item in value if (tensor := first_tensor(item)) is not None), None)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in (nested) arguments."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, Sequence) or isinstance(value, str):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]
+
+
 class Trace:
     """The events inside one layer, looked up by what is searched for."""
 
@@ -95,20 +106,19 @@ Hook = Callable[..., None]
 
 
 @contextmanager
-def hooked(hooks: Iterable[tuple[nn.Module, Literal["input", "output"], Hook]]) -> Iterator[None]:
+def hooked(hooks: Iterable[tuple[nn.Module, Literal["input", "output", "arguments"], Hook]]) -> Iterator[None]:
     """Hooks at ends of modules while open, called in this thread alone.
 
     Args:
         hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
-            none).
+            none), or at ``"arguments"`` the list of all tensors that it receives.
     """
     thread = get_ident()
 
-    def at_input(hook: Hook) -> Hook:
+    def at_start(hook: Hook, chosen: Callable[[Any, Any], Any]) -> Hook:
         def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if get_ident() == thread:
-                tensor = first_tensor(args)
-                hook(module, first_tensor(kwargs) if tensor is None else tensor)
+                hook(module, chosen(args, kwargs))
 
         return call
 
@@ -121,12 +131,22 @@ def hooked(hooks: Iterable[tuple[nn.Module, Literal["input", "output"], Hook]]) 
 
     with ExitStack() as stack:
         for module, end, hook in hooks:
-            if end == "input":
-                handle = module.register_forward_pre_hook(at_input(hook), with_kwargs=True)
-            else:
+            if end == "output":
                 handle = module.register_forward_hook(at_output(hook))
+            else:
+                chosen = _first_argument if end == "input" else _all_arguments
+                handle = module.register_forward_pre_hook(at_start(hook, chosen), with_kwargs=True)
             stack.callback(handle.remove)
         yield
+
+
+def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    tensor = first_tensor(args)
+    return first_tensor(kwargs) if tensor is None else tensor
+
+
+def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return tensors_in((args, kwargs))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def shares(vectors: Tensor, constant: Tensor, beside: Tensor | None = None) -> T
     return result if beside is None else result[..., :-1]
 
 
-@pytest.mark.parametrize(("seed", "name"), enumerate(FAMILIES))
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(FAMILIES)))
 def test_maps_equal_the_oracle(seed: int, name: str) -> None:
     tolerance = 1e-6 if FAMILIES[name].single else 1e-11
     model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, dtype=torch.float64)
@@ -65,7 +65,7 @@ def chain(encoder: list[Tensor], decoder: list[Tensor], cross: list[Tensor]) -> 
     return state[:, : len(source_positions)], state[:, len(source_positions) :]
 
 
-@pytest.mark.parametrize(("seed", "name"), enumerate(ENCODER_DECODERS))
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(ENCODER_DECODERS)))
 def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
     tolerance = 1e-6 if name in ("t5", "mt5") else 1e-11  # whose file takes the softmax in float32
     model, inputs = encoder_decoders.build(name, seed, torch.float64), encoder_decoders.inputs(seed)

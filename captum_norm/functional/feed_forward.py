@@ -1,0 +1,251 @@
+"""Feed-forward networks with their activations frozen to slopes: linear at each query, so parts go through alone.
+
+A network is W_out applied to g(x W_in + b), or to g(x W_gate + b) ⊙ h(x W_up + c) where it is gated. At query i the
+slopes s_i (:mod:`captum_norm.functional.activation`) make it x ↦ x W_in diag(s_i) W_out up to a constant: for n parts
+two products of n × D × F, or, from some n on fewer operations, W_in diag(s_i) W_out once and n × D × D. In a mixture of
+experts each query has its experts and their coefficients, which are taken as given.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from captum_norm.functional.activation import Elementwise, gate_slopes, secant_slope
+
+Baseline = Literal["zero", "bias"]
+"""Where the path of the integrated gradients starts: all pre-activations zero, so that biases get a share like every
+part; or what they are without any part, so that the parts share what they add to the biases' own output."""
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x ↦ x W + b.
+
+    Attributes:
+        weight: W, (inputs, outputs), in the model's dtype.
+        bias: b, (outputs,), or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def linear(self, part: Tensor) -> Tensor:
+        """X W in the dtype of x, (..., inputs) -> (..., outputs)."""
+        return part @ self.weight.to(part.dtype)
+
+    def whole(self, inputs: Tensor) -> Tensor:
+        """X W + b, (..., inputs) -> (..., outputs)."""
+        output = self.linear(inputs)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+
+@dataclass(frozen=True)
+class Network:
+    """One feed-forward network, or one expert.
+
+    Attributes:
+        inner: the map into the F neurons; of a gated network the gate's and the other factor's.
+        outer: the map out of them.
+        activation: g.
+        factor: h on the other factor of a gated network, None for the identity.
+    """
+
+    inner: tuple[Affine, ...]
+    outer: Affine
+    activation: Elementwise
+    factor: Elementwise | None = None
+
+    def hidden(self, points: Sequence[Tensor]) -> Tensor:
+        """What the neurons give at their pre-activations, (..., F)."""
+        hidden = self.activation(points[0])
+        for other in points[1:]:
+            hidden = hidden * (other if self.factor is None else self.factor(other))
+        return hidden
+
+    def whole(self, inputs: Tensor) -> Tensor:
+        """The network as the model computes it, (..., D) -> (..., D)."""
+        return self.outer.whole(self.hidden([affine.whole(inputs) for affine in self.inner]))
+
+    def slopes(self, origins: Sequence[Tensor], points: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The slope of each inner map's pre-activation, (..., F) each."""
+        if len(self.inner) == 1:
+            return (secant_slope(self.activation, origins[0], points[0]),)
+        gate, other = points
+        return gate_slopes(self.activation, self.factor, (origins[0], origins[1]), (gate, other))
+
+
+class Use(NamedTuple):
+    """A network and the queries it acts on.
+
+    Attributes:
+        network: the network.
+        queries: indices of n queries, or None for all of them in order.
+        coefficient: what its output is multiplied by, (n, 1), or None.
+    """
+
+    network: Network
+    queries: Tensor | None = None
+    coefficient: Tensor | None = None
+
+
+def written_by(uses: Iterable[Use], inputs: Tensor) -> Tensor:
+    """The sum of the networks' outputs as the model computes it, (N, D) -> (N, D)."""
+    total = torch.zeros_like(inputs)
+    for network, queries, coefficient in uses:
+        output = network.whole(inputs if queries is None else inputs[queries])
+        output = output if coefficient is None else output * coefficient
+        total = total + output if queries is None else total.index_add(0, queries, output)
+    return total
+
+
+class _Share(NamedTuple):
+    """A network frozen at its n queries.
+
+    Attributes:
+        network: the network.
+        slopes: of each inner map, the coefficient included, (n, F).
+        rows: the row of each of the N queries in the slopes, −1 where it has none; None where n = N.
+    """
+
+    network: Network
+    slopes: tuple[Tensor, ...]
+    rows: Tensor | None
+
+
+@dataclass(frozen=True)
+class FrozenFeedForward:
+    """A feed-forward network, or several that are added up, linear at each of N queries.
+
+    Attributes:
+        constant: what belongs to no part, (N, D): the biases' share, and the output of the path's origin.
+    """
+
+    constant: Tensor
+    _shares: tuple[_Share, ...]
+
+    @classmethod
+    def at(cls, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> "FrozenFeedForward":
+        """Freeze networks at their whole inputs.
+
+        Args:
+            uses: the networks whose outputs are added up.
+            inputs: the whole input of each query, (N, D).
+            constant: the part of it that belongs to no key: norms' and projections' biases, (N, D).
+            baseline: where the path starts.
+        """
+        total, shares = torch.zeros_like(inputs), []
+        for use in uses:
+            here, unowned = (inputs, constant) if use.queries is None else (inputs[use.queries], constant[use.queries])
+            points = [affine.whole(here) for affine in use.network.inner]
+            biases = [affine.whole(unowned) for affine in use.network.inner]
+            origins = biases if baseline == "bias" else [torch.zeros_like(point) for point in points]
+            slopes = use.network.slopes(origins, points)
+            hidden = use.network.hidden(origins)
+            if baseline == "zero":
+                hidden = hidden + sum(slope * bias for slope, bias in zip(slopes, biases, strict=True))
+            output = use.network.outer.whole(hidden)
+            if use.coefficient is not None:
+                slopes = tuple(slope * use.coefficient for slope in slopes)
+                output = output * use.coefficient
+            rows = None
+            if use.queries is None:
+                total = total + output
+            else:
+                total = total.index_add(0, use.queries, output)
+                rows = torch.full((len(inputs),), -1, device=inputs.device)
+                rows[use.queries] = torch.arange(len(use.queries), device=inputs.device)
+            shares.append(_Share(use.network, slopes, rows))
+        return cls(total, tuple(shares))
+
+    @property
+    def numbers_per_part(self) -> int:
+        """How many numbers :meth:`through` holds at a time for each part beside its result."""
+        width = self.constant.shape[-1]
+        return max(2 * sum(slope.shape[-1] for slope in share.slopes) + width for share in self._shares)
+
+    def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
+        """Parts of the input carried to the output.
+
+        Args:
+            parts: (n, D), those of one query beside each other.
+            queries: the query of each part, (n,).
+            numbers: how many numbers a query's matrix and what it is made of may take; where they take more, parts go
+                through the neurons one by one.
+
+        Returns:
+            (n, D).
+        """
+        output = torch.zeros_like(parts)
+        singly = torch.ones_like(queries, dtype=torch.bool)
+        here, counts = torch.unique_consecutive(queries, return_counts=True)
+        stop = 0
+        for query, count in zip(here.tolist(), counts.tolist(), strict=True):
+            start, stop = stop, stop + count
+            if self._matrix_is_cheaper(query, count, numbers):
+                output[start:stop] = parts[start:stop] @ self._matrix(query)
+                singly[start:stop] = False
+        if singly.all():
+            return output + self._through_neurons(parts, queries)
+        if singly.any():
+            output[singly] = self._through_neurons(parts[singly], queries[singly])
+        return output
+
+    def _through_neurons(self, parts: Tensor, queries: Tensor) -> Tensor:
+        output: Tensor | None = None
+        for share in self._shares:
+            if share.rows is None:
+                written = _through(share, parts, queries)
+                output = written if output is None else output + written
+                continue
+            rows = share.rows[queries]
+            chosen = (rows >= 0).nonzero().squeeze(1)
+            output = torch.zeros_like(parts) if output is None else output
+            if len(chosen):
+                output = output.index_add(0, chosen, _through(share, parts[chosen], rows[chosen]))
+        return torch.zeros_like(parts) if output is None else output
+
+    def _active(self, query: int) -> "list[tuple[_Share, int, Tensor]]":
+        """The shares that act on a query, its row in each, and which neurons have a slope: with ReLU not all."""
+        active = []
+        for share in self._shares:
+            row = query if share.rows is None else int(share.rows[query])
+            if row >= 0:
+                live = torch.stack([slope[row] != 0 for slope in share.slopes]).any(0)
+                active.append((share, row, live))
+        return active
+
+    def _matrix_is_cheaper(self, query: int, count: int, numbers: int) -> bool:
+        width = self.constant.shape[-1]
+        if count < width // 16:  # far from it, and not worth asking which neurons are live
+            return False
+        singly, together, held = 0, count * width, 2 * width**2
+        for share, _, live in self._active(query):
+            singly += count * len(live) * (len(share.slopes) + 1)
+            together += width * int(live.sum())
+            held = max(held, 2 * width * (len(live) + width))
+        return together < singly and held <= numbers
+
+    def _matrix(self, query: int) -> Tensor:
+        matrix = None
+        for share, row, live in self._active(query):
+            chosen = slice(None) if live.all() else live.nonzero().squeeze(1)
+            slopes = [slope[row, chosen] for slope in share.slopes]
+            inner = [affine.weight[:, chosen].to(self.constant.dtype) for affine in share.network.inner]
+            scaled = sum((w * s for w, s in zip(inner[1:], slopes[1:], strict=True)), inner[0] * slopes[0])
+            product = scaled @ share.network.outer.weight[chosen].to(self.constant.dtype)
+            matrix = product if matrix is None else matrix + product
+        return self.constant.new_zeros(self.constant.shape[-1:] * 2) if matrix is None else matrix
+
+
+def _through(share: _Share, parts: Tensor, rows: Tensor) -> Tensor:
+    """Parts through all neurons of one network."""
+    hidden: Tensor | None = None
+    for affine, slopes in zip(share.network.inner, share.slopes, strict=True):
+        shared = affine.linear(parts)
+        shared = shared * slopes[rows] if torch.is_grad_enabled() else shared.mul_(slopes[rows])
+        hidden = shared if hidden is None else hidden + shared
+    assert hidden is not None
+    return share.network.outer.linear(hidden)

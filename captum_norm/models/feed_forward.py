@@ -1,0 +1,262 @@
+"""The feed-forward part of a layer: which modules hold its numbers, and how to read them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.functional import Affine, Carry, Elementwise, Network, Use
+from captum_norm.models.layouts import Scope, Site
+from captum_norm.models.parameters import NormReader, Projection
+
+
+@dataclass(frozen=True)
+class FeedForwardLayout:
+    """The parts of one kind of feed-forward block; all names are relative to the module that holds it and attention.
+
+    The parts must satisfy, and are checked to satisfy, these equations of the layer's own tensors, with x the end of
+    the attention block (in a parallel layer the residual stream before it)::
+
+        read    = norm(x)                                  (norm=None: read = x)
+        hidden  = g(inner(read))                           (one inner map)
+        hidden  = g(gate(read)) * up(read)                 (two inner maps, or one whose output is cut in two)
+        written = outer(hidden)
+        total   = x + branch_norm(written)                 (branch_norm=None: total = x + written)
+        output  = final_norm(total)                        (final_norm=None: output = total)
+
+    Attributes:
+        inner: the map into the neurons, or the gate's and the other one's in either order.
+        outer: the map out of them.
+        total: the sum with the residual stream.
+        activation: the module that computes g; None if it is a function.
+        norm: the norm before the inner maps.
+        branch_norm: the norm on the output before the sum.
+        final_norm: the norm on the sum.
+
+    Example:
+        A LLaMA layer, which needs no declaration since its structure is found by itself:
+
+        >>> FeedForwardLayout(
+        ...     inner=("mlp.gate_proj", "mlp.up_proj"), outer="mlp.down_proj", total=Site.parse("output"),
+        ...     activation="mlp.act_fn", norm="post_attention_layernorm").outer
+        'mlp.down_proj'
+    """
+
+    inner: tuple[str, ...]
+    outer: str
+    total: Site
+    activation: str | None = None
+    norm: str | None = None
+    branch_norm: str | None = None
+    final_norm: str | None = None
+
+
+_registered: dict[str, FeedForwardLayout] = {}
+
+
+def register_feed_forward(layer_class: str, layout: FeedForwardLayout) -> None:
+    """Declare where the feed-forward parts of a layer are, for layers in which they are not found by themselves.
+
+    Args:
+        layer_class: the name of the class of the module that holds attention and feed-forward network, for example
+            ``"MyDecoderLayer"``.
+        layout: the parts, checked against the layer's tensors when a scope that goes through them is first asked for.
+            A later declaration for the same class replaces an earlier one.
+
+    Example:
+        >>> register_feed_forward("DocumentedLayer", FeedForwardLayout(
+        ...     inner=("up",), outer="down", total=Site.parse("norm.input"), final_norm="norm"))
+        >>> registered_feed_forwards()["DocumentedLayer"].inner
+        ('up',)
+    """
+    _registered[layer_class] = layout
+
+
+def registered_feed_forwards() -> Mapping[str, FeedForwardLayout]:
+    """The feed-forward layouts declared so far, by layer class name."""
+    return MappingProxyType(_registered)
+
+
+@dataclass(frozen=True)
+class Gating:
+    """How neurons follow from what the inner maps return.
+
+    Attributes:
+        activation: g.
+        factor: h on the other factor of a gated network, None for the identity.
+        cuts: which entries of one map's output are the gate's and which the other factor's; empty where every map is
+            apart.
+    """
+
+    activation: Elementwise
+    factor: Elementwise | None = None
+    cuts: tuple[slice, ...] = ()
+
+    def network(self, inner: Sequence[Affine], outer: Affine) -> Network:
+        """The network with these maps."""
+        if self.cuts:
+            (fused,) = inner
+            inner = [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in self.cuts]
+        return Network(tuple(inner), outer, self.activation, self.factor)
+
+
+def affine(projection: Projection) -> Affine:
+    """A linear module's numbers in its own dtype."""
+    dtype = projection.parameter.dtype
+    return Affine(projection.weight(dtype), projection.bias(dtype))
+
+
+@dataclass(frozen=True)
+class DenseReader:
+    """One network that acts on every position.
+
+    Attributes:
+        inner: the modules into the neurons, the gate's first.
+        outer: the module out of them.
+        gating: what is between.
+        gate: the module whose sigmoid its output is multiplied by, or None.
+    """
+
+    inner: tuple[Projection, ...]
+    outer: Projection
+    gating: Gating
+    gate: Projection | None = None
+
+    def network(self) -> Network:
+        """The network with the modules' present parameters."""
+        return self.gating.network([affine(projection) for projection in self.inner], affine(self.outer))
+
+    def use(self, inputs: Tensor) -> Use:
+        """The network at positions whose whole inputs are (N, D)."""
+        coefficient = None if self.gate is None else affine(self.gate).whole(inputs).sigmoid()
+        return Use(self.network(), coefficient=coefficient)
+
+
+class Routing(NamedTuple):
+    """What a router decided for N positions: the indices of their experts, and the coefficients, (N, n) each."""
+
+    experts: Tensor
+    coefficients: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertsReader:
+    """Experts that share a module, their maps stacked in parameters of three axes.
+
+    Attributes:
+        module: the module; its first input is (N, D), and it receives a routing.
+        inner: the parameter of the maps into the neurons.
+        outer: that of the maps out of them.
+        inner_bias: the biases, (experts, neurons), or None.
+        outer_bias: the biases, (experts, D), or None.
+        transposed: True if the maps are (outputs, inputs).
+        gating: what is between.
+    """
+
+    module: nn.Module
+    inner: str
+    outer: str
+    inner_bias: str | None
+    outer_bias: str | None
+    transposed: bool
+    gating: Gating
+
+    def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
+        matrix = self.module.get_parameter(weight)[expert]
+        return Affine(
+            matrix.T if self.transposed else matrix, None if bias is None else self.module.get_parameter(bias)[expert]
+        )
+
+    def network(self, expert: int) -> Network:
+        """One expert with its present parameters."""
+        inner = self._affine(self.inner, self.inner_bias, expert)
+        return self.gating.network([inner], self._affine(self.outer, self.outer_bias, expert))
+
+    def uses(self, routing: Routing, dtype: torch.dtype) -> Iterator[Use]:
+        """Every expert at the positions that were sent to it."""
+        for expert in routing.experts.unique().tolist():
+            if expert >= len(self.module.get_parameter(self.inner)):
+                continue  # where a router sends what it leaves out
+            position, place = (routing.experts == expert).nonzero(as_tuple=True)
+            yield Use(self.network(expert), position, routing.coefficients[position, place, None].to(dtype))
+
+
+class End(NamedTuple):
+    """A module's first input tensor, or its first output tensor."""
+
+    module: nn.Module
+    end: Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class FeedForwardBlock:
+    """The feed-forward block behind an attention block, with its parts found and checked.
+
+    Attributes:
+        dense: the networks that act on every position.
+        experts: the experts of a mixture, or None.
+        written: where the networks' output is seen.
+        total: where its sum with the residual stream is seen.
+        norm: the norm before the networks, or None.
+        branch_norm: the norm on their output before the sum, or None.
+        final_norm: the norm on the sum, or None.
+        parallel: whether the networks read the residual stream before attention, not the attention block's end.
+        width: D.
+    """
+
+    dense: tuple[DenseReader, ...]
+    experts: ExpertsReader | None
+    written: End
+    total: End
+    norm: NormReader | None
+    branch_norm: NormReader | None
+    final_norm: NormReader | None
+    parallel: bool
+    width: int
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """How far vectors at the end of the attention block can be carried through this arrangement.
+
+        ``atb_ln`` exists where a norm stands between, ``atb_ff_res_ln`` where one follows the sum. In a parallel layer
+        the networks do not read the attention block, so that only the sum exists.
+        """
+        if self.parallel:
+            return ("atb_ff_res",)
+        before: tuple[Scope, ...] = () if self.norm is None else ("atb_ln",)
+        behind: tuple[Scope, ...] = () if self.final_norm is None else ("atb_ff_res_ln",)
+        return (*before, "atb_ff", "atb_ff_res", *behind)
+
+    @property
+    def neurons(self) -> list[int]:
+        """How many neurons each kind of network in it has, both factors of a gated one counted."""
+        inner = [projection.parameter for reader in self.dense for projection in reader.inner]
+        if self.experts is not None:
+            inner.append(self.experts.module.get_parameter(self.experts.inner)[0])
+        return [parameter.numel() // self.width for parameter in inner]
+
+    def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
+        """The steps behind the networks' output that a scope includes."""
+        if scope == "atb_ff":
+            return Carry()
+        branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
+        final = None if self.final_norm is None or scope == "atb_ff_res" else self.final_norm.read(dtype)
+        return Carry(branch, residual=True, final=final)
+
+    def uses(self, inputs: Tensor, routing: Routing | None) -> Iterator[Use]:
+        """All networks at positions whose whole inputs are (N, D)."""
+        for reader in self.dense:
+            yield reader.use(inputs)
+        if self.experts is not None and routing is not None:
+            yield from self.experts.uses(routing, inputs.dtype)
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes that its modules compute in."""
+        norms = [norm.precision for norm in (self.norm, self.branch_norm, self.final_norm) if norm is not None]
+        outer = [reader.outer.parameter.dtype for reader in self.dense]
+        experts = [] if self.experts is None else [self.experts.module.get_parameter(self.experts.outer).dtype]
+        return [*norms, *outer, *experts]
