@@ -39,6 +39,7 @@ __all__ = [
     "SourceAndPrefix",
     "UnsupportedModelError",
     "UnsupportedScopeError",
+    "ValueZeroing",
     "register_layout",
 ]
 
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         NormAttribution,
         NormMeter,
         SourceAndPrefix,
+        ValueZeroing,
     )
     from captum_norm.maps import AttributionMaps
     from captum_norm.models import Layout, Site, register_layout
@@ -75,6 +77,7 @@ else:
         "NormMeter": "captum_norm.attr",
         "Site": "captum_norm.models",
         "SourceAndPrefix": "captum_norm.attr",
+        "ValueZeroing": "captum_norm.attr",
         "register_layout": "captum_norm.models",
     }
 

@@ -6,6 +6,7 @@ from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
 from captum_norm.attr.rollout import AttentionRollout
+from captum_norm.attr.value_zeroing import ValueZeroing
 from captum_norm.attr.weights import AttentionWeights
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "NormAttribution",
     "NormMeter",
     "SourceAndPrefix",
+    "ValueZeroing",
 ]

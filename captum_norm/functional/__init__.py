@@ -4,7 +4,7 @@ from captum_norm.functional.activation import Elementwise, derivative, gate_slop
 from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
-from captum_norm.functional.contributions import l1_distances, nearness
+from captum_norm.functional.contributions import cosine_distance, l1_distances, nearness
 from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize
 from captum_norm.functional.norms import (
@@ -32,6 +32,7 @@ __all__ = [
     "apply_linear",
     "block_rows",
     "chunks",
+    "cosine_distance",
     "derivative",
     "gate_slopes",
     "head_norms",

@@ -1,4 +1,4 @@
-"""How near single contributions are to the whole they add up to, in the L1 distance."""
+"""How near vectors are to each other: what ALTI and value zeroing compare."""
 
 import torch
 from torch import Tensor
@@ -41,3 +41,21 @@ def l1_distances(whole: Tensor, weights: Tensor, transformed: Tensor, most: int 
 def nearness(distances: Tensor, length: Tensor) -> Tensor:
     """max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁) [Ferrando et al. 2022]: (..., Q, K), ‖y_i‖₁ (..., Q) -> (..., Q, K)."""
     return (length.unsqueeze(-1) - distances).clamp(min=0)
+
+
+def cosine_distance(vectors: Tensor, others: Tensor) -> Tensor:
+    """1 − cos(a, b) as ½ ‖a/‖a‖ − b/‖b‖‖², which keeps its digits where both are nearly the same.
+
+    Args:
+        vectors: a, (..., D).
+        others: b, broadcastable to ``vectors``.
+
+    Returns:
+        (...), between 0 and 2.
+
+    Example:
+        >>> cosine_distance(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), torch.tensor([1.0, 0.0]))
+        tensor([0., 1.])
+    """
+    difference = torch.nn.functional.normalize(vectors, dim=-1) - torch.nn.functional.normalize(others, dim=-1)
+    return difference.square().sum(-1) / 2

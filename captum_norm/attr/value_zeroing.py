@@ -1,0 +1,201 @@
+"""Value zeroing: how much a layer's output turns when one token's value vector is taken away."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
+from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads
+from captum_norm.attr.measure import TOLERANCE, MeterOptions, as_layers, layer_indices
+from captum_norm.errors import NonFiniteError, UnsupportedModelError
+from captum_norm.functional import cosine_distance
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.blocks import Block
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.layers import layer_of
+from captum_norm.models.library import EagerAttention
+from captum_norm.models.seams import library_of
+from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.recording import CHUNK_BYTES, record
+
+
+class ValueZeroing(AttentionMapAttribution):
+    """Value zeroing, rolled out [Mohebbi et al. 2023].
+
+    The map's entry (i, j) is the cosine distance between the layer's output at i and what it would be if key j's value
+    vectors were zero in this layer, its attention weights and everything before it unchanged. The layer is run to its
+    end for every key, its residual connections, normalisations and feed-forward network included.
+
+    Args:
+        model: a model of Hugging Face; left exactly as it is.
+        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        options: see :class:`captum_norm.MeterOptions`; ``chunk_bytes`` is how much memory the changed outputs may take
+            at a time.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> model = GPT2Model(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
+        >>> maps = ValueZeroing(model).maps(torch.tensor([[7, 9, 3]])).decoder
+        >>> maps.shape, bool((maps.triu(1) == 0).all())
+        (torch.Size([1, 2, 3, 3]), True)
+    """
+
+    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+        super().__init__(model, aggregation, **options)
+        self._chunk_bytes = options.get("chunk_bytes", CHUNK_BYTES)
+        self._accumulate = options.get("accumulate", torch.float32)
+
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        refuse_heads(self, options)
+        refuse_encoder_decoder(self)
+        if library_of(self.model).batch_axis != 0:
+            raise UnsupportedModelError(
+                f"got {type(self.model).__name__}, whose layers do not have the batch first; {type(self).__name__} "
+                "explains models of Hugging Face"
+            )
+        with torch.set_grad_enabled(self._meter.differentiable):
+            call = bind_inputs(self.model, inputs, additional_forward_args)
+            return self._meter.with_blocks(call, lambda blocks: self._zeroed(call, blocks, as_layers(options.layers)))
+
+    def _zeroed(
+        self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None
+    ) -> AttributionMaps:
+        calls: list[_LayerCall] = []
+        around = set(layer_of(self.model, blocks).values())
+        with _noted(around, calls):
+            causal = record(call, lambda *_: None, None, self._chunk_bytes)
+        maps = []
+        for index in layer_indices(layers, len(calls)):
+            one = calls[index]
+            dtype = torch.promote_types(self._accumulate, one.output.dtype)
+            examples = [
+                self._distances(one.example(example, call.batch), index, dtype) for example in range(call.batch)
+            ]
+            maps.append(torch.cat(examples))
+        return stacked_maps(call, {"self": maps}, {}, causal=causal)
+
+    def _distances(self, one: "_LayerCall", index: int, dtype: torch.dtype) -> Tensor:
+        """One example's map of one layer, (1, Q, K)."""
+        _, queries, width = one.output.shape
+        step = max(1, self._chunk_bytes // (queries * width * one.output.dtype.itemsize))
+        columns, live = [], torch.empty(0)
+        for start in range(0, queries, step):
+            keys = slice(start, min(start + step, queries))
+            zeroed = _Zeroed(keys)
+            with library_of(self.model).attention_through(self.model, zeroed), evaluating(self.model):
+                outputs = one.run(1 + keys.stop - keys.start).to(dtype)
+            self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
+            columns.append(cosine_distance(outputs[1:], outputs[:1]))
+            live = zeroed.live
+        # Keys without weight change nothing but the rounding.
+        return torch.cat(columns).T.unsqueeze(0).where(live, 0)
+
+    def _check(self, again: Tensor, before: Tensor, index: int, precision: torch.dtype) -> None:
+        name, error = type(self.model).__name__, float((again - before).norm() / before.norm())
+        if error != error:
+            raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
+        if error > TOLERANCE[precision]:
+            raise UnsupportedModelError(
+                f"layer {index} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
+                f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer whose output follows from its arguments"
+            )
+
+
+@dataclass(frozen=True)
+class _LayerCall:
+    """One call of a layer, (B, Q, D) in and out."""
+
+    layer: nn.Module
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    output: Tensor
+
+    def example(self, index: int, batch: int) -> "_LayerCall":
+        """One example alone; what has a batch of one already, such as a mask for all, stays."""
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[index : index + 1] if tensor.dim() > 1 and tensor.shape[0] == batch else tensor
+
+        return _LayerCall(self.layer, _mapped(cut, self.arguments), cut(self.output))
+
+    def run(self, copies: int) -> Tensor:
+        """The output for one example's stream repeated, (copies, Q, D)."""
+        args, kwargs = self.arguments
+        stream = first_tensor(args)
+        stream = first_tensor(kwargs) if stream is None else stream
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.expand(copies, *tensor.shape[1:]) if tensor is stream else tensor
+
+        args, kwargs = _mapped(repeat, self.arguments)
+        output = first_tensor(self.layer(*args, **kwargs))
+        if output is None:
+            raise UnsupportedModelError(f"{type(self.layer).__name__} returns no hidden states")
+        return output
+
+
+class _Zeroed:
+    """An attention function that answers copies of one example: the first as it is, the others each without one value.
+
+    Attributes:
+        live: True where a key has weight in some head, (Q, K).
+    """
+
+    def __init__(self, keys: slice) -> None:
+        self._keys = keys
+        self.live: Tensor
+
+    def __call__(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        cross: bool,  # noqa: ARG002
+        **options: Any,
+    ) -> Tensor:
+        output, weights = eager(module, query[:1], key[:1], value[:1], mask, **options)
+        self.live = (weights[0] != 0).any(0)
+        heads = value[0].repeat_interleave(weights.shape[1] // value.shape[1], dim=0)
+        lost = torch.einsum("hqk,hkd->kqhd", weights[0, :, :, self._keys], heads[:, self._keys])
+        return torch.cat([output, output - lost])
+
+
+@contextmanager
+def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
+    """While open, notes every call of the layers in this thread."""
+    thread, opened = get_ident(), dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]()
+
+    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() == thread:
+            opened[layer] = (args, kwargs)
+
+    def leave(layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        stream = first_tensor(output)
+        if get_ident() == thread and stream is not None:
+            calls.append(_LayerCall(layer, opened.pop(layer), stream))
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(leave).remove)
+        yield
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Nested arguments with a function applied to every tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(_mapped(function, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _mapped(function, item) for name, item in value.items()}
+    return value
