@@ -1,7 +1,9 @@
 """The attribution methods, one a file."""
 
+from captum_norm.attr._target import Difference
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution
+from captum_norm.attr.attention_gradient import AttentionTimesGradient
 from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
@@ -14,7 +16,9 @@ __all__ = [
     "TOLERANCE",
     "AttentionBlockAttribution",
     "AttentionRollout",
+    "AttentionTimesGradient",
     "AttentionWeights",
+    "Difference",
     "GlobEnc",
     "Measurements",
     "MeterOptions",

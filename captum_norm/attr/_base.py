@@ -131,7 +131,8 @@ class AttentionMapAttribution(Attribution, ABC):
 
         Args:
             inputs: as for :meth:`maps`.
-            target: accepted as everywhere in Captum and not used: maps do not depend on an output class.
+            target: the output to explain, as everywhere in Captum, for methods that explain one. It is not used by
+                methods whose maps do not depend on an output class.
             additional_forward_args: the model's further positional arguments (attention mask first).
             position: the output position to explain: an index (negative from the end), one index for each example,
                 ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: the position that
