@@ -4,6 +4,7 @@ from captum_norm.attr._target import Difference
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
+from captum_norm.attr.decompx import Decomposition, DecompX, TokenVectors
 from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measure import TOLERANCE, Measurements, MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
@@ -18,6 +19,8 @@ __all__ = [
     "AttentionRollout",
     "AttentionTimesGradient",
     "AttentionWeights",
+    "DecompX",
+    "Decomposition",
     "Difference",
     "GlobEnc",
     "Measurements",
@@ -25,5 +28,6 @@ __all__ = [
     "NormAttribution",
     "NormMeter",
     "SourceAndPrefix",
+    "TokenVectors",
     "ValueZeroing",
 ]

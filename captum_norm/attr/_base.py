@@ -153,14 +153,13 @@ class AttentionMapAttribution(Attribution, ABC):
         if return_convergence_delta and not self.has_convergence_delta():
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         layers = None if layer is None else [layer]
-        maps = self._maps(inputs, additional_forward_args, MapOptions(layers, target=target, position=position))
-        with torch.set_grad_enabled(self._meter.differentiable):
-            scores = self._scores(maps, position, single=layer is not None)
+        options = MapOptions(layers, target=target, position=position)
+        scores, delta = self._explain(inputs, additional_forward_args, options)
         # As everywhere in Captum, a tuple in gives a tuple out.
         attributions = (scores,) if isinstance(inputs, tuple) else scores
-        if maps.convergence_delta is None or not return_convergence_delta:
+        if delta is None or not return_convergence_delta:
             return attributions
-        return attributions, maps.convergence_delta.amax(1)
+        return attributions, delta
 
     def compute_convergence_delta(
         self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None
@@ -189,6 +188,15 @@ class AttentionMapAttribution(Attribution, ABC):
     @abstractmethod
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         """What :meth:`maps` returns."""
+
+    def _explain(
+        self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
+    ) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`attribute` returns, (B, S), and the completeness error, (B,)."""
+        maps = self._maps(inputs, additional_forward_args, options)
+        with torch.set_grad_enabled(self._meter.differentiable):
+            scores = self._scores(maps, options.position, single=options.layers is not None)
+        return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
 
     def _scores(self, maps: AttributionMaps, position: Position, *, single: bool) -> Tensor:
         """The rows of some output positions, (B, S): of the one layer in ``maps``, or of one map made of all layers."""

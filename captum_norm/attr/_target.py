@@ -140,6 +140,24 @@ def _entry(scores: Tensor, index: Any) -> Tensor:
     return scores[place]
 
 
+def one_of_each(options: MapOptions, index: int, batch: int) -> MapOptions:
+    """The options for one example of a batch."""
+
+    def one(value: Any, *, common: bool) -> Any:
+        """``common``: a list of one entry may stand for all examples."""
+        value = value.tolist() if isinstance(value, Tensor) else value
+        if isinstance(value, Difference):
+            return Difference(one(value.target, common=common), one(value.other, common=common))
+        if not isinstance(value, list):
+            return value
+        if len(value) != batch and not (common and len(value) == 1):
+            raise InvalidInputError(f"got {len(value)} {'positions' if common else 'targets'} for {batch} examples")
+        return value[index % len(value)]
+
+    position = list(options.position) if isinstance(options.position, tuple) else options.position
+    return options._replace(target=one(options.target, common=False), position=one(position, common=True))
+
+
 @contextmanager
 def gradients_on() -> Iterator[None]:
     """Gradients, whatever mode the caller is in."""

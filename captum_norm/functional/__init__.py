@@ -1,6 +1,7 @@
 """The mathematics: tensors in, tensors out; knows neither models nor Captum."""
 
 from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
+from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
 from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
@@ -18,6 +19,7 @@ from captum_norm.functional.norms import (
 )
 
 __all__ = [
+    "BIAS_SHARES",
     "Affine",
     "Baseline",
     "BlockRows",
@@ -29,6 +31,7 @@ __all__ = [
     "Normalization",
     "Scales",
     "Use",
+    "add_bias",
     "apply_linear",
     "block_rows",
     "chunks",
