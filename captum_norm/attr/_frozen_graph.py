@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from captum_norm.functional import Elementwise, Normalization, apply_linear, gate_slopes, inverse_scale, secant_slope
 from captum_norm.models.library import EagerAttention
+from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 
@@ -63,7 +64,7 @@ class GraphRules:
         return output
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
-        inputs = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+        inputs = inputs.to(accumulation_dtype(inputs.dtype))
         linear = apply_linear(norm, inputs) * inverse_scale(norm, inputs.detach())
         return self._replaced(linear, norm.bias, output)
 

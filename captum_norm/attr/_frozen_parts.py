@@ -15,6 +15,7 @@ from captum_norm.functional import (
     secant_slope,
 )
 from captum_norm.models.library import EagerAttention
+from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 
@@ -80,7 +81,7 @@ class PartsRules:
         return torch.cat([output, (weights @ heads).transpose(1, 2)])
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
-        copies = self._copies(inputs).to(torch.promote_types(inputs.dtype, torch.float32))
+        copies = self._copies(inputs).to(accumulation_dtype(inputs.dtype))
         return self._result(apply_linear(norm, copies) * inverse_scale(norm, copies[:1]), norm.bias, output)
 
     def affine(self, bias: Tensor, output: Tensor) -> Tensor:

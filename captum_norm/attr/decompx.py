@@ -24,7 +24,7 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
-from captum_norm.models.parameters import NormReader, Projection
+from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
@@ -153,9 +153,7 @@ class DecompX(AttentionMapAttribution):
         call, wanted = self._bound(inputs, additional_forward_args), as_layers(layers)
 
         def work(blocks: Mapping[nn.Module, Block]) -> TokenVectors:
-            runs = [self._propagated(call.example(index), blocks) for index in range(call.batch)]
-            states = torch.stack([torch.stack(run.states) for run, _ in runs])
-            states = states[:, layer_indices(wanted, states.shape[1])]
+            states, _ = self._states(call, blocks, wanted)
             self._deltas(states, call)
             vectors = call.positions.restored(call.positions.restored(states[:, :, 1:-1].transpose(2, 3), 2), 3)
             return TokenVectors(vectors, call.positions.restored(states[:, :, -1], 2))
@@ -191,25 +189,24 @@ class DecompX(AttentionMapAttribution):
         self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
     ) -> tuple[Tensor, Tensor | None]:
         if options.target is None:
-            # The last layer's parts hold all layers already.
-            layers = [-1] if options.layers is None else options.layers
-            return super()._explain(inputs, additional_forward_args, options._replace(layers=layers))
+            return super()._explain(inputs, additional_forward_args, options)
         if options.layers is not None:
             raise InvalidInputError("got a layer and a target; parts of hidden states are no parts of the output")
         parts = self.decompose(inputs, options.target, additional_forward_args, position=options.position)
         return parts.scores, parts.convergence_delta
+
+    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        # The last layer's parts hold all layers already.
+        return rows @ stack[:, -1]
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_heads(self, options)
         call, layers = self._bound(inputs, additional_forward_args), as_layers(options.layers)
 
         def work(blocks: Mapping[nn.Module, Block]) -> AttributionMaps:
-            runs = [self._propagated(call.example(index), blocks) for index in range(call.batch)]
-            states = torch.stack([torch.stack(run.states) for run, _ in runs])
-            states = states[:, layer_indices(layers, states.shape[1])]
+            states, causal = self._states(call, blocks, layers)
             deltas = self._deltas(states, call)
             maps = states[:, :, 1:-1].norm(dim=-1).transpose(2, 3)
-            causal = runs[0][0].stacks.causal
             return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
 
         return self._meter.with_blocks(call, work)
@@ -257,26 +254,41 @@ class DecompX(AttentionMapAttribution):
             output = self._run(call, blocks, rules)
             number = explained_number(output, call, options, causal=rules.stacks.causal)
             (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
-        number = number.detach()
-        dtype = torch.promote_types(number.dtype, torch.float32)
+        number, dtype = number.detach(), accumulation_dtype(number.dtype)
         scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
         bias = torch.stack([part.to(scores) for part in rules.biases]).sum(0) if rules.biases else number.new_zeros(1)
         return scores, bias, number.to(dtype), torch.stack(rules.deviations).max().to(scores)
 
     def _propagated(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> tuple[PartsRules, Any]:
         """One example's parts, and the model's output for each of its copies."""
-        if example.positions.length is None:
-            raise InvalidInputError("vectors are propagated for sequences of tokens only; give a target for an image")
+        tokens = example.positions.length or self._tokens(example, blocks)
         sharing = None if self.bias == "apart" else self.bias
-        rules = PartsRules(example.positions.length, self._stacks(example), sharing)
+        rules = PartsRules(tokens, self._stacks(example), sharing)
         with torch.no_grad():
             return rules, self._run(example.repeated(rules.copies), blocks, rules)
+
+    def _tokens(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> int:
+        """How many tokens the first layer receives where the inputs do not say."""
+        rules = GraphRules(1, self._stacks(example))
+        with torch.no_grad():
+            self._run(example, blocks, rules)
+        return rules.stream.shape[1]
+
+    def _states(
+        self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None
+    ) -> tuple[Tensor, bool]:
+        """The copies of each layer's output, (B, L, S + 2, S, D), and whether the model looks back only."""
+        runs = [self._propagated(call.example(index), blocks)[0] for index in range(call.batch)]
+        states = torch.stack([torch.stack(run.states) for run in runs])
+        states = states[:, layer_indices(layers, states.shape[1])]
+        return states.to(accumulation_dtype(states.dtype)), runs[0].stacks.causal
 
     def _propagated_number(
         self, example: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
     ) -> tuple[Tensor, Tensor, Tensor]:
         rules, output = self._propagated(example, blocks)
         numbers = explained_number(output, example.repeated(rules.copies), options, causal=rules.stacks.causal)
+        numbers = numbers.to(accumulation_dtype(numbers.dtype))
         return numbers[None, 1:-1], numbers[-1:], numbers[:1]
 
     def _deltas(self, states: Tensor, call: ModelCall) -> Tensor:
