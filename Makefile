@@ -38,6 +38,7 @@ docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 bench: $(INSTALLED) ## Time the norms and the alignments
 	$(BIN)/python -m benchmarks.norms
 	$(BIN)/python -m benchmarks.methods_cost
+	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.alignment
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.

@@ -27,9 +27,11 @@ __all__ = [
     "AttentionWeights",
     "AttributionMaps",
     "CaptumNormError",
+    "ContextualizationChange",
     "DecompX",
     "Decomposition",
     "Difference",
+    "FeedForwardLayout",
     "GlobEnc",
     "IncompleteDecompositionError",
     "InvalidInputError",
@@ -45,10 +47,13 @@ __all__ = [
     "UnsupportedModelError",
     "UnsupportedScopeError",
     "ValueZeroing",
+    "contextualization_change",
+    "register_feed_forward",
     "register_layout",
 ]
 
 if TYPE_CHECKING:
+    from captum_norm.analysis import ContextualizationChange, contextualization_change
     from captum_norm.attr import (
         ALTI,
         TOLERANCE,
@@ -69,7 +74,7 @@ if TYPE_CHECKING:
         ValueZeroing,
     )
     from captum_norm.maps import AttributionMaps
-    from captum_norm.models import Layout, Site, register_layout
+    from captum_norm.models import FeedForwardLayout, Layout, Site, register_feed_forward, register_layout
 else:
     # These need torch, which takes seconds to load: errors, --help and alignment files do without.
     _LATE = {
@@ -84,6 +89,8 @@ else:
         "Decomposition": "captum_norm.attr",
         "Difference": "captum_norm.attr",
         "GlobEnc": "captum_norm.attr",
+        "ContextualizationChange": "captum_norm.analysis",
+        "FeedForwardLayout": "captum_norm.models",
         "Layout": "captum_norm.models",
         "Measurements": "captum_norm.attr",
         "MeterOptions": "captum_norm.attr",
@@ -93,6 +100,8 @@ else:
         "SourceAndPrefix": "captum_norm.attr",
         "TokenVectors": "captum_norm.attr",
         "ValueZeroing": "captum_norm.attr",
+        "contextualization_change": "captum_norm.analysis",
+        "register_feed_forward": "captum_norm.models",
         "register_layout": "captum_norm.models",
     }
 

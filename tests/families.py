@@ -253,8 +253,13 @@ FAMILIES = {
 
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """A model of the family with random weights, biases, γ and β, none of them at its initial value, in ``eval()``."""
+    return randomized(FAMILIES[name].build, seed, dtype)
+
+
+def randomized(make: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> Any:
+    """A model with random parameters, none of them at its initial value, in ``eval()``."""
     torch.manual_seed(seed)
-    model = FAMILIES[name].build().eval()
+    model = make().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.15 * torch.randn_like(parameter))

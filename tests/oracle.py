@@ -3,9 +3,11 @@
 Shares no code with the library. Letters as in the design: B, H, Q, K, D, d.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,3 +151,106 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
             )
         )
     return result
+
+
+Elementwise = Callable[[Tensor], Tensor]
+
+
+def slope_of(function: Elementwise, points: Tensor) -> Tensor:
+    """The derivative of each entry."""
+    with torch.enable_grad():
+        points = points.detach().requires_grad_()
+        (slopes,) = torch.autograd.grad(function(points).sum(), points)
+    return slopes
+
+
+def path(origin: Tensor, point: Tensor, count: int = 64) -> list[tuple[float, Tensor]]:
+    """Weights and points of a quadrature along the straight line between two tensors."""
+    places, weights = np.polynomial.legendre.leggauss(count)
+    step = point - origin
+    return [(weight / 2, origin + (place + 1) / 2 * step) for place, weight in zip(places, weights, strict=True)]
+
+
+def integrated_slopes(
+    activation: Elementwise, factor: Elementwise | None, origins: list[Tensor], points: list[Tensor]
+) -> list[Tensor]:
+    """∫ of the partial derivatives of g(u), or of g(u) h(w), along the path, numerically."""
+    if len(points) == 1:
+        return [sum((w * slope_of(activation, z) for w, z in path(origins[0], points[0])), torch.tensor(0.0).double())]
+    gate = other = torch.zeros_like(points[0])
+    for (weight, u), (_, w) in zip(path(origins[0], points[0]), path(origins[1], points[1]), strict=True):
+        gate = gate + weight * slope_of(activation, u) * (w if factor is None else factor(w))
+        other = other + weight * activation(u) * (1 if factor is None else slope_of(factor, w))
+    return [gate, other]
+
+
+@dataclass
+class DirectNetwork:
+    """A feed-forward network in float64: inner maps (D, F) with biases (F,), the gate's first, and the outer map."""
+
+    inner: list[tuple[Tensor, Tensor]]
+    outer: tuple[Tensor, Tensor]
+    activation: Elementwise
+    factor: Elementwise | None = None
+
+    def parts(self, vectors: Tensor, constant: Tensor, baseline: str = "zero") -> tuple[Tensor, Tensor]:
+        """(B, Q, K, D) and what belongs to no key, (B, Q, D), through the network."""
+        biases = [constant @ weight + bias for weight, bias in self.inner]
+        points = [vectors.sum(2) @ weight + z for (weight, _), z in zip(self.inner, biases, strict=True)]
+        origins = [torch.zeros_like(z) for z in points] if baseline == "zero" else biases
+        slopes = integrated_slopes(self.activation, self.factor, origins, points)
+        hidden = torch.zeros(*vectors.shape[:3], len(self.outer[0]), dtype=torch.float64)
+        unowned = self.activation(origins[0])
+        for origin in origins[1:]:
+            unowned = unowned * (origin if self.factor is None else self.factor(origin))
+        for (weight, _), slope, z, origin in zip(self.inner, slopes, biases, origins, strict=True):
+            hidden = hidden + (vectors @ weight) * slope[:, :, None]
+            unowned = unowned + slope * (z - origin)
+        return hidden @ self.outer[0], unowned @ self.outer[0] + self.outer[1]
+
+
+def norm_parts(norm: DirectNorm | None, vectors: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, Q, K, D) and what belongs to no key, (B, Q, D), through a norm of their whole."""
+    if norm is None:
+        return vectors, constant
+    _, sigma = norm.statistics(vectors.sum(2) + constant)
+    return norm.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1])), norm.part(constant, sigma) + norm.bias
+
+
+@dataclass
+class FeedForwardLayer:
+    """The feed-forward part of a layer: networks with a coefficient at each position, (B, Q), and norms."""
+
+    networks: list[tuple[DirectNetwork, Tensor]]
+    norm: DirectNorm | None = None
+    branch_norm: DirectNorm | None = None
+    final_norm: DirectNorm | None = None
+
+    def through(self, vectors: Tensor, constant: Tensor, baseline: str = "zero") -> tuple[Tensor, Tensor]:
+        """(B, Q, K, D) and what belongs to no key through the norm and the networks."""
+        vectors, constant = norm_parts(self.norm, vectors, constant)
+        pairs = [(network.parts(vectors, constant, baseline), c) for network, c in self.networks]
+        zero = torch.zeros(1, dtype=torch.float64)
+        written = sum((parts * c[:, :, None, None] for (parts, _), c in pairs), zero)
+        return written, sum((unowned * c[..., None] for (_, unowned), c in pairs), zero)
+
+    def scopes(self, vectors: Tensor, constant: Tensor, baseline: str = "zero") -> dict[str, tuple[Tensor, Tensor]]:
+        """Vectors at the end of the attention block at every scope behind it, and what belongs to no key there."""
+        written = self.through(vectors, constant, baseline)
+        branch, unowned = norm_parts(self.branch_norm, *written)
+        total = vectors + branch, constant + unowned
+        return {
+            "atb_ln": norm_parts(self.norm, vectors, constant),
+            "atb_ff": written,
+            "atb_ff_res": total,
+            "atb_ff_res_ln": norm_parts(self.final_norm, *total),
+        }
+
+    def parallel(
+        self, vectors: Tensor, constant: Tensor, residual: Tensor, baseline: str = "zero"
+    ) -> tuple[Tensor, Tensor]:
+        """The end of a parallel layer, whose networks read the residual stream before attention, (B, Q, D)."""
+        own, unowned = self.through(residual[:, :, None], torch.zeros_like(residual), baseline)
+        vectors, places = vectors.clone(), torch.arange(vectors.shape[1])
+        vectors[:, places, places] += own[:, :, 0]
+        return vectors, constant + unowned

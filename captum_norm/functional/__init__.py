@@ -17,6 +17,7 @@ from captum_norm.functional.norms import (
     transformed_norms,
     weight_gram,
 )
+from captum_norm.functional.ranks import average_ranks, spearman
 
 __all__ = [
     "BIAS_SHARES",
@@ -33,6 +34,7 @@ __all__ = [
     "Use",
     "add_bias",
     "apply_linear",
+    "average_ranks",
     "block_rows",
     "chunks",
     "cosine_distance",
@@ -48,6 +50,7 @@ __all__ = [
     "ratio",
     "relative_error",
     "secant_slope",
+    "spearman",
     "squared_length",
     "summed_norms",
     "transformed_norms",

@@ -5,6 +5,7 @@ a ∫₀¹ g′(o + t (z − o)) dt [Sundararajan et al. 2017]. That is a slope 
 g(z) − g(o).
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -50,24 +51,24 @@ def gate_slopes(
         points: u and w, (...) each.
 
     Returns:
-        c_u and c_w, (...) each, with c_u (u − u₀) + c_w (w − w₀) = g(u) h(w) − g(u₀) h(w₀). c_w is
-        ∫₀¹ g(u(t)) h′(w(t)) dt by quadrature and c_u what remains, so that the sum holds whatever the error of that.
+        c_u and c_w, (...) each, with c_u (u − u₀) + c_w (w − w₀) = g(u) h(w) − g(u₀) h(w₀). They are
+        ∫₀¹ g′(u(t)) h(w(t)) dt and ∫₀¹ g(u(t)) h′(w(t)) dt by quadrature; what its error leaves over goes to the one
+        with the longer step, so that the sum holds whatever that error.
     """
     (gate_origin, other_origin), (gate, other) = origins, points
     step, other_step = gate - gate_origin, other - other_origin
-    near = step.abs() < _nearest(gate_origin)
     gate_slope, other_slope = torch.zeros_like(step), torch.zeros_like(step)
-    nodes, weights = _quadrature(NODES)
-    for node, weight in zip(nodes, weights, strict=True):
-        gate_here, other_here = gate_origin + node * step, other_origin + node * other_step
-        value = function(gate_here)
-        other_slope = other_slope + weight * (value if factor is None else value * derivative(factor, other_here))
-        if near.any():
-            there = other_here if factor is None else factor(other_here)
-            gate_slope = gate_slope + weight * derivative(function, gate_here) * there
+    for node, weight in zip(*_quadrature(NODES), strict=True):
+        here, there = gate_origin + node * step, other_origin + node * other_step
+        value, factored = function(here), there if factor is None else factor(there)
+        gate_slope = gate_slope + weight * derivative(function, here) * factored
+        other_slope = other_slope + weight * (value if factor is None else value * derivative(factor, there))
     change = _product(function, factor, gate, other) - _product(function, factor, gate_origin, other_origin)
-    remainder = (change - other_slope * other_step) / torch.where(near, torch.ones_like(step), step)
-    return torch.where(near, gate_slope, remainder), other_slope
+    left = change - gate_slope * step - other_slope * other_step
+    longer = step.abs() >= other_step.abs()
+    longest = torch.where(longer, step, other_step)
+    left = left / torch.where(longest == 0, torch.ones_like(longest), longest)
+    return torch.where(longer, gate_slope + left, gate_slope), torch.where(longer, other_slope, other_slope + left)
 
 
 def derivative(function: Elementwise, point: Tensor) -> Tensor:
@@ -75,11 +76,8 @@ def derivative(function: Elementwise, point: Tensor) -> Tensor:
     traced = torch.is_grad_enabled() and point.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         start = point if traced else point.detach().clone().requires_grad_()
-        values = function(start)
-        if not values.requires_grad:  # a constant function
-            return torch.zeros_like(point)
-        slope: Tensor = torch.autograd.grad(values.sum(), start, create_graph=traced)[0]
-        return slope
+        (slopes,) = torch.autograd.grad(function(start).sum(), start, create_graph=traced)
+    return slopes
 
 
 def _product(function: Elementwise, factor: Elementwise | None, gate: Tensor, other: Tensor) -> Tensor:
@@ -88,7 +86,7 @@ def _product(function: Elementwise, factor: Elementwise | None, gate: Tensor, ot
 
 def _nearest(origin: Tensor) -> Tensor:
     """The step below which a difference quotient says less than the derivative halfway."""
-    return torch.finfo(origin.dtype).eps ** 0.5 * (1 + origin.abs())
+    return math.sqrt(torch.finfo(origin.dtype).eps) * (1 + origin.abs())
 
 
 @lru_cache(maxsize=1)

@@ -114,6 +114,17 @@ class _Share(NamedTuple):
     slopes: tuple[Tensor, ...]
     rows: Tensor | None
 
+    def through(self, parts: Tensor, rows: Tensor) -> Tensor:
+        """Parts (m, D) whose queries have these rows, (m,), through all neurons."""
+        hidden = self._sloped(0, parts, rows)
+        for place in range(1, len(self.slopes)):
+            hidden = hidden + self._sloped(place, parts, rows)
+        return self.network.outer.linear(hidden)
+
+    def _sloped(self, place: int, parts: Tensor, rows: Tensor) -> Tensor:
+        points, slopes = self.network.inner[place].linear(parts), self.slopes[place].index_select(0, rows)
+        return points * slopes if torch.is_grad_enabled() else points.mul_(slopes)
+
 
 @dataclass(frozen=True)
 class FrozenFeedForward:
@@ -164,7 +175,8 @@ class FrozenFeedForward:
     def numbers_per_part(self) -> int:
         """How many numbers :meth:`through` holds at a time for each part beside its result."""
         width = self.constant.shape[-1]
-        return max(2 * sum(slope.shape[-1] for slope in share.slopes) + width for share in self._shares)
+        neurons = [sum(slope.shape[-1] for slope in share.slopes) for share in self._shares]
+        return width + 2 * max(neurons, default=0)
 
     def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
         """Parts of the input carried to the output.
@@ -178,34 +190,35 @@ class FrozenFeedForward:
         Returns:
             (n, D).
         """
-        output = torch.zeros_like(parts)
-        singly = torch.ones_like(queries, dtype=torch.bool)
         here, counts = torch.unique_consecutive(queries, return_counts=True)
-        stop = 0
-        for query, count in zip(here.tolist(), counts.tolist(), strict=True):
-            start, stop = stop, stop + count
-            if self._matrix_is_cheaper(query, count, numbers):
-                output[start:stop] = parts[start:stop] @ self._matrix(query)
-                singly[start:stop] = False
-        if singly.all():
-            return output + self._through_neurons(parts, queries)
+        ends = counts.cumsum(0)
+        together = [
+            (query, slice(end - count, end))
+            for query, count, end in zip(here.tolist(), counts.tolist(), ends.tolist(), strict=True)
+            if self._matrix_is_cheaper(query, count, numbers)
+        ]
+        if not together:
+            return self._through_neurons(parts, queries)
+        output, singly = torch.empty_like(parts), torch.ones_like(queries, dtype=torch.bool)
+        for query, chosen in together:
+            output[chosen] = parts[chosen] @ self._matrix(query)
+            singly[chosen] = False
         if singly.any():
             output[singly] = self._through_neurons(parts[singly], queries[singly])
         return output
 
     def _through_neurons(self, parts: Tensor, queries: Tensor) -> Tensor:
-        output: Tensor | None = None
+        written = []
         for share in self._shares:
             if share.rows is None:
-                written = _through(share, parts, queries)
-                output = written if output is None else output + written
+                written.append(share.through(parts, queries))
                 continue
             rows = share.rows[queries]
             chosen = (rows >= 0).nonzero().squeeze(1)
-            output = torch.zeros_like(parts) if output is None else output
             if len(chosen):
-                output = output.index_add(0, chosen, _through(share, parts[chosen], rows[chosen]))
-        return torch.zeros_like(parts) if output is None else output
+                some = share.through(parts[chosen], rows[chosen])
+                written.append(torch.zeros_like(parts).index_add(0, chosen, some))
+        return sum(written[1:], written[0]) if written else torch.zeros_like(parts)
 
     def _active(self, query: int) -> "list[tuple[_Share, int, Tensor]]":
         """The shares that act on a query, its row in each, and which neurons have a slope: with ReLU not all."""
@@ -221,11 +234,11 @@ class FrozenFeedForward:
         width = self.constant.shape[-1]
         if count < width // 16:  # far from it, and not worth asking which neurons are live
             return False
-        singly, together, held = 0, count * width, 2 * width**2
+        singly, together, held = 0, count * width, 0
         for share, _, live in self._active(query):
             singly += count * len(live) * (len(share.slopes) + 1)
             together += width * int(live.sum())
-            held = max(held, 2 * width * (len(live) + width))
+            held = max(held, width * (len(live) * (len(share.slopes) + 2) + 2 * width))
         return together < singly and held <= numbers
 
     def _matrix(self, query: int) -> Tensor:
@@ -238,14 +251,3 @@ class FrozenFeedForward:
             product = scaled @ share.network.outer.weight[chosen].to(self.constant.dtype)
             matrix = product if matrix is None else matrix + product
         return self.constant.new_zeros(self.constant.shape[-1:] * 2) if matrix is None else matrix
-
-
-def _through(share: _Share, parts: Tensor, rows: Tensor) -> Tensor:
-    """Parts through all neurons of one network."""
-    hidden: Tensor | None = None
-    for affine, slopes in zip(share.network.inner, share.slopes, strict=True):
-        shared = affine.linear(parts)
-        shared = shared * slopes[rows] if torch.is_grad_enabled() else shared.mul_(slopes[rows])
-        hidden = shared if hidden is None else hidden + shared
-    assert hidden is not None
-    return share.network.outer.linear(hidden)

@@ -1,6 +1,7 @@
 """An attention block of a model: its parts, read off its modules and checked on the layer's own tensors."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,18 @@ from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import Layout, Scope, Site
 from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
 from captum_norm.models.tracing import Trace
+
+
+class Stage(NamedTuple):
+    """A map of a layer and the component just before it.
+
+    Attributes:
+        component: ``ATTN``, ``RES``, ``LN``, ``FF``, or ``LN, RES`` where a branch is normalised before it is added.
+        scope: the map's scope.
+    """
+
+    component: str
+    scope: Scope
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,23 @@ class Block:
     def scopes(self) -> tuple[Scope, ...]:
         """How far vectors can be carried in this block and the feed-forward block behind it."""
         return (*self.layout.scopes, *(() if self.feed_forward is None else self.feed_forward.scopes))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The maps from attention to the last scope that this layer has, each once, in the order of the computation."""
+        stages = [Stage("ATTN", "attn"), Stage("RES", "attn_res")]
+        if self.branch_norm is not None:
+            stages[1] = Stage("LN, RES", "atb")
+        elif self.final_norm is not None:
+            stages.append(Stage("LN", "attn_res_ln"))
+        behind = self.feed_forward
+        if behind is None:
+            return tuple(stages)
+        added = "RES" if behind.branch_norm is None else "LN, RES"
+        names: dict[Scope, str] = {"atb_ln": "LN", "atb_ff": "FF", "atb_ff_res": added, "atb_ff_res_ln": "LN"}
+        if behind.parallel:
+            names["atb_ff_res"] = "FF"
+        return (*stages, *(Stage(names[scope], scope) for scope in behind.scopes))
 
     @property
     def norm_behind(self) -> NormReader | None:

@@ -1,0 +1,93 @@
+"""Contextualisation change against scipy-free rank correlation written out, and what holds in every family."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from captum_norm import InvalidInputError, NormMeter, UnsupportedScopeError, contextualization_change
+from captum_norm.functional import average_ranks, spearman
+from tests import encoder_decoders, families, feed_forwards
+from tests.feed_forwards import EVERY, PARTS
+
+COMPONENTS = {
+    "post-norm": ("RES", "LN", "FF", "RES", "LN"),
+    "pre-norm": ("RES", "LN", "FF", "RES"),
+    "parallel": ("RES", "FF"),
+    "sandwich": ("LN, RES", "LN", "FF", "LN, RES"),
+    "norm-on-output": ("LN, RES", "FF", "LN, RES"),
+}
+
+
+def slow_spearman(first: Tensor, second: Tensor) -> float:
+    """Ranks by counting, then Pearson's correlation."""
+
+    def ranks(values: Any) -> Any:
+        less, same = values[None] < values[:, None], values[None] == values[:, None]
+        return less.sum(1) + (same.sum(1) + 1) / 2
+
+    return float(np.corrcoef(ranks(first.numpy()), ranks(second.numpy()))[0, 1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rank_correlation_with_ties(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.randint(0, 6, (40,), generator=generator).double() for _ in range(2))
+    assert abs(float(spearman(first, second)) - slow_spearman(first, second)) < 1e-12
+    assert abs(float(spearman(first, first.exp())) - 1) < 1e-12
+    assert abs(float(spearman(first, -first)) + 1) < 1e-12
+
+
+def test_ranks_by_hand_and_nothing_to_order() -> None:
+    assert average_ranks(torch.tensor([5.0, 1.0, 5.0, 2.0])).tolist() == [3.5, 1, 3.5, 2]
+    assert spearman(torch.ones(3), torch.arange(3)).isnan()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gpt-neox", "gemma2", "olmo2", "mixtral", "vit"])
+def test_changes_are_those_of_the_maps(name: str) -> None:
+    model, inputs = feed_forwards.build(name), families.inputs(name)
+    change = contextualization_change(model, inputs)
+    assert change.components == COMPONENTS[EVERY[name].style]
+    (measured,) = NormMeter(model).measure(inputs, scopes=change.scopes).values()
+    size = measured.real.shape[1]
+    pairs = torch.ones(size, size).tril().bool() if EVERY[name].causal else torch.ones(size, size).bool()
+    for place in range(len(change.components)):
+        before, after = (measured.norms[scope] for scope in change.scopes[place : place + 2])
+        for layer in range(2):
+            single = [1 - slow_spearman(before[b, layer][pairs], after[b, layer][pairs]) for b in range(len(inputs))]
+            torch.testing.assert_close(change.per_example[:, layer, place], torch.tensor(single).double())
+            torch.testing.assert_close(float(change.macro[layer, place]), float(np.mean(single)))
+            pooled = 1 - slow_spearman(before[:, layer][:, pairs].flatten(), after[:, layer][:, pairs].flatten())
+            torch.testing.assert_close(float(change.micro[layer, place]), pooled)
+
+
+def test_padding_changes_nothing() -> None:
+    model, ids = families.build("gpt2"), families.inputs("gpt2", batch=1)
+    padded = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1)
+    mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(ids)], 1)
+    change = contextualization_change(model, padded, mask)
+    torch.testing.assert_close(change.macro, contextualization_change(model, ids).macro)
+
+
+def test_every_style_has_its_stages() -> None:
+    assert {EVERY[name].style for name in PARTS} == set(COMPONENTS)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs()
+    with pytest.raises(InvalidInputError, match=r"expected a model with one stack"):
+        contextualization_change(model, inputs)
+    assert contextualization_change(model.get_encoder(), inputs["input_ids"]).macro.shape == (2, 5)
+    llama = families.build("llama")
+    for layer in llama.model.layers:
+        layer.mlp.act_fn.forward = partial(torch.softmax, dim=-1)
+    with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
+        contextualization_change(llama, families.inputs("llama"))
+
+
+def test_one_position_has_nothing_to_order() -> None:
+    change = contextualization_change(families.build("gpt2"), families.inputs("gpt2", length=1))
+    assert change.per_example.isnan().all()

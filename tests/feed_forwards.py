@@ -1,0 +1,260 @@
+"""Where a reader of the models' code finds the feed-forward networks of the families, written down by hand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests import families, oracle
+from tests.families import FAMILIES, GROUPED, LLAMA, Family
+from tests.oracle import DirectNetwork, Elementwise, FeedForwardLayer
+
+SCOPES: dict[str, tuple[Any, ...]] = {
+    "post-norm": ("atb_ff", "atb_ff_res", "atb_ff_res_ln"),
+    "pre-norm": ("atb_ln", "atb_ff", "atb_ff_res"),
+    "parallel": ("atb_ff_res",),
+    "sandwich": ("atb_ln", "atb_ff", "atb_ff_res"),
+    "norm-on-output": ("atb_ff", "atb_ff_res"),
+}
+
+
+def tanh_gelu(z: Tensor) -> Tensor:
+    return functional.gelu(z, approximate="tanh")
+
+
+def clamped_swish(gate: Tensor) -> Tensor:
+    gate = gate.clamp(max=LIMIT)
+    return gate / (1 + (-1.702 * gate).exp())
+
+
+def clamped_shifted(other: Tensor) -> Tensor:
+    return other.clamp(-LIMIT, LIMIT) + 1
+
+
+LIMIT = 7.0
+"""Where GPT-OSS clamps both factors."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One family's feed-forward network; names are relative to the layer.
+
+    Attributes:
+        inner: the modules into the neurons, the gate's first; one whose output is ``halves`` of both.
+        outer: the module out of them.
+        activation: g.
+        norm: the norm before.
+        branch_norm: the norm behind, before the sum.
+        final_norm: the norm on the sum.
+        halves: whether the one inner module gives the gate's half first, then the other's.
+        layer: the layer's name, with ``{}`` for the index, if not the family's.
+        experts: the module with the experts.
+        router: the module that gives logits, coefficients and indices of the experts.
+        factor: h of the experts' other factor.
+        centered: whether its norms are LayerNorms, if not as the family's.
+        single: whether its norm works in float32 even in a float64 model.
+    """
+
+    inner: tuple[str, ...]
+    outer: str
+    activation: Elementwise
+    norm: str | None = None
+    branch_norm: str | None = None
+    final_norm: str | None = None
+    halves: bool = False
+    layer: str | None = None
+    experts: str | None = None
+    router: str | None = None
+    factor: Elementwise | None = None
+    centered: bool | None = None
+    single: bool = False
+
+    def of(self, family: Family) -> Family:
+        """The family with this network's kind of norm and precision."""
+        centered = family.centered if self.centered is None else self.centered
+        return replace(family, centered=centered, single=family.single or self.single)
+
+
+BERT = Parts(("intermediate.dense",), "output.dense", functional.gelu, final_norm="output.LayerNorm")
+SWIGLU = Parts(("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj", functional.silu, "post_attention_layernorm")
+NEOX = Parts(("mlp.dense_h_to_4h",), "mlp.dense_4h_to_h", functional.gelu, "post_attention_layernorm")
+OPT = Parts(("fc1",), "fc2", functional.relu, "final_layer_norm")
+SANDWICH = replace(
+    SWIGLU, activation=tanh_gelu, norm="pre_feedforward_layernorm", branch_norm="post_feedforward_layernorm"
+)
+EXPERTS = Parts((), "", functional.silu, "post_attention_layernorm", experts="mlp.experts", router="mlp.gate")
+PARTS = {
+    "bert": BERT,
+    "roberta": BERT,
+    "electra": BERT,
+    "albert": Parts(("ffn",), "ffn_output", tanh_gelu, final_norm="full_layer_layer_norm"),
+    "distilbert": Parts(("ffn.lin1",), "ffn.lin2", functional.gelu, final_norm="output_layer_norm"),
+    "modernbert": Parts(("mlp.Wi",), "mlp.Wo", functional.gelu, "mlp_norm", halves=True),
+    "gpt2": Parts(("mlp.c_fc",), "mlp.c_proj", tanh_gelu, "ln_2"),
+    "opt": OPT,
+    "opt-post-norm": replace(OPT, norm=None, final_norm="final_layer_norm"),
+    "gpt-neox": NEOX,
+    "gpt-neox-sequential": NEOX,
+    "llama": SWIGLU,
+    "mistral": SWIGLU,
+    "qwen2": SWIGLU,
+    "qwen3": SWIGLU,
+    "phi": Parts(("mlp.fc1",), "mlp.fc2", tanh_gelu, "input_layernorm", centered=True),
+    "gemma2": SANDWICH,
+    "gemma3": SANDWICH,
+    "olmo2": replace(SWIGLU, norm=None, branch_norm="post_feedforward_layernorm"),
+    "t5-encoder": Parts(
+        ("DenseReluDense.wi",),
+        "DenseReluDense.wo",
+        functional.relu,
+        "layer_norm",
+        layer="encoder.block.{}.layer.1",
+        centered=False,
+        single=True,
+    ),
+    "vit": Parts(("mlp.fc1",), "mlp.fc2", functional.gelu, "layernorm_after"),
+    "phi3": Parts(("mlp.gate_up_proj",), "mlp.down_proj", functional.silu, "post_attention_layernorm", halves=True),
+    "mixtral": EXPERTS,
+    "qwen2-moe": replace(
+        EXPERTS,
+        inner=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+        outer="mlp.shared_expert.down_proj",
+    ),
+    "gpt-oss": replace(EXPERTS, router="mlp.router", activation=clamped_swish, factor=clamped_shifted),
+}
+
+
+# The grouped product of experts' maps knows no float64.
+MIXTURE = GROUPED | {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+FURTHER = {
+    "phi3": Family(
+        lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**GROUPED)),
+        **LLAMA | {"value": "self_attn.qkv_proj", "values": lambda output: output[..., -16:]},
+    ),
+    "mixtral": Family(lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**MIXTURE, num_local_experts=4)), **LLAMA),
+    "qwen2-moe": Family(
+        lambda: hf.Qwen2MoeForCausalLM(
+            hf.Qwen2MoeConfig(**MIXTURE, num_experts=4, moe_intermediate_size=24, shared_expert_intermediate_size=40)
+        ),
+        **LLAMA,
+    ),
+    "gpt-oss": Family(
+        lambda: hf.GptOssForCausalLM(
+            hf.GptOssConfig(**MIXTURE, num_local_experts=4, head_dim=8, rope_parameters={"rope_type": "default"})
+        ),
+        **LLAMA,
+    ),
+}
+EVERY = {name: parts.of((FAMILIES | FURTHER)[name]) for name, parts in PARTS.items()}
+
+
+def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """As :func:`tests.families.build`, with the families that are here for their feed-forward networks."""
+    return families.randomized(EVERY[name].build, seed, dtype)
+
+
+def _affine(module: Any) -> tuple[Tensor, Tensor]:
+    weight = module.weight.detach().double()
+    # GPT-2 keeps its matrices as (inputs, outputs).
+    weight = weight if type(module).__name__ == "Conv1D" else weight.T
+    bias = getattr(module, "bias", None)
+    return weight, torch.zeros(weight.shape[1]).double() if bias is None else bias.detach().double()
+
+
+def _dense(parts: Parts, layer: nn.Module) -> DirectNetwork:
+    inner = [_affine(layer.get_submodule(name)) for name in parts.inner]
+    if parts.halves:
+        ((weight, bias),) = inner
+        inner = list(zip(weight.chunk(2, dim=1), bias.chunk(2), strict=True))
+    activation = functional.silu if parts.experts else parts.activation
+    return DirectNetwork(inner, _affine(layer.get_submodule(parts.outer)), activation)
+
+
+def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNetwork, Tensor]]:
+    """Each expert with its coefficient at each position, (B, Q)."""
+    module: Any = layer.get_submodule(parts.experts)
+    router = layer.get_submodule(parts.router)
+    with torch.no_grad():
+        _, coefficients, chosen = router(read.flatten(0, 1).to(router.weight.dtype))
+    for expert in range(len(module.down_proj)):
+        weight, out = (stacked[expert].detach().double() for stacked in (module.gate_up_proj, module.down_proj))
+        biases = torch.zeros(1).double(), torch.zeros(1).double()
+        if parts.factor is None:
+            gate, up = weight.T.chunk(2, dim=1)
+            inner, outer = [(gate, biases[0]), (up, biases[0])], (out.T, biases[1])
+        else:
+            bias = module.gate_up_proj_bias[expert].detach().double()
+            inner = [(weight[:, first::2], bias[first::2]) for first in (0, 1)]
+            outer = (out, module.down_proj_bias[expert].detach().double())
+        coefficient = (coefficients.double() * (chosen == expert)).sum(-1)
+        yield DirectNetwork(inner, outer, parts.activation, parts.factor), coefficient.reshape(read.shape[:2])
+
+
+def _read(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> list[FeedForwardLayer]:
+    """The feed-forward layers of a float64 model, each where its stream is (B, Q, D)."""
+    found = []
+    for index, stream in enumerate(streams):
+        layer = model.get_submodule((parts.layer or family.layer).format(index))
+        norm = family.norm(layer, parts.norm)
+        read = stream if norm is None else norm.whole(stream)
+        networks = []
+        if parts.outer:
+            one = torch.ones(read.shape[:2], dtype=torch.float64)
+            if parts.experts:
+                gate = layer.get_submodule("mlp.shared_expert_gate").weight.detach().double()
+                one = (read @ gate.T).sigmoid().squeeze(-1)
+            networks.append((_dense(parts, layer), one))
+        if parts.experts:
+            networks += _experts(parts, layer, read)
+        norms = (family.norm(layer, norm) for norm in (parts.branch_norm, parts.final_norm))
+        found.append(FeedForwardLayer(networks, norm, *norms))
+    return found
+
+
+CROSS = {
+    "marian": Parts(("fc1",), "fc2", functional.gelu, final_norm="final_layer_norm", layer="model.decoder.layers.{}"),
+    "mbart": Parts(("fc1",), "fc2", functional.gelu, norm="final_layer_norm", layer="model.decoder.layers.{}"),
+    "m2m100": Parts(("fc1",), "fc2", functional.relu, norm="final_layer_norm", layer="model.decoder.layers.{}"),
+    "t5": Parts(
+        ("DenseReluDense.wi",),
+        "DenseReluDense.wo",
+        functional.relu,
+        norm="layer_norm",
+        layer="decoder.block.{}.layer.2",
+        centered=False,
+        single=True,
+    ),
+}
+"""The networks behind cross-attention in encoder–decoder models."""
+
+
+def cross_vectors(name: str, model: Any, attention: list[oracle.Layer]) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """For each layer and scope the vectors of the encoder's positions and, as one more, that of the residual stream."""
+    ends = []
+    for layer in attention:
+        parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
+        parts = torch.cat([parts, layer.residual[:, :, None]], 2)
+        ends.append(oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual)))
+    like = replace(FAMILIES["bert"], layer=CROSS[name].layer or "")
+    streams = [parts.sum(2) + constant for parts, constant in ends]
+    found = _read(CROSS[name].of(like), CROSS[name], model, streams)
+    return [ff.scopes(*end) for ff, end in zip(found, ends, strict=True)]
+
+
+def vectors(name: str, model: Any, inputs: Tensor, baseline: str = "zero") -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """For each layer and scope behind the attention block the vectors and what belongs to no key, the direct way."""
+    family = EVERY[name]
+    attention = oracle.layers(family, model, inputs)
+    ends = [layer.vectors("atb") for layer in attention]
+    if family.style == "parallel":
+        found = _read(family, PARTS[name], model, [layer.residual for layer in attention])
+        return [
+            {"atb_ff_res": ff.parallel(*end, layer.residual, baseline)}
+            for ff, end, layer in zip(found, ends, attention, strict=True)
+        ]
+    found = _read(family, PARTS[name], model, [parts.sum(2) + constant for parts, constant in ends])
+    return [ff.scopes(*end, baseline) for ff, end in zip(found, ends, strict=True)]
