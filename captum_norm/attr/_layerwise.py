@@ -69,7 +69,7 @@ class LayerwiseAttribution(AttentionMapAttribution):
         with torch.set_grad_enabled(self._meter.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
             check_stacks(self.model, options.stacks)
-            return self._meter.with_blocks(
+            return self._meter._with_blocks(
                 call, lambda blocks: self._reduced(call, blocks, options), feed_forward=self.feed_forward
             )
 

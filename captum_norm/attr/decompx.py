@@ -39,8 +39,8 @@ class Decomposition(NamedTuple):
         scores: what each token adds to it, (B, S), 0 at padding.
         bias: what the biases add to it, (B,); 0 if they are shared among the tokens.
         number: the number, (B,).
-        convergence_delta: |Σ scores + bias − number| / (Σ |scores| + |bias|), or how far the frozen network came from
-            the model if that is more, (B,).
+        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or how far the frozen network came
+            from the model if that is more, (B,).
     """
 
     scores: Tensor
@@ -132,7 +132,7 @@ class DecompX(AttentionMapAttribution):
         """
         call = self._bound(inputs, additional_forward_args)
         options = MapOptions(None, target=target, position=position)
-        return self._meter.with_blocks(call, lambda blocks: self._decomposed(call, blocks, options))
+        return self._meter._with_blocks(call, lambda blocks: self._decomposed(call, blocks, options))
 
     def vectors(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
@@ -158,7 +158,7 @@ class DecompX(AttentionMapAttribution):
             vectors = call.positions.restored(call.positions.restored(states[:, :, 1:-1].transpose(2, 3), 2), 3)
             return TokenVectors(vectors, call.positions.restored(states[:, :, -1], 2))
 
-        return self._meter.with_blocks(call, work)
+        return self._meter._with_blocks(call, work)
 
     def compute_convergence_delta(
         self,
@@ -209,7 +209,7 @@ class DecompX(AttentionMapAttribution):
             maps = states[:, :, 1:-1].norm(dim=-1).transpose(2, 3)
             return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
 
-        return self._meter.with_blocks(call, work)
+        return self._meter._with_blocks(call, work)
 
     def _bound(self, inputs: Inputs, additional_forward_args: Any) -> ModelCall:
         refuse_encoder_decoder(self)

@@ -200,7 +200,7 @@ class NormMeter:
             wanted = _Wanted(scopes, weights, per_head, head_norms, layers, stacks)
             return self._attempt(lambda: self._measure(call, wanted))
 
-    def with_blocks(
+    def _with_blocks(
         self, call: ModelCall, work: Callable[[Mapping[nn.Module, Block]], Result], *, feed_forward: bool = False
     ) -> Result:
         """What ``work`` makes of the model's blocks; a second time if those known before do not hold."""

@@ -61,7 +61,7 @@ class ValueZeroing(AttentionMapAttribution):
             )
         with torch.set_grad_enabled(self._meter.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            return self._meter.with_blocks(call, lambda blocks: self._zeroed(call, blocks, as_layers(options.layers)))
+            return self._meter._with_blocks(call, lambda blocks: self._zeroed(call, blocks, as_layers(options.layers)))
 
     def _zeroed(
         self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None

@@ -32,7 +32,7 @@ def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
     Args:
         parts: K parts at R positions, (K, R, D).
         bias: (D,).
-        sharing: one of :data:`BIAS_SHARES`; where it gives no part anything, those that are not zero share alike, all
+        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where it gives no part anything, those that are not zero share alike, all
             of them if all are.
 
     Returns:
