@@ -14,6 +14,7 @@ from captum_norm import (
     AttentionRollout,
     AttentionWeights,
     DecompX,
+    GlobEnc,
     NormAttribution,
     NormMeter,
     UnsupportedScopeError,
@@ -38,7 +39,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "rollout": AttentionRollout,
     "alti": ALTI,
     "value zeroing": ValueZeroing,
-    "decompx": DecompX,
+    "decompx": lambda model, **_: DecompX(model),
 }
 TEXT_FAMILIES = [name for name in FAMILIES if name != "vit"]
 
@@ -240,6 +241,16 @@ def test_gradients_flow_when_asked_for(name: str) -> None:
     (measured,) = NormMeter(model, differentiable=True).measure(inputs, scopes=[scope]).values()
     loss = (measured.norms[scope] * torch.rand_like(measured.norms[scope])).sum()
     (gradient,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+    assert gradient.isfinite().all()
+    assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("method", [ALTI, GlobEnc, ValueZeroing])
+def test_gradients_flow_through_the_other_methods_maps(method: Callable[..., Any]) -> None:
+    model, ids = families.build("bert", dtype=torch.float64), families.inputs("bert")
+    maps = method(model, differentiable=True).maps(ids).self_attention
+    weight = model.get_submodule("encoder.layer.0.attention.self.value").weight
+    (gradient,) = torch.autograd.grad((maps * torch.rand_like(maps)).sum(), weight)
     assert gradient.isfinite().all()
     assert gradient.abs().max() > 0
 

@@ -249,23 +249,23 @@ def stacked_maps(
         stacks[role if role != "self" else "decoder" if causal else "encoder"] = keys.restored(stack, -1)
     every = [delta for found in deltas.values() for delta in found]
     cross = stacks.get("cross")
-    inputs = next(iter(stacks.values())) if cross is None else cross.transpose(-2, -1)
+    first = next(iter(maps))
     return AttributionMaps(
         encoder=stacks.get("encoder"),
         decoder=stacks.get("decoder"),
         cross=cross,
         mixing_ratio=None,
         convergence_delta=torch.stack([delta.to(every[0].device) for delta in every], 1) if every else None,
-        real=_real(call.positions, inputs),
+        real=_real(call.positions_of(first)[0], maps[first][0]),
         tokens=call.tokens,
         decoder_real=None if cross is None else _real(call.decoder, cross),
     )
 
 
-def _real(positions: Positions, stack: Tensor) -> Tensor:
-    """True at real query positions of maps, (B, Q)."""
+def _real(positions: Positions, rows: Tensor) -> Tensor:
+    """True at real query positions, (B, Q), of maps (B, ..., Q, K)."""
     if positions.real is None:
-        return torch.ones(len(stack), stack.shape[-2], dtype=torch.bool)
+        return torch.ones(len(rows), rows.shape[-2], dtype=torch.bool)
     return positions.unshift(positions.real, -1)
 
 

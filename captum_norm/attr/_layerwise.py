@@ -18,6 +18,7 @@ from captum_norm.errors import (
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Place, Role, encoder_of
 from captum_norm.recording import CHUNK_BYTES, Reducer, record
 
@@ -118,4 +119,13 @@ def refuse_encoder_decoder(method: AttentionMapAttribution) -> None:
         raise UnsupportedModelError(
             f"got the encoder–decoder model {type(method.model).__name__}; {type(method).__name__} explains one stack "
             "of layers: pass the encoder alone, as model.get_encoder()"
+        )
+
+
+def refuse_batch_inside(method: AttentionMapAttribution) -> None:
+    """For methods that run a model's layers themselves, on copies of an example."""
+    if library_of(method.model).batch_axis != 0:
+        raise UnsupportedModelError(
+            f"got {type(method.model).__name__}, whose layers do not have the batch first; {type(method).__name__} "
+            "explains models of Hugging Face"
         )

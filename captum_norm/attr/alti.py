@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from captum_norm.aggregation import encoder_decoder_rollout
+from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.attr._base import Position, position_rows
 from captum_norm.attr._layerwise import LayerwiseAttribution
 from captum_norm.attr.measure import MeterOptions
@@ -142,22 +142,20 @@ class _Reducer:
         length = whole.abs().sum(-1)
         distances = torch.stack(
             [
-                l1_distances(y, weights, (values @ projection).transpose(0, 1), self._most)
+                l1_distances(y, weights, values, projection, self._most)
                 for y, weights, values in zip(whole, scaled, self._values, strict=True)
             ]
         )
         # Nothing is given without weight, which rounding would blur.
         distances = distances.where((self._weights != 0).any(1), length.unsqueeze(-1))
         if self._cross:
-            beside = nearness((whole - stream).abs().sum(-1, keepdim=True), length)
-            near = nearness(distances, length)
-            self.map = _shares(near, near.sum(-1, keepdim=True) + beside)
+            beside = (whole - stream).abs().sum(-1, keepdim=True)
+            self.map = normalize_rows(nearness(torch.cat([distances, beside], -1), length))[..., :-1]
         else:
             own_weights = scaled.diagonal(dim1=2, dim2=3).unsqueeze(-1)
             own = carry.linear((self._values * own_weights).transpose(1, 2).flatten(2) @ weight) + stream
             distances.diagonal(dim1=1, dim2=2).copy_((whole - own).abs().sum(-1))
-            near = nearness(distances, length)
-            self.map = _shares(near, near.sum(-1, keepdim=True))
+            self.map = normalize_rows(nearness(distances, length))
         # Only the results outlive the layer.
         del self._values, self._weights
 
@@ -171,8 +169,3 @@ class _Reducer:
             for computed, actual in pairs
         ]
         return torch.stack(errors).amax(0)
-
-
-def _shares(parts: Tensor, totals: Tensor) -> Tensor:
-    """Parts of their totals; 0 where there is nothing to share."""
-    return parts / torch.where(totals > 0, totals, torch.ones_like(totals))

@@ -1,6 +1,6 @@
 """Attention weights times their gradients, rolled out."""
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from captum_norm.attr._target import (
     outside_inference,
     refuse_non_finite,
 )
-from captum_norm.attr.measure import MeterOptions, as_layers, layer_indices
+from captum_norm.attr.measure import as_layers, layer_indices
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs, bind_inputs
@@ -35,7 +35,9 @@ class AttentionTimesGradient(TargetedAttribution):
     Args:
         model: a model of Hugging Face, or an encoder of fairseq; left exactly as it is.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`. The attention weights of all layers are held at once.
+        differentiable: let gradients flow through the maps.
+
+    The attention weights of all layers are held at once.
 
     Example:
         >>> import torch
@@ -46,8 +48,8 @@ class AttentionTimesGradient(TargetedAttribution):
         torch.Size([1, 4])
     """
 
-    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
-        super().__init__(model, aggregation, **options)
+    def __init__(self, model: nn.Module, aggregation: str = "rollout", *, differentiable: bool = False) -> None:
+        super().__init__(model, aggregation, differentiable=differentiable)
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_encoder_decoder(self)

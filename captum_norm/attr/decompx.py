@@ -1,7 +1,7 @@
 """DecompX: the decomposition of hidden states, and of any number of the output, into the tokens' vectors."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Unpack, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position
 from captum_norm.attr._frozen import Rules, frozen
 from captum_norm.attr._frozen_graph import GraphRules
 from captum_norm.attr._frozen_parts import PartsRules
-from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads
+from captum_norm.attr._layerwise import refuse_batch_inside, refuse_encoder_decoder, refuse_heads
 from captum_norm.attr._target import (
     explained_number,
     gradients_on,
@@ -18,14 +18,13 @@ from captum_norm.attr._target import (
     outside_inference,
     refuse_non_finite,
 )
-from captum_norm.attr.measure import TOLERANCE, MeterOptions, as_layers, layer_indices
-from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
+from captum_norm.attr.measure import TOLERANCE, as_layers, layer_indices
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
-from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
 
@@ -80,7 +79,6 @@ class DecompX(AttentionMapAttribution):
             These propagate vectors.
         propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
             forward pass.
-        options: see :class:`captum_norm.MeterOptions`; ``accumulate``, ``chunk_bytes`` and ``baseline`` have no effect.
 
     Raises:
         InvalidInputError: for an unknown treatment of biases.
@@ -95,12 +93,10 @@ class DecompX(AttentionMapAttribution):
         True
     """
 
-    def __init__(
-        self, model: nn.Module, bias: Bias = "apart", *, propagate: bool = False, **options: Unpack[MeterOptions]
-    ) -> None:
+    def __init__(self, model: nn.Module, bias: Bias = "apart", *, propagate: bool = False) -> None:
         if bias not in get_args(Bias):
             raise InvalidInputError(f"got bias={bias!r}; expected one of {', '.join(get_args(Bias))}")
-        super().__init__(model, "mean", **options)
+        super().__init__(model, "mean")
         self.bias = bias
         self._propagate = propagate or bias != "apart"
         self._steps: dict[nn.Module, Step] = {}
@@ -213,11 +209,7 @@ class DecompX(AttentionMapAttribution):
 
     def _bound(self, inputs: Inputs, additional_forward_args: Any) -> ModelCall:
         refuse_encoder_decoder(self)
-        if library_of(self.model).batch_axis != 0:
-            raise UnsupportedModelError(
-                f"got {type(self.model).__name__}, whose layers do not have the batch first; {type(self).__name__} "
-                "explains models of Hugging Face"
-            )
+        refuse_batch_inside(self)
         with gradients_on():
             return outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
 

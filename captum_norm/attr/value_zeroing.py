@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
-from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads
+from captum_norm.attr._layerwise import refuse_batch_inside, refuse_encoder_decoder, refuse_heads
 from captum_norm.attr.measure import TOLERANCE, MeterOptions, as_layers, layer_indices
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import cosine_distance
@@ -54,11 +54,7 @@ class ValueZeroing(AttentionMapAttribution):
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_heads(self, options)
         refuse_encoder_decoder(self)
-        if library_of(self.model).batch_axis != 0:
-            raise UnsupportedModelError(
-                f"got {type(self.model).__name__}, whose layers do not have the batch first; {type(self).__name__} "
-                "explains models of Hugging Face"
-            )
+        refuse_batch_inside(self)
         with torch.set_grad_enabled(self._meter.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
             return self._meter._with_blocks(call, lambda blocks: self._zeroed(call, blocks, as_layers(options.layers)))
@@ -84,20 +80,19 @@ class ValueZeroing(AttentionMapAttribution):
         """One example's map of one layer, (1, Q, K)."""
         _, queries, width = one.output.shape
         step = max(1, self._chunk_bytes // (queries * width * one.output.dtype.itemsize))
-        columns, live = [], torch.empty(0)
+        columns = []
         for start in range(0, queries, step):
             keys = slice(start, min(start + step, queries))
             zeroed = _Zeroed(keys)
             with library_of(self.model).attention_through(self.model, zeroed), evaluating(self.model):
                 outputs = one.run(1 + keys.stop - keys.start).to(dtype)
             self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
-            columns.append(cosine_distance(outputs[1:], outputs[:1]))
-            live = zeroed.live
-        # Keys without weight change nothing but the rounding.
-        return torch.cat(columns).T.unsqueeze(0).where(live, 0)
+            # A key without weight changes nothing but the rounding.
+            columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(zeroed.live, 0))
+        return torch.cat(columns, 1).unsqueeze(0)
 
     def _check(self, again: Tensor, before: Tensor, index: int, precision: torch.dtype) -> None:
-        name, error = type(self.model).__name__, float((again - before).norm() / before.norm())
+        name, error = type(self.model).__name__, float(((again - before).norm() / before.norm()).detach())
         if error != error:
             raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
         if error > TOLERANCE[precision]:
@@ -143,7 +138,7 @@ class _Zeroed:
     """An attention function that answers copies of one example: the first as it is, the others each without one value.
 
     Attributes:
-        live: True where a key has weight in some head, (Q, K).
+        live: True where one of the keys has weight in some head, (Q, keys).
     """
 
     def __init__(self, keys: slice) -> None:
@@ -163,9 +158,10 @@ class _Zeroed:
         **options: Any,
     ) -> Tensor:
         output, weights = eager(module, query[:1], key[:1], value[:1], mask, **options)
-        self.live = (weights[0] != 0).any(0)
-        heads = value[0].repeat_interleave(weights.shape[1] // value.shape[1], dim=0)
-        lost = torch.einsum("hqk,hkd->kqhd", weights[0, :, :, self._keys], heads[:, self._keys])
+        weights = weights[0, :, :, self._keys]
+        heads = value[0, :, self._keys].repeat_interleave(len(weights) // value.shape[1], dim=0)
+        self.live = weights.any(0)
+        lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
         return torch.cat([output, output - lost])
 
 

@@ -32,8 +32,8 @@ def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
     Args:
         parts: K parts at R positions, (K, R, D).
         bias: (D,).
-        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where it gives no part anything, those that are not zero share alike, all
-            of them if all are.
+        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where it gives no part anything, those that are not
+            zero share alike, all of them if all are.
 
     Returns:
         (K, R, D), their sum larger by the bias.

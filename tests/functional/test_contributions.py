@@ -10,20 +10,22 @@ from captum_norm.functional import cosine_distance, l1_distances, nearness
 @pytest.mark.parametrize("seed", range(2))
 def test_distances_in_pieces_equal_those_of_all_vectors(seed: int, most: int) -> None:
     torch.manual_seed(seed)
-    whole, weights, transformed = torch.randn(5, 7), torch.rand(3, 5, 4), torch.randn(4, 3, 7)
-    vectors = torch.einsum("hqk,khd->qkd", weights.double(), transformed.double())
-    expected = (whole.double()[:, None] - vectors).abs().sum(-1)
-    found = l1_distances(whole.double(), weights.double(), transformed.double(), most)
+    shapes = ((5, 7), (3, 5, 4), (3, 4, 2), (3, 2, 7))
+    whole, weights, values, projection = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    vectors = torch.einsum("hqk,hkd,hde->qke", weights, values, projection)
+    expected = (whole[:, None] - vectors).abs().sum(-1)
+    found = l1_distances(whole, weights, values, projection, most)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    near = nearness(found, whole.double().abs().sum(-1))
-    torch.testing.assert_close(near, (whole.double().abs().sum(-1)[:, None] - expected).clamp(min=0))
+    near = nearness(found, whole.abs().sum(-1))
+    torch.testing.assert_close(near, (whole.abs().sum(-1)[:, None] - expected).clamp(min=0))
     assert (near >= 0).all()
 
 
 def test_gradients_flow_through_distances() -> None:
     torch.manual_seed(0)
-    tensors = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4), (2, 3, 5), (5, 2, 4))]
-    assert torch.autograd.gradcheck(lambda y, a, f: l1_distances(y, a, f, 9), tensors)
+    shapes = ((3, 4), (2, 3, 5), (2, 5, 3), (2, 3, 4))
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda y, a, v, w: l1_distances(y, a, v, w, 9), tensors)
 
 
 def test_small_angles_keep_their_digits() -> None:
