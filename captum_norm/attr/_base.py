@@ -180,10 +180,7 @@ class AttentionMapAttribution(Attribution, ABC):
         delta = self.maps(inputs, additional_forward_args).convergence_delta
         if delta is None:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
-        (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
-        if len(attributions) != len(delta):
-            raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
-        return delta.amax(1)
+        return delta_for(attributions, delta.amax(1))
 
     @abstractmethod
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
@@ -207,6 +204,14 @@ class AttentionMapAttribution(Attribution, ABC):
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
         return AGGREGATIONS[self.aggregation](stack, rows)
+
+
+def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
+    """The completeness error, (B,), of attributions, which must be of as many examples."""
+    (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
+    if len(attributions) != len(delta):
+        raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
+    return delta
 
 
 def attribution_maps(

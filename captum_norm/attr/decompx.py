@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, stacked_maps
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
 from captum_norm.attr._frozen import Rules, frozen
 from captum_norm.attr._frozen_graph import GraphRules
 from captum_norm.attr._frozen_parts import PartsRules
@@ -176,10 +176,14 @@ class DecompX(AttentionMapAttribution):
 
         Returns:
             (B,), relative: see :class:`Decomposition`.
+
+        Raises:
+            InvalidInputError: if the attributions are of other inputs.
         """
         if target is None:
             return super().compute_convergence_delta(attributions, inputs, additional_forward_args)
-        return self.decompose(inputs, target, additional_forward_args, position=position).convergence_delta
+        parts = self.decompose(inputs, target, additional_forward_args, position=position)
+        return delta_for(attributions, parts.convergence_delta)
 
     def _explain(
         self, inputs: Inputs, additional_forward_args: Any, options: MapOptions

@@ -343,6 +343,10 @@ def test_what_is_not_supported_is_refused() -> None:
         DecompX(model, "none")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="got a layer and a target"):
         DecompX(model).attribute(ids, 1, layer=0)
+    with pytest.raises(InvalidInputError, match="got attributions of 2 examples for 3 inputs"):
+        DecompX(model).compute_convergence_delta(torch.zeros(2, 11), ids, target=1)
+    with pytest.raises(InvalidInputError, match="got 2 targets for 3 examples"):
+        DecompX(model, propagate=True).attribute(ids, [0, 1])
     with pytest.raises(InvalidInputError, match="got the target 3 for"):
         DecompX(model).attribute(ids, 3)
     with pytest.raises(InvalidInputError, match="no maps of single heads"):
