@@ -37,6 +37,7 @@ docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 
 bench: $(INSTALLED) ## Time the norms, the faithfulness scores and the alignments
 	$(BIN)/python -m benchmarks.norms
+	$(BIN)/python -m benchmarks.methods_cost
 	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.alignment

@@ -39,6 +39,33 @@ def rollout(maps: Tensor) -> Tensor:
     return torch.stack(steps, dim=1)
 
 
+def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+    """The last decoder layer's output in shares of source and target prefix: ALTI+ [Ferrando et al. 2022b].
+
+    A decoder layer gives its output the share c_s of the encoder's output and the share 1 − Σ_s c_s of what its
+    self-attention made of the layer before:
+
+        source_l = C_l E + (1 − ΣC_l) D_l source_{l−1},    prefix_l = (1 − ΣC_l) D_l prefix_{l−1}
+
+    with E the encoder's rollout, D_l the maps of decoder self-attention, C_l those of cross-attention, source_0 = 0 and
+    prefix_0 = I.
+
+    Args:
+        encoder: (B, L, S, S), rows that sum to 1 (normalised here if not).
+        decoder: (B, L, T, T), the same.
+        cross: (B, L, T, S), rows that sum to 1 less the residual connection's share.
+
+    Returns:
+        (B, T, S) and (B, T, T); both rows of a real position sum to 1 together.
+    """
+    through_encoder, decoder = rollout(encoder)[:, -1], normalize_rows(decoder)
+    source, prefix = torch.zeros_like(cross[:, 0]), torch.eye(decoder.shape[-1]).to(decoder)
+    for self_map, cross_map in zip(decoder.unbind(1), cross.unbind(1), strict=True):
+        before = (1 - cross_map.sum(-1, keepdim=True)) * self_map
+        source, prefix = cross_map @ through_encoder + before @ source, before @ prefix
+    return source, prefix
+
+
 def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
     for layer in reversed(maps.unbind(1)):
         rows = rows @ normalize_rows(layer)

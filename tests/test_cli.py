@@ -79,6 +79,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--method", "weights", "--scope", "attn_res"], lambda m: captum_norm.AttentionWeights(m, "attn_res"), {}),
         (["--method", "rollout", "--position", "first"], captum_norm.AttentionRollout,
          {"position": "first"}),
+        (["--method", "globenc"], captum_norm.GlobEnc, {}),
+        (["--method", "alti", "--aggregation", "mean"], lambda m: captum_norm.ALTI(m, "mean"), {}),
+        (["--method", "value-zeroing"], captum_norm.ValueZeroing, {}),
+        (["--method", "decompx", "--layer", "2"], captum_norm.DecompX, {"layer": 1}),
+        (["--method", "decompx", "--target", "5"], captum_norm.DecompX, {"target": 5}),
+        (["--method", "decompx", "--target", "5", "--against", "dog"], captum_norm.DecompX,
+         {"target": captum_norm.Difference(5, WORDS.index("dog"))}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -108,7 +115,38 @@ def test_files_hold_what_the_api_returns(
     ]
 
 
-@pytest.mark.parametrize("method", ["norm", "attention-block", "weights", "rollout"])
+def test_an_output_is_named_by_number_label_or_token(bert: str, gpt2: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    asked = ["--method", "attention-gradient", "--out", str(path), "--target"]
+    model, tokenizer = load(gpt2)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    attribution = captum_norm.AttentionTimesGradient(model)
+    for name, target in (("cat", WORDS.index("cat")), ("4", 4), ("-1", -1)):
+        assert explain("--model", gpt2, *asked[:-1], f"--target={name}") == 0
+        content = written(path)
+        assert (content["target"], content["unit"]) == (name, "relevance")
+        assert content["scores"] == attribution.attribute(inputs, target)[0].tolist()
+        assert content["map"]["values"] == attribution.maps(inputs, target=target).self_attention[0].tolist()
+    assert explain("--model", bert, *asked, "LABEL_1", "--against", "LABEL_0") == 0
+    assert written(path)["target"] == "LABEL_1 − LABEL_0"
+
+
+def test_outputs_that_are_not_there_are_refused(bert: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["explain", TEXT, "--model", bert, "--method"]
+    assert refused(capsys, *asked, "attention-gradient").endswith("explains an output; name it with --target")
+    assert refused(capsys, *asked, "norm", "--target", "1") == "the method norm has no --target"
+    assert refused(capsys, *asked, "decompx", "--against", "1").startswith("got --against without --target")
+    assert refused(capsys, *asked, "decompx", "--target", "a dog") == (
+        "got the target a dog, which is no number, no label and no single token; the labels are LABEL_0, LABEL_1"
+    )
+    assert refused(capsys, *asked, "decompx", "--target", "8").startswith(
+        "got the target 8 for an output of shape (8,)"
+    )
+
+
+@pytest.mark.parametrize(
+    "method", ["norm", "attention-block", "weights", "rollout", "globenc", "alti", "value-zeroing", "decompx"]
+)
 def test_scores_of_one_layer_are_a_row_of_its_map(bert: str, tmp_path: Path, method: str) -> None:
     path = tmp_path / "e.json"
     assert explain("--model", bert, "--method", method, "--layer", "2", "--position", "3", "--out", str(path)) == 0
@@ -127,6 +165,7 @@ def test_json_says_what_was_asked_of_what(bert: str, gpt2: str, tmp_path: Path) 
         "model": bert,
         "method": "norm",
         "scope": "attn",
+        "target": None,
         "aggregation": None,
         "layer": 2,
         "position": "mean",

@@ -11,7 +11,7 @@ from captum_norm.attr._reducers import LayerReducer
 from captum_norm.functional import Baseline
 from captum_norm.models.inputs import ModelCall, Positions
 from captum_norm.models.layouts import Layout, Scope
-from captum_norm.models.stacks import Role
+from captum_norm.models.stacks import Role, StackName
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,9 @@ def assemble(
     places = [[place for place, index in enumerate(indices) if index == layer] for layer in layers]
     queries, keys = call.positions_of(role)
     count = weights[0].map.shape[-2] if weights else next(iter(layers.values())).positions
-    real = torch.ones(call.batch, count, dtype=torch.bool) if queries.real is None else queries.real
-
-    def placed(part: Tensor, axes: Mapping[int, Positions]) -> Tensor:
-        """One layer's (B, ...), its axes as the user's inputs were, zero at padded positions."""
-        for axis, positions in axes.items():
-            if positions.real is not None:
-                shape = [1] * part.dim()
-                shape[0], shape[axis] = call.batch, part.shape[axis]
-                part = part.where(positions.real.to(part.device).reshape(shape), 0)
-            part = positions.unshift(part, axis)
-        return part
 
     def stack(parts: Iterable[Tensor], axes: Mapping[int, Positions]) -> Tensor:
-        """(B, L, ...) from each layer's (B, ...), on the device of the first layer."""
-        whole: Tensor | None = None
-        for part, where in zip(parts, places, strict=True):
-            layer = placed(part, axes).unsqueeze(1)
-            if len(indices) == 1:
-                return layer
-            if whole is None:
-                whole = layer.new_empty(call.batch, len(indices), *layer.shape[2:])
-            whole[:, where] = layer.to(whole.device)
-        return cast(Tensor, whole)  # no selection of layers is empty
+        return stacked(parts, axes, places)
 
     def maps(parts: Iterable[Tensor]) -> Tensor:
         return stack(parts, {-2: queries, -1: keys})
@@ -109,9 +89,49 @@ def assemble(
         transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
         mixing_ratio=ratios,
         convergence_delta=stack([layer.delta for layer in layers.values()], {}) if scopes else None,
-        real=queries.unshift(real, -1),
+        real=real_queries(call, role, count),
         tokens=call.tokens,
         baseline=baseline,
         layer_names=tuple(block.name for block in blocks),
         layouts=tuple(block.layout for block in blocks),
     )
+
+
+def stacked(
+    parts: Iterable[Tensor], axes: Mapping[int, Positions], places: Sequence[Sequence[int]] | None = None
+) -> Tensor:
+    """(B, L, ...) from each layer's (B, ...), on the device of the first layer, one layer at a time.
+
+    Args:
+        parts: of one layer or more.
+        axes: the axes along positions; they become as the user's inputs were, zero at padded positions.
+        places: at which of the L places each layer belongs; at the next one if None.
+    """
+    if places is None:
+        parts = list(parts)
+        places = [[place] for place in range(len(parts))]
+    count = sum(map(len, places))
+    whole: Tensor | None = None
+    for part, where in zip(parts, places, strict=True):
+        layer = part.unsqueeze(1)
+        for axis, positions in axes.items():
+            layer = positions.restored(layer, axis)
+        if count == 1:
+            return layer
+        if whole is None:
+            whole = layer.new_empty(len(layer), count, *layer.shape[2:])
+        whole[:, where] = layer.to(whole.device)
+    return cast(Tensor, whole)  # no selection of layers is empty
+
+
+def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
+    """True at the real ones among the ``count`` query positions that a stack has in the user's inputs, (B, Q)."""
+    queries, _ = call.positions_of(role)
+    if queries.real is None:
+        return torch.ones(call.batch, count, dtype=torch.bool)
+    return queries.unshift(queries.real, -1)
+
+
+def stack_name(role: Role, *, causal: bool) -> StackName:
+    """What a stack is called: the one stack of a model that is no encoder–decoder by where it looks."""
+    return role if role != "self" else "decoder" if causal else "encoder"

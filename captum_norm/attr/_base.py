@@ -10,23 +10,25 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
-from captum_norm.attr._assembly import Measurements
+from captum_norm.attr._assembly import Measurements, real_queries, stack_name, stacked
 from captum_norm.attr.measure import MeterOptions, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import ReadPosition, positions_of_examples, read_position
-from captum_norm.models.inputs import Inputs
-from captum_norm.models.stacks import StackName
+from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.stacks import Role, StackName
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 
 
 class MapOptions(NamedTuple):
-    """Which maps are wanted."""
+    """Which maps are wanted, and for the methods that explain a number of the output, which one."""
 
     layers: Sequence[int] | None
-    per_head: bool
-    stacks: Collection[StackName] | None
+    per_head: bool = False
+    stacks: Collection[StackName] | None = None
+    target: Any = None
+    position: Position = None
 
 
 class AttentionMapAttribution(Attribution, ABC):
@@ -120,7 +122,7 @@ class AttentionMapAttribution(Attribution, ABC):
     def attribute(
         self,
         inputs: Inputs,
-        target: Any = None,  # noqa: ARG002
+        target: Any = None,
         additional_forward_args: Any = None,
         *,
         position: Position = None,
@@ -131,7 +133,8 @@ class AttentionMapAttribution(Attribution, ABC):
 
         Args:
             inputs: as for :meth:`maps`.
-            target: accepted as everywhere in Captum and not used: maps do not depend on an output class.
+            target: the output to explain, as everywhere in Captum, for methods that explain one. It is not used by
+                methods whose maps do not depend on an output class.
             additional_forward_args: the model's further positional arguments (attention mask first).
             position: the output position to explain: an index (negative from the end), one index for each example,
                 ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: the position that
@@ -151,16 +154,19 @@ class AttentionMapAttribution(Attribution, ABC):
         """
         if return_convergence_delta and not self.has_convergence_delta():
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
-        maps = self.maps(inputs, additional_forward_args, layers=None if layer is None else [layer])
-        scores = self.scores(maps, position, aggregate=layer is None)
+        layers = None if layer is None else [layer]
+        options = MapOptions(layers, target=target, position=position)
+        scores, delta = self._explain(inputs, additional_forward_args, options)
         # As everywhere in Captum, a tuple in gives a tuple out.
         attributions = (scores,) if isinstance(inputs, tuple) else scores
-        if maps.convergence_delta is None or not return_convergence_delta:
+        if delta is None or not return_convergence_delta:
             return attributions
-        return attributions, maps.convergence_delta.amax(1)
+        return attributions, delta
 
     def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Tensor:
         """What :meth:`attribute` returns, from maps that are already there: of long inputs, or for several positions.
+
+        (Not of :class:`captum_norm.DecompX` with a target, whose scores come from no map.)
 
         Args:
             maps: of :meth:`maps`, of all layers or of one.
@@ -178,9 +184,7 @@ class AttentionMapAttribution(Attribution, ABC):
         if not aggregate and stack.shape[1] != 1:
             raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
         with torch.set_grad_enabled(self._meter.differentiable):
-            rows = _rows(position, maps, self.model).unsqueeze(1)
-            rows = self._aggregate(stack, rows) if aggregate else rows @ stack[:, 0]
-        return rows.squeeze(1)
+            return self._scores(maps, position, aggregate=aggregate)
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
         """How many layers there are to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
@@ -205,18 +209,37 @@ class AttentionMapAttribution(Attribution, ABC):
         delta = self.maps(inputs, additional_forward_args).convergence_delta
         if delta is None:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
-        (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
-        if len(attributions) != len(delta):
-            raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
-        return delta.amax(1)
+        return delta_for(attributions, delta.amax(1))
 
     @abstractmethod
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         """What :meth:`maps` returns."""
 
+    def _explain(
+        self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
+    ) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`attribute` returns, (B, S), and the completeness error, (B,)."""
+        maps = self._maps(inputs, additional_forward_args, options)
+        scores = self.scores(maps, options.position, aggregate=options.layers is None)
+        return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
+
+    def _scores(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
+        """What :meth:`scores` returns."""
+        stack = maps.self_attention
+        rows = position_rows(position, maps.real, stack, self.model, causal=maps.decoder is not None).unsqueeze(1)
+        return (self._aggregate(stack, rows) if aggregate else rows @ stack[:, 0]).squeeze(1)
+
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
         return AGGREGATIONS[self.aggregation](stack, rows)
+
+
+def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
+    """The completeness error, (B,), of attributions, which must be of as many examples."""
+    (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
+    if len(attributions) != len(delta):
+        raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
+    return delta
 
 
 def attribution_maps(
@@ -241,20 +264,60 @@ def attribution_maps(
     )
 
 
-def _rows(position: Position, maps: AttributionMaps, model: nn.Module) -> Tensor:
-    """How much each query's row counts, (B, Q)."""
-    stack, real = maps.self_attention, maps.real
+def stacked_maps(
+    call: ModelCall, maps: Mapping[Role, Sequence[Tensor]], deltas: Mapping[Role, Sequence[Tensor]], *, causal: bool
+) -> AttributionMaps:
+    """Maps of all stacks, at the positions that the user's inputs had.
+
+    Args:
+        call: the call that was explained.
+        maps: each layer's map, (B, [H,] Q, K).
+        deltas: each layer's completeness error, (B,), empty for a method without one.
+        causal: whether the one stack of a model that is no encoder–decoder looks back only.
+    """
+    stacks: dict[StackName, Tensor] = {}
+    for role, parts in maps.items():
+        queries, keys = call.positions_of(role)
+        stacks[stack_name(role, causal=causal)] = stacked(parts, {-2: queries, -1: keys})
+    every = [delta for found in deltas.values() for delta in found]
+    cross = stacks.get("cross")
+    first = next(iter(maps))
+    return AttributionMaps(
+        encoder=stacks.get("encoder"),
+        decoder=stacks.get("decoder"),
+        cross=cross,
+        mixing_ratio=None,
+        convergence_delta=stacked(every, {}) if every else None,
+        real=real_queries(call, first, maps[first][0].shape[-2]),
+        tokens=call.tokens,
+        decoder_real=None if cross is None else real_queries(call, "cross", cross.shape[-2]),
+    )
+
+
+def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Module, *, causal: bool) -> Tensor:
+    """How much each query's row counts, (B, Q).
+
+    Args:
+        position: see :meth:`AttentionMapAttribution.attribute`.
+        real: True at real positions, (B, Q).
+        like: a tensor of the dtype and on the device wanted.
+        model: the model, whose head decides where no position was given.
+        causal: whether attention looks back only.
+
+    Raises:
+        InvalidInputError: for a position outside the sequence or in its padding.
+    """
     batch = len(real)
     if position is None:
-        position = read_position(model, causal=maps.decoder is not None)
+        position = read_position(model, causal=causal)
     if position == "mean":
-        return (real / real.sum(1, keepdim=True)).to(stack)
+        return (real / real.sum(1, keepdim=True)).to(like)
     if isinstance(position, str):
         counted = real.long().cumsum(1) * real
         wanted = {"first": torch.ones(batch, 1), "last": real.sum(1, keepdim=True)}.get(position)
         if wanted is None:
             raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
-        return (counted == wanted.to(counted)).to(stack)
-    rows = torch.zeros_like(real, dtype=stack.dtype, device=stack.device)
+        return (counted == wanted.to(counted)).to(like)
+    rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
     rows[torch.arange(batch), positions_of_examples(position, real)] = 1
     return rows

@@ -114,6 +114,12 @@ class _Form:
         return (self._difference / size.clamp(min=torch.finfo(size.dtype).tiny)).amax(1)
 
 
+def piece_elements(budget: MemoryBudget, like: Tensor) -> int:
+    """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
+    fitting = budget.on(like.device) // (WORKING_TENSORS * like.element_size())
+    return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting
+
+
 class NormReducer:
     """Norms of one block at one or several scopes.
 
@@ -187,7 +193,7 @@ class NormReducer:
             values = values.repeat_interleave(heads // own_heads, dim=2)
         self.positions, self._values, self._cross = queries, values, cross
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
-        limit = self._piece(values)
+        limit = piece_elements(self._budget, values)
         for norms, carry in self._distinct.items():
             products = self._cache.get(self.block, carry, heads, self.dtype)
             self._forms[norms] = _Form(values, products, queries, limit)
@@ -195,11 +201,6 @@ class NormReducer:
         if self.per_head:
             self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
             self.head_map = values.new_empty(batch, heads, queries, keys)
-
-    def _piece(self, like: Tensor) -> int:
-        """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
-        fitting = self._budget.on(like.device) // (WORKING_TENSORS * like.element_size())
-        return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights = weights.to(self.dtype)
@@ -216,7 +217,7 @@ class NormReducer:
         weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
-        for rows in chunks(queries, batch * width, self._piece(self._values)):
+        for rows in chunks(queries, batch * width, piece_elements(self._budget, self._values)):
             here = tensors.rows(rows, self.dtype)
             keys = self._sampled_keys[rows]
             sampled_weights = self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)

@@ -31,7 +31,7 @@ class ScopedNorms(AttentionMapAttribution):
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         if options.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
-        layers, per_head, stacks = options
+        layers, per_head, stacks, *_ = options
         measured = self._meter.measure(
             inputs, additional_forward_args, scopes=[self.scope], head_norms=per_head, layers=layers, stacks=stacks
         )

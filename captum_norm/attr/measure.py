@@ -1,14 +1,14 @@
 """Several norm analyses from one forward pass; what the attribution methods stand on."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypedDict, get_args
+from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._assembly import Measurements, assemble
+from captum_norm.attr._assembly import Measurements, assemble, stack_name
 from captum_norm.attr._feed_forward import VECTOR_BYTES, FeedForwardReducer
 from captum_norm.attr._outline import (
     PROBE_LENGTH,
@@ -37,7 +37,7 @@ from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
-from captum_norm.recording import record
+from captum_norm.recording import Reducer, ReducerFactory, record
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -47,6 +47,9 @@ TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
 Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
 few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
 """
+
+Result = TypeVar("Result")
+Kind = TypeVar("Kind", bound=Reducer)
 
 
 class MeterOptions(TypedDict, total=False):
@@ -178,25 +181,33 @@ class NormMeter:
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
-        if layers is not None:
-            layers = [as_index("layer", layer) for layer in as_sequence("layers", layers)]
+        layers = as_layers(layers)
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            _check_stacks(self.model, stacks)
-            wanted = _Wanted(scopes, weights, per_head, head_norms, layers, stacks)
-            known = self._blocks is not None
-            try:
-                return self._measure(call, wanted)
-            except NonFiniteError:
-                _refuse_non_finite(self.model)
+            check_stacks(self.model, stacks)
+            wanted = Wanted(scopes, weights, per_head, head_norms, layers, stacks)
+            return self._attempt(lambda: self._measure(call, wanted))
+
+    def _with_blocks(
+        self, call: ModelCall, work: Callable[[Mapping[nn.Module, Block]], Result], *, feed_forward: bool = False
+    ) -> Result:
+        """What ``work`` makes of the model's blocks; a second time if those known before do not hold."""
+        return self._attempt(lambda: work(self._understand(call, feed_forward=feed_forward)))
+
+    def _attempt(self, work: Callable[[], Result]) -> Result:
+        known = self._blocks is not None
+        try:
+            return work()
+        except NonFiniteError:
+            _refuse_non_finite(self.model)
+            raise
+        except (IncompleteDecompositionError, UnsupportedModelError):
+            # A weight written through .data changes without a trace, and so does a module that was exchanged.
+            if not known:
                 raise
-            except (IncompleteDecompositionError, UnsupportedModelError):
-                # A weight written through .data changes without a trace, and so does a module that was exchanged.
-                if not known:
-                    raise
-                self._cache.clear()
-                self._blocks = self._outline = None
-                return self._measure(call, wanted)
+            self._cache.clear()
+            self._blocks = self._outline = None
+            return work()
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
         """How many layers the model, or its largest stack, has: seen in a forward pass over the first positions.
@@ -249,15 +260,10 @@ class NormMeter:
             self._blocks = known
         return known
 
-    def _measure(self, call: ModelCall, wanted: "_Wanted") -> dict[StackName, Measurements]:
+    def _measure(self, call: ModelCall, wanted: "Wanted") -> dict[StackName, Measurements]:
         feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
         blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
-        total = total_queries(call, self._stacks(call)) if is_asked() else None
-        if may_be_large(call):
-            stacks = self._stacks(call)
-            kept = {role: wanted.kept(stack.layers, stack.heads) for role, stack in stacks.items()}
-            chosen = {role: what for role, what in kept.items() if wanted.has_stack(role)}
-            expect_room(call, stacks, chosen, self._accumulate)
+        self._expect_room(call, wanted)
         budget = MemoryBudget(self._memory_budget)
         reducers: dict[Role, list[LayerReducer | None]] = {}
 
@@ -271,15 +277,11 @@ class NormMeter:
                     reducer = self._norm_reducer(wanted, block, weights, budget, queries.real)
                 else:
                     reducer = LayerReducer(weights, None)
-            found = reducers.setdefault(place.role, [])
-            found.append(reducer)
-            if wanted.is_outdated(place.index - wanted.reach):
-                found[place.index - wanted.reach] = None
+            wanted.note(place, reducer, reducers)
             return reducer
 
-        with bar(type(self.model).__name__, total, "queries") as shown:
-            causal = record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
-        _check_seen(self.model, reducers, wanted)
+        causal = self._record(call, make, blocks, budget, feed_forward=feed_forward)
+        check_seen(self.model, reducers, wanted)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
             if not wanted.has_stack(role):
@@ -288,14 +290,35 @@ class NormMeter:
             layers = {index: layer for index in indices if (layer := found[index]) is not None}
             for index, layer in layers.items():
                 self._check(Place(role, index), layer)
-            name: StackName = role if role != "self" else "decoder" if causal else "encoder"
             baseline = self._baseline if feed_forward else None
-            measured[name] = assemble(call, role, layers, indices, wanted.scopes, baseline)
+            measured[stack_name(role, causal=causal)] = assemble(call, role, layers, indices, wanted.scopes, baseline)
         return measured
+
+    def _expect_room(self, call: ModelCall, wanted: "Wanted") -> None:
+        """Refuse what cannot fit; see :func:`captum_norm.attr._outline.expect_room`."""
+        if may_be_large(call):
+            stacks = self._stacks(call)
+            kept = {role: wanted.kept(stack.layers, stack.heads) for role, stack in stacks.items()}
+            chosen = {role: what for role, what in kept.items() if wanted.has_stack(role)}
+            expect_room(call, stacks, chosen, self._accumulate)
+
+    def _record(
+        self,
+        call: ModelCall,
+        make: ReducerFactory,
+        blocks: Mapping[nn.Module, Block] | None,
+        budget: MemoryBudget,
+        *,
+        feed_forward: bool = False,
+    ) -> bool:
+        """Record by this meter's options, with a bar; see :func:`captum_norm.recording.record`."""
+        total = total_queries(call, self._stacks(call)) if is_asked() else None
+        with bar(type(self.model).__name__, total, "queries") as shown:
+            return record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
 
     def _norm_reducer(
         self,
-        wanted: "_Wanted",
+        wanted: "Wanted",
         block: Block,
         weights: WeightReducer | None,
         budget: MemoryBudget,
@@ -341,15 +364,15 @@ class NormMeter:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """What was asked for."""
+class Wanted:
+    """What was asked for: which maps of which layers and stacks."""
 
-    scopes: Sequence[Scope]
-    weights: bool
-    per_head: bool
-    head_norms: bool
-    layers: Sequence[int] | None
-    stacks: Collection[StackName] | None
+    scopes: Sequence[Scope] = ()
+    weights: bool = False
+    per_head: bool = False
+    head_norms: bool = False
+    layers: Sequence[int] | None = None
+    stacks: Collection[StackName] | None = None
 
     def has_stack(self, role: Role) -> bool:
         """Whether a stack is among those asked for."""
@@ -365,9 +388,12 @@ class _Wanted:
         """How far back from the last layer the negative indices go."""
         return max(0, -min(self.layers or (), default=0))
 
-    def is_outdated(self, index: int) -> bool:
-        """Whether a layer that is further back than any negative index is not among those asked for."""
-        return self.layers is not None and self.reach > 0 and index >= 0 and index not in self.layers
+    def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
+        """Add a layer's reducer to those found; drop that of an unwanted layer too far back for negative indices."""
+        stack, last = found.setdefault(place.role, []), place.index - self.reach
+        stack.append(reducer)
+        if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
+            stack[last] = None
 
     def kept(self, layers: int, heads: int) -> Kept:
         """What is kept of a stack of so many layers and heads."""
@@ -375,11 +401,13 @@ class _Wanted:
         return Kept(layers if self.layers is None else len(self.layers), maps)
 
 
-def as_sequence(name: str, values: object) -> list[object]:
-    """The items of anything but a text."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InvalidInputError(f"got {name} {values!r}; expected a sequence of integers")
-    return list(values)
+def as_layers(layers: object) -> list[int] | None:
+    """Indices of layers from any sequence of integers; None stays None."""
+    if layers is None:
+        return None
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise InvalidInputError(f"got layers {layers!r}; expected a sequence of integers")
+    return [as_index("layer", layer) for layer in layers]
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
@@ -393,7 +421,8 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     return [layer % count for layer in chosen]
 
 
-def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
+def check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
+    """Refuse stacks that are not some of an encoder–decoder model's."""
     if stacks is None:
         return
     if isinstance(stacks, str) or not stacks or not set(stacks) <= set(get_args(StackName)):
@@ -402,7 +431,7 @@ def _check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
         raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
 
 
-def _check_seen(model: nn.Module, seen: Collection[Role], wanted: "_Wanted") -> None:
+def check_seen(model: nn.Module, seen: Collection[Role], wanted: Wanted) -> None:
     """A stack whose attention has another form than the others' must not be left out in silence."""
     encoder = encoder_of(model)
     if encoder is None:

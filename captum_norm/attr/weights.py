@@ -51,7 +51,7 @@ class AttentionWeights(AttentionMapAttribution):
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         if options.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
-        layers, per_head, stacks = options
+        layers, per_head, stacks, *_ = options
         measured = self._meter.measure(
             inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers, stacks=stacks
         )

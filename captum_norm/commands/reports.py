@@ -30,6 +30,7 @@ class Explanation:
         model: the model's name or folder, as given.
         method: the method's name on the command line.
         scope: the method's scope; None if it has none.
+        target: the output explained, as given; None for none.
         aggregation: how the layers became one; None for a single layer.
         layer: the one layer explained, from 1; None for all together.
         position: the output position explained, from 0, or "first", "last" or "mean".
@@ -47,6 +48,7 @@ class Explanation:
     model: str
     method: str
     scope: str | None
+    target: str | None
     aggregation: str | None
     layer: int | None
     position: int | str
@@ -64,6 +66,8 @@ class Explanation:
         scope = "" if self.scope is None else f" ({self.scope})"
         layer = f"all ({self.aggregation})" if self.layer is None else str(self.layer)
         facts = {"model": self.model, "method": f"{self.method}{scope}", "layer": layer, "position": str(self.position)}
+        if self.target is not None:
+            facts["target"] = self.target
         if self.convergence_delta is not None:
             facts["convergence delta"] = f"{self.convergence_delta:.1e}"
         return facts
@@ -109,6 +113,7 @@ def _json(explanation: Explanation) -> bytes:
         "model": explanation.model,
         "method": explanation.method,
         "scope": explanation.scope,
+        "target": explanation.target,
         "aggregation": explanation.aggregation,
         "layer": explanation.layer,
         "position": explanation.position,

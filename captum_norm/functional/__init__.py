@@ -1,9 +1,11 @@
 """The mathematics: tensors in, tensors out; knows neither models nor Captum."""
 
 from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
+from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
 from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
 from captum_norm.functional.completeness import random_directions, relative_error, squared_length
+from captum_norm.functional.contributions import cosine_distance, l1_distances, nearness
 from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize, scaled
 from captum_norm.functional.norms import (
@@ -18,6 +20,7 @@ from captum_norm.functional.norms import (
 from captum_norm.functional.ranks import average_ranks, spearman
 
 __all__ = [
+    "BIAS_SHARES",
     "Affine",
     "Baseline",
     "BlockRows",
@@ -29,15 +32,19 @@ __all__ = [
     "Normalization",
     "Scales",
     "Use",
+    "add_bias",
     "apply_linear",
     "average_ranks",
     "block_rows",
     "chunks",
+    "cosine_distance",
     "derivative",
     "gate_slopes",
     "head_norms",
     "inverse_scale",
     "key_gram",
+    "l1_distances",
+    "nearness",
     "normalize",
     "random_directions",
     "ratio",

@@ -1,7 +1,7 @@
 """What the user gives, bound to the parameters of the model's forward function and checked."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index as integer
 from traceback import walk_tb
@@ -53,6 +53,14 @@ class Positions:
         index = _places(-self.shift.to(rows.device), rows.shape[axis]).reshape(shape)
         return rows.gather(axis, index.expand_as(rows))
 
+    def restored(self, rows: Tensor, axis: int) -> Tensor:
+        """Results at the positions that the user's inputs had, 0 at padding, along an axis of length S."""
+        if self.real is not None:
+            shape = [1] * rows.dim()
+            shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
+            rows = rows.where(self.real.to(rows.device).reshape(shape), 0)
+        return self.unshift(rows, axis)
+
     def cut(self, value: Any, batch: int, length: int) -> Any:
         """The first example's first positions of an argument; of a mask over queries and keys the first of both."""
         if not isinstance(value, Tensor) or value.dim() == 0:
@@ -93,7 +101,7 @@ class ModelCall:
         return queries, self.decoder if role == "decoder" else self.positions
 
     def run(self) -> Any:
-        """Run the model; what its own code refuses becomes an :class:`InvalidInputError`."""
+        """What the model returns; what its own code refuses becomes an :class:`InvalidInputError`."""
         try:
             return self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
@@ -120,6 +128,32 @@ class ModelCall:
             for old in (self.positions, self.decoder)
         )
         return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder)
+
+    def example(self, index: int) -> "ModelCall":
+        """One example alone."""
+
+        def cut(value: Any) -> Any:
+            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
+            return value[index : index + 1] if batched else value
+
+        return self._with_each(cut, batch=1)
+
+    def repeated(self, copies: int) -> "ModelCall":
+        """One example's call with the example ``copies`` times."""
+
+        def repeat(value: Any) -> Any:
+            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
+            return value.expand(copies, *value.shape[1:]) if batched else value
+
+        return self._with_each(repeat, batch=copies)
+
+    def _with_each(self, change: Callable[[Any], Any], batch: int) -> "ModelCall":
+        """The call with a change of every argument and of what is known of the positions."""
+        arguments = {name: change(value) for name, value in self.arguments.items()}
+        positions, decoder = (
+            replace(old, real=change(old.real), shift=change(old.shift)) for old in (self.positions, self.decoder)
+        )
+        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder)
 
     def _positions_for(self, name: str) -> Positions:
         return self.decoder if library_of(self.model).is_decoders(name) else self.positions

@@ -67,9 +67,9 @@ def hex_of(color: Rgb) -> str:
 
 
 def shares_of(scores: Sequence[float], maximum: float | None = None) -> list[float]:
-    """Scores as shares of the largest one (or of ``maximum``); all zero where nothing is above zero."""
+    """Scores as shares of the largest one (or of ``maximum``); zero where a score, or all of them, are below zero."""
     top = max(scores, default=0.0) if maximum is None else maximum
-    return [score / top if top > 0 else 0.0 for score in scores]
+    return [max(score, 0.0) / top if top > 0 else 0.0 for score in scores]
 
 
 @cache

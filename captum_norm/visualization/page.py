@@ -79,7 +79,7 @@ def render_page(
 
     Args:
         tokens: the S tokens of the input, which are the maps' queries.
-        scores: S scores, not negative.
+        scores: S scores; those below zero count as zero.
         title: the page's heading.
         unit: what the scores measure.
         panels: the maps below the tokens, (S, K) each.

@@ -22,7 +22,7 @@ def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: f
 
     Args:
         tokens: the S tokens' texts.
-        scores: S scores, not negative, in any unit.
+        scores: S scores in any unit; those below zero count as zero.
         maximum: the score that gets the darkest colour; the largest score if None.
 
     Returns:
@@ -49,7 +49,7 @@ def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: fl
 
     Args:
         tokens: the S tokens' texts.
-        scores: S scores, not negative, in any unit.
+        scores: S scores in any unit; those below zero count as zero.
         maximum: the score that gets the full block; the largest score if None.
 
     Returns:
@@ -73,7 +73,7 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
     Args:
         console: where to print.
         tokens: the S tokens' texts.
-        scores: S scores, not negative.
+        scores: S scores; those below zero count as zero.
         unit: what one score is measured in.
 
     Raises:
@@ -96,7 +96,7 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) ->
 
     Args:
         tokens: the S tokens' texts.
-        scores: S scores, not negative.
+        scores: S scores; those below zero count as zero.
         unit: what one score is measured in; the column's title.
 
     Returns:

@@ -1,0 +1,213 @@
+"""A model run once as if its attention weights, the statistics of its norms and its activations' slopes were constants.
+
+Linear maps, residual connections, pooling and selection are left to the model's own code. What is not linear in it is
+exchanged on the way: attention at the library's seam, norms and activations at the modules that compute them, and
+activations and products with them that are functions in the model's code as these functions are called.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from captum_norm.functional import Elementwise, Normalization
+from captum_norm.models.library import AttentionFunction
+from captum_norm.models.parameters import NormReader, accumulation_dtype
+from captum_norm.models.seams import library_of
+from captum_norm.models.steps import ActivationReader, Step, read_step
+from captum_norm.models.tracing import evaluating, first_tensor
+
+# Activations that model files call as functions.
+ACTIVATIONS = frozenset(
+    {
+        *(torch.tanh, torch.Tensor.tanh, torch.sigmoid, torch.Tensor.sigmoid, torch.relu, torch.Tensor.relu),
+        *(F.relu, F.gelu, F.silu, F.softplus, F.leaky_relu, F.elu, F.mish, F.hardtanh, F.hardswish),
+    }
+)
+PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
+
+
+class Rules(Protocol):
+    """What takes the place of the steps that are not linear, from the first layer's input on.
+
+    Tensors are the model's own; each result has the shape and the dtype of what it stands for.
+    """
+
+    @property
+    def attention(self) -> AttentionFunction:
+        """What takes the place of attention at the library's seam."""
+        ...
+
+    def enter(self, stream: Tensor) -> Tensor:
+        """The first layer's input."""
+        ...
+
+    def leave(self, stream: Tensor) -> None:
+        """A layer's output."""
+        ...
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The part of a tensor that the model would have computed."""
+        ...
+
+    def carries(self, tensor: Tensor) -> bool:
+        """Whether a tensor depends on the first layer's input."""
+        ...
+
+    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
+        """A normalisation."""
+        ...
+
+    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
+        """A linear map's output with a bias in it."""
+        ...
+
+    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        """g(z)."""
+        ...
+
+    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
+        """g(u) ⊙ w."""
+        ...
+
+
+@contextmanager
+def frozen(model: nn.Module, layers: set[nn.Module], rules: Rules, steps: dict[nn.Module, Step]) -> Iterator[None]:
+    """While open, the model runs by ``rules`` in this thread; it is left as it was.
+
+    Args:
+        model: the model.
+        layers: its layers, the first of which to run begins the frozen part.
+        rules: what takes the place of its steps.
+        steps: what is known of its modules; what is learnt is added.
+    """
+    watcher = _Watcher(layers, rules, steps)
+    seam = library_of(model).attention_through(model, watcher.attention)
+    with seam, watcher.hooked(model), _Functions(watcher), evaluating(model):
+        yield
+
+
+class _Watcher:
+    def __init__(self, layers: set[nn.Module], rules: Rules, steps: dict[nn.Module, Step]) -> None:
+        self._layers = layers
+        self._rules = rules
+        self._steps = steps
+        self._entered = False
+        self._busy = False
+        self._thread = get_ident()
+        # The latest activation, which the next product may gate something with: its output, function and input.
+        self._latest: tuple[Tensor, Elementwise, Tensor] | None = None
+
+    @contextmanager
+    def hooked(self, model: nn.Module) -> Iterator[None]:
+        """Hooks on layers and on modules without children."""
+        with ExitStack() as stack:
+            for module in model.modules():
+                if module in self._layers:
+                    stack.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(self._leave).remove)
+                if not any(True for _ in module.children()):
+                    stack.callback(module.register_forward_hook(self._module, with_kwargs=True).remove)
+            yield
+
+    def attention(self, *args: Any, **options: Any) -> Tensor:
+        with self._working():
+            return self._rules.attention(*args, **options)
+
+    def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A function of torch that the model's code calls."""
+        output = func(*args, **kwargs)
+        if self._busy or not self._entered or not isinstance(output, Tensor):
+            return output
+        if func in PRODUCTS:
+            return self._product(args, output)
+        if func not in ACTIVATIONS or not isinstance(args[0], Tensor) or not self._rules.carries(args[0]):
+            return output
+        inputs, rest = args[0], args[1:]
+        return self._activation(lambda values: func(values, *rest, **kwargs), inputs, output)
+
+    def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        if self._latest is None or len(args) != 2:
+            return output
+        active, function, gate = self._latest
+        other = next((factor for factor in args if factor is not active), None)
+        gates = any(factor is active for factor in args) and isinstance(other, Tensor) and other.shape == active.shape
+        if other is None or not gates or not self._rules.carries(other):
+            return output
+        with self._working():
+            return self._rules.product(function, gate, other, output)
+
+    def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        with self._working():
+            active = self._rules.activation(function, inputs, output)
+        self._latest = (active, function, inputs)
+        return active
+
+    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._entered or get_ident() != self._thread:
+            return None
+        given = first_tensor(args)
+        stream = first_tensor(kwargs) if given is None else given
+        if stream is None:
+            return None
+        self._entered = True
+        entered = self._rules.enter(stream)
+        exchanged = tuple(entered if value is stream else value for value in args)
+        return exchanged, {name: entered if value is stream else value for name, value in kwargs.items()}
+
+    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        stream = first_tensor(output)
+        if stream is not None and get_ident() == self._thread:
+            self._rules.leave(stream)
+
+    def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        inputs = first_tensor(args)
+        inputs = first_tensor(kwargs) if inputs is None else inputs
+        if not self._entered or self._busy or get_ident() != self._thread:
+            return None
+        if inputs is None or not isinstance(output, Tensor) or not self._rules.carries(output):
+            return None
+        step = self._step(module, inputs, output)
+        if isinstance(step, ActivationReader):
+            return self._activation(step, inputs, output)
+        with self._working():
+            if isinstance(step, NormReader):
+                return self._rules.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
+            bias = None if step is None else step.bias(accumulation_dtype(output.dtype))
+            return None if bias is None else self._rules.affine(bias, output)
+
+    def _step(self, module: nn.Module, inputs: Tensor, output: Tensor) -> Step | None:
+        step = self._steps.get(module)
+        if step is None:
+            with self._working(), torch.no_grad():
+                step = read_step(module, self._rules.whole(inputs), self._rules.whole(output))
+            if step is not None:
+                self._steps[module] = step
+        return step
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """While open, nothing is exchanged: what runs is ours."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+
+class _Functions(TorchFunctionMode):
+    """Hands the functions that the model's code calls to a watcher."""
+
+    def __init__(self, watcher: _Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self._watcher.function(func, args, kwargs or {})

@@ -1,0 +1,104 @@
+"""The frozen network as a graph: gradient × input of one number is its decomposition."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.functional import Elementwise, Normalization, apply_linear, gate_slopes, inverse_scale, secant_slope
+from captum_norm.models.library import EagerAttention
+from captum_norm.models.parameters import accumulation_dtype
+from captum_norm.models.stacks import Stacks
+
+
+class GraphRules:
+    """Rules (:class:`captum_norm.attr._frozen.Rules`) under which autograd sees the frozen network.
+
+    Args:
+        batch: number of examples.
+        stacks: the model's stacks of layers.
+
+    Attributes:
+        stream: the first layer's input, a leaf, (B, S, D).
+        biases: what each constant adds to the number whose gradient was last taken, (B,) each.
+        deviations: how far each step of the frozen network is from the model's own, relative.
+    """
+
+    def __init__(self, batch: int, stacks: Stacks) -> None:
+        self.stacks = stacks
+        self.stream: Tensor
+        self.biases: list[Tensor] = []
+        self.deviations: list[Tensor] = []
+        self._batch = batch
+
+    def enter(self, stream: Tensor) -> Tensor:
+        self.stream = stream.detach().clone().requires_grad_()
+        return self.stream
+
+    def leave(self, stream: Tensor) -> None:
+        """Hidden states are not decomposed."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad
+
+    def attention(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        cross: bool,
+        **options: Any,
+    ) -> Tensor:
+        self.stacks.begin(module, query, key, cross=cross)
+        mask = None if mask is None else mask.detach()
+        output, weights = eager(module, query.detach(), key.detach(), value, mask, **options)
+        self.stacks.look(weights)
+        self.stacks.end(module)
+        return output
+
+    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
+        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        linear = apply_linear(norm, inputs) * inverse_scale(norm, inputs.detach())
+        return self._replaced(linear, norm.bias, output)
+
+    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
+        self._count(output, bias)
+        return output
+
+    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        zero, point = inputs.new_zeros(1), inputs.detach()
+        constant = function(zero).detach()
+        linear = inputs * secant_slope(function, zero, point)
+        return self._replaced(linear, constant if constant.any() else None, output)
+
+    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
+        zero = gate.new_zeros(1)
+        slope, other_slope = gate_slopes(function, None, (zero, zero), (gate.detach(), other.detach()))
+        return self._replaced(slope * gate + other_slope * other, None, output)
+
+    def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
+        new = (linear if constant is None else linear + constant).to(output.dtype)
+        with torch.no_grad():
+            smallest = torch.finfo(output.dtype).tiny
+            self.deviations.append((new - output).float().norm() / output.float().norm().clamp(min=smallest))
+        if constant is not None:
+            self._count(new, constant)
+        return new
+
+    def _count(self, tensor: Tensor, constant: Tensor) -> None:
+        """Note what a constant that was added to ``tensor`` adds to the number, once its gradient is known."""
+        constant = constant.detach()
+
+        def count(gradient: Tensor) -> None:
+            shares = (gradient.to(constant.dtype) * constant).sum(-1)
+            self.biases.append(shares.reshape(self._batch, -1).sum(1))
+
+        if tensor.requires_grad:
+            tensor.register_hook(count)

@@ -1,0 +1,114 @@
+"""The frozen network on vectors: one example and its parts, propagated together."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.functional import (
+    Elementwise,
+    Normalization,
+    add_bias,
+    apply_linear,
+    gate_slopes,
+    inverse_scale,
+    secant_slope,
+)
+from captum_norm.models.library import EagerAttention
+from captum_norm.models.parameters import accumulation_dtype
+from captum_norm.models.stacks import Stacks
+
+
+class PartsRules:
+    """Rules (:class:`captum_norm.attr._frozen.Rules`) for copies of one example.
+
+    The first copy is the example, whose norms, activations and attention weights the others use. Copy 1 + j is what
+    token j gives, and the last one what the biases give; shared biases leave it zero.
+
+    Args:
+        tokens: number of tokens, S.
+        stacks: the model's stacks of layers.
+        sharing: how biases are shared among the tokens: see :data:`captum_norm.functional.BIAS_SHARES`; None keeps
+            them apart.
+
+    Attributes:
+        copies: number of copies, S + 2.
+        states: the layers' outputs, (S + 2, S, D) each.
+    """
+
+    def __init__(self, tokens: int, stacks: Stacks, sharing: str | None) -> None:
+        self.stacks = stacks
+        self.copies = tokens + 2
+        self.states: list[Tensor] = []
+        self._sharing = sharing
+
+    def enter(self, stream: Tensor) -> Tensor:
+        parts = torch.zeros_like(stream)
+        own = torch.arange(self.copies - 2, device=stream.device)
+        parts[0], parts[1 + own, own] = stream[0], stream[0]
+        return parts
+
+    def leave(self, stream: Tensor) -> None:
+        self.states.append(stream)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor[: len(tensor) // self.copies]
+
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 1 and len(tensor) % self.copies == 0
+
+    def attention(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        cross: bool,
+        **options: Any,
+    ) -> Tensor:
+        def first(option: Any) -> Any:
+            return option[:1] if isinstance(option, Tensor) and option.dim() > 2 else option
+
+        options = {name: first(option) for name, option in options.items()}
+        self.stacks.begin(module, query, key, cross=cross)
+        output, weights = eager(module, query[:1], key[:1], value[:1], first(mask), **options)
+        self.stacks.look(weights)
+        self.stacks.end(module)
+        heads = value[1:].repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
+        return torch.cat([output, (weights @ heads).transpose(1, 2)])
+
+    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
+        copies = self._copies(inputs).to(accumulation_dtype(inputs.dtype))
+        return self._result(apply_linear(norm, copies) * inverse_scale(norm, copies[:1]), norm.bias, output)
+
+    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
+        copies = self._copies(output).to(bias.dtype)
+        return self._result(copies - bias, bias, output)
+
+    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        copies, zero = self._copies(inputs), inputs.new_zeros(1)
+        constant = function(zero)
+        slope = secant_slope(function, zero, copies[:1])
+        return self._result(copies * slope, constant.expand(copies.shape[-1]) if constant.any() else None, output)
+
+    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
+        gates, others, zero = self._copies(gate), self._copies(other), gate.new_zeros(1)
+        slope, other_slope = gate_slopes(function, None, (zero, zero), (gates[:1], others[:1]))
+        return self._result(slope * gates + other_slope * others, None, output)
+
+    def _copies(self, tensor: Tensor) -> Tensor:
+        """(S + 2, R, D), whatever axes the model gives the positions."""
+        return tensor.reshape(self.copies, -1, tensor.shape[-1])
+
+    def _result(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
+        """The linear map of all copies with a constant added: to the biases' copy, or shared."""
+        tokens, biases = linear[1:-1], linear[-1:]
+        if constant is not None and self._sharing is None:
+            biases = biases + constant
+        elif constant is not None:
+            tokens = add_bias(tokens, constant, self._sharing or "")
+        whole = self._copies(output)[:1].to(linear.dtype)
+        return torch.cat([whole, tokens, biases]).to(output.dtype).reshape(output.shape)

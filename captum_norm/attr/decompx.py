@@ -1,0 +1,309 @@
+"""DecompX: the decomposition of hidden states, and of any number of the output, into the tokens' vectors."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
+from captum_norm.attr._frozen import Rules, frozen
+from captum_norm.attr._frozen_graph import GraphRules
+from captum_norm.attr._frozen_parts import PartsRules
+from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
+from captum_norm.attr._target import (
+    explained_number,
+    gradients_on,
+    one_of_each,
+    outside_inference,
+    refuse_non_finite,
+)
+from captum_norm.attr.measure import TOLERANCE, as_layers, layer_indices
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.blocks import Block
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.layers import layer_of
+from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
+from captum_norm.models.stacks import Stacks
+from captum_norm.models.steps import Step
+
+Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
+
+
+class Decomposition(NamedTuple):
+    """A number of each example's output in parts.
+
+    Attributes:
+        scores: what each token adds to it, (B, S), 0 at padding.
+        bias: what the biases add to it, (B,); 0 if they are shared among the tokens.
+        number: the number, (B,).
+        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or how far the frozen network came
+            from the model if that is more, (B,).
+    """
+
+    scores: Tensor
+    bias: Tensor
+    number: Tensor
+    convergence_delta: Tensor
+
+
+class TokenVectors(NamedTuple):
+    """Hidden states in parts.
+
+    Attributes:
+        vectors: what each token (K) gives to each layer's output at each position (Q), (B, L, Q, K, D).
+        bias: what the biases give, (B, L, Q, D); 0 if they are shared among the tokens.
+    """
+
+    vectors: Tensor
+    bias: Tensor
+
+
+class DecompX(AttentionMapAttribution):
+    """DecompX [Modarressi et al. 2023], to hidden states and to any number of the output, through pooler and head.
+
+    With attention weights, the statistics of norms and the slopes of activations frozen, the network from the first
+    layer's input on is linear in the tokens' vectors. A slope is (g(z) − g(0)) / z, the paper's zero-origin line; in a
+    gated feed-forward network both factors share their product along the straight path from zero.
+
+    With a ``target``, ``attribute`` gives what each token adds to that number of the output, signed: one backward pass
+    of the frozen network, gradient × input. Without, it gives the norms of what each token gives to the last layer's
+    output (or ``layer``'s) at the position explained, from vectors that are propagated; so are the maps.
+
+    Args:
+        model: a model of Hugging Face with one stack of layers; left exactly as it is.
+        bias: what becomes of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias
+            among the tokens' vectors where it is added, in proportion to their products with it (``"absdot"``), their
+            cosines (``"abssim"``), their ``"norm"``, alike (``"equal"``), or give it to the first token (``"cls"``).
+            These propagate vectors.
+        propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
+            forward pass.
+
+    Raises:
+        InvalidInputError: for an unknown treatment of biases.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+        >>> method, ids = DecompX(BertForSequenceClassification(config)), torch.tensor([[2, 7, 9, 3]])
+        >>> parts = method.decompose(ids, target=1)
+        >>> bool((parts.scores.sum(1) + parts.bias - parts.number).abs().max() < 1e-5)
+        True
+    """
+
+    def __init__(self, model: nn.Module, bias: Bias = "apart", *, propagate: bool = False) -> None:
+        if bias not in get_args(Bias):
+            raise InvalidInputError(f"got bias={bias!r}; expected one of {', '.join(get_args(Bias))}")
+        super().__init__(model, "mean")
+        self.bias = bias
+        self._propagate = propagate or bias != "apart"
+        self._steps: dict[nn.Module, Step] = {}
+
+    def has_convergence_delta(self) -> bool:
+        """True: the parts must add up to what the model computed."""
+        return True
+
+    def decompose(
+        self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Position = None
+    ) -> Decomposition:
+        """A number of each example's output in parts.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            target: which number, as everywhere in Captum; an output at each position is taken at ``position``.
+                :class:`Difference` names the difference of two.
+            additional_forward_args: as for :meth:`maps`.
+            position: as for :meth:`attribute`.
+
+        Returns:
+            the parts.
+
+        Raises:
+            InvalidInputError: for a target outside the output.
+            IncompleteDecompositionError: the parts do not add up to the number, as where the model computes something
+                that is neither linear nor a norm, an activation or a gated pair.
+            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+        """
+        call = self._bound(inputs, additional_forward_args)
+        options = MapOptions(None, target=target, position=position)
+        return self._meter._with_blocks(call, lambda blocks: self._decomposed(call, blocks, options))
+
+    def vectors(
+        self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
+    ) -> TokenVectors:
+        """What each token gives to each layer's output, (S + 2) times the forward pass: for small inputs.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+            layers: as for :meth:`maps`.
+
+        Returns:
+            the vectors, 0 at padding.
+
+        Raises:
+            CaptumNormError: see :meth:`decompose`.
+        """
+        call, wanted = self._bound(inputs, additional_forward_args), as_layers(layers)
+
+        def work(blocks: Mapping[nn.Module, Block]) -> TokenVectors:
+            states, _ = self._states(call, blocks, wanted)
+            self._deltas(states, call)
+            vectors = call.positions.restored(call.positions.restored(states[:, :, 1:-1].transpose(2, 3), 2), 3)
+            return TokenVectors(vectors, call.positions.restored(states[:, :, -1], 2))
+
+        return self._meter._with_blocks(call, work)
+
+    def compute_convergence_delta(
+        self,
+        attributions: Tensor | tuple[Tensor],
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        target: Any = None,
+        position: Position = None,
+    ) -> Tensor:
+        """The completeness error for some inputs: of the number ``target`` names, else the layers' largest.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+            target: as for :meth:`attribute`.
+            position: as for :meth:`attribute`.
+
+        Returns:
+            (B,), relative: see :class:`Decomposition`.
+
+        Raises:
+            InvalidInputError: if the attributions are of other inputs.
+        """
+        if target is None:
+            return super().compute_convergence_delta(attributions, inputs, additional_forward_args)
+        parts = self.decompose(inputs, target, additional_forward_args, position=position)
+        return delta_for(attributions, parts.convergence_delta)
+
+    def _explain(
+        self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
+    ) -> tuple[Tensor, Tensor | None]:
+        if options.target is None:
+            return super()._explain(inputs, additional_forward_args, options)
+        if options.layers is not None:
+            raise InvalidInputError("got a layer and a target; parts of hidden states are no parts of the output")
+        parts = self.decompose(inputs, options.target, additional_forward_args, position=options.position)
+        return parts.scores, parts.convergence_delta
+
+    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        # The last layer's parts hold all layers already.
+        return rows @ stack[:, -1]
+
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        refuse_heads(self, options)
+        call, layers = self._bound(inputs, additional_forward_args), as_layers(options.layers)
+
+        def work(blocks: Mapping[nn.Module, Block]) -> AttributionMaps:
+            states, causal = self._states(call, blocks, layers)
+            deltas = self._deltas(states, call)
+            maps = states[:, :, 1:-1].norm(dim=-1).transpose(2, 3)
+            return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
+
+        return self._meter._with_blocks(call, work)
+
+    def _bound(self, inputs: Inputs, additional_forward_args: Any) -> ModelCall:
+        refuse_encoder_decoder(self)
+        refuse_other_libraries(self)
+        with gradients_on():
+            return outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
+
+    def _stacks(self, call: ModelCall) -> Stacks:
+        return Stacks(self.model, several=call.positions.several)
+
+    def _run(self, call: ModelCall, blocks: Mapping[nn.Module, Block], rules: Rules) -> Any:
+        with frozen(self.model, set(layer_of(self.model, blocks).values()), rules, self._steps):
+            return call.run()
+
+    def _decomposed(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> Decomposition:
+        if self._propagate:
+            each = [
+                self._propagated_number(call.example(index), blocks, one_of_each(options, index, call.batch))
+                for index in range(call.batch)
+            ]
+            scores, bias, number = (torch.cat(parts) for parts in zip(*each, strict=True))
+            deviation = torch.zeros_like(number)
+        else:
+            scores, bias, number, deviation = self._gradient(call, blocks, options)
+        refuse_non_finite(self.model, number)
+        if call.positions.real is not None:
+            scores = scores.where(call.positions.real.to(scores.device), 0)
+        size = (scores.abs().sum(1) + bias.abs()).clamp(min=torch.finfo(scores.dtype).tiny)
+        delta = torch.maximum((scores.sum(1) + bias - number).abs() / size, deviation)
+        self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
+        return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
+
+    def _gradient(
+        self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rules = GraphRules(call.batch, self._stacks(call))
+        with gradients_on():
+            output = self._run(call, blocks, rules)
+            number = explained_number(output, call, options, causal=rules.stacks.causal)
+            (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
+        number, dtype = number.detach(), accumulation_dtype(number.dtype)
+        scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
+        bias = torch.stack([part.to(scores) for part in rules.biases]).sum(0) if rules.biases else number.new_zeros(1)
+        return scores, bias, number.to(dtype), torch.stack(rules.deviations).max().to(scores)
+
+    def _propagated(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> tuple[PartsRules, Any]:
+        """One example's parts, and the model's output for each of its copies."""
+        tokens = example.positions.length or self._tokens(example, blocks)
+        sharing = None if self.bias == "apart" else self.bias
+        rules = PartsRules(tokens, self._stacks(example), sharing)
+        with torch.no_grad():
+            return rules, self._run(example.repeated(rules.copies), blocks, rules)
+
+    def _tokens(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> int:
+        """How many tokens the first layer receives where the inputs do not say."""
+        rules = GraphRules(1, self._stacks(example))
+        with torch.no_grad():
+            self._run(example, blocks, rules)
+        return rules.stream.shape[1]
+
+    def _states(
+        self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None
+    ) -> tuple[Tensor, bool]:
+        """The copies of each layer's output, (B, L, S + 2, S, D), and whether the model looks back only."""
+        runs = [self._propagated(call.example(index), blocks)[0] for index in range(call.batch)]
+        states = torch.stack([torch.stack(run.states) for run in runs])
+        states = states[:, layer_indices(layers, states.shape[1])]
+        return states.to(accumulation_dtype(states.dtype)), runs[0].stacks.causal
+
+    def _propagated_number(
+        self, example: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rules, output = self._propagated(example, blocks)
+        numbers = explained_number(output, example.repeated(rules.copies), options, causal=rules.stacks.causal)
+        numbers = numbers.to(accumulation_dtype(numbers.dtype))
+        return numbers[None, 1:-1], numbers[-1:], numbers[:1]
+
+    def _deltas(self, states: Tensor, call: ModelCall) -> Tensor:
+        """(B, L), of the parts of each layer's output, (B, L, S + 2, S, D)."""
+        error = (states[:, :, 1:].sum(2) - states[:, :, 0]).square().sum(-1)
+        size = states[:, :, 0].square().sum(-1)
+        real = call.positions.real
+        if real is not None:
+            error, size = (rows.where(real[:, None].to(rows.device), 0) for rows in (error, size))
+        delta = (error.sum(-1) / size.sum(-1)).sqrt()
+        self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
+        return delta
+
+    def _accept(self, delta: Tensor, problem: str) -> None:
+        norms = (step.precision for step in self._steps.values() if isinstance(step, NormReader))
+        weights = (step.parameter.dtype for step in self._steps.values() if isinstance(step, Projection))
+        precision = max((delta.dtype, *norms, *weights), key=lambda dtype: torch.finfo(dtype).eps)
+        if not bool((delta <= TOLERANCE[precision]).all()):
+            raise IncompleteDecompositionError(
+                f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "
+                f"{precision}"
+            )

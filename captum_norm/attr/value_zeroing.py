@@ -1,0 +1,219 @@
+"""Value zeroing: how much a layer's output turns when one token's value vector is taken away."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
+from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
+from captum_norm.attr.measure import TOLERANCE, MeterOptions, Wanted, as_layers, layer_indices
+from captum_norm.errors import NonFiniteError, UnsupportedModelError
+from captum_norm.functional import cosine_distance
+from captum_norm.maps import AttributionMaps
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.blocks import Block
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.layers import layer_of
+from captum_norm.models.library import EagerAttention
+from captum_norm.models.seams import library_of
+from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.recording import CHUNK_BYTES
+
+# How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.
+LAYER_COPIES = 16
+
+
+class ValueZeroing(AttentionMapAttribution):
+    """Value zeroing, rolled out [Mohebbi et al. 2023].
+
+    The map's entry (i, j) is the cosine distance between the layer's output at i and what it would be if key j's value
+    vectors were zero in this layer, its attention weights and everything before it unchanged. The layer is run to its
+    end for every key, its residual connections, normalisations and feed-forward network included.
+
+    Args:
+        model: a model of Hugging Face; left exactly as it is.
+        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        options: see :class:`captum_norm.MeterOptions`; ``chunk_bytes`` is how much memory the changed outputs should
+            take at a time, within the budget.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> model = GPT2Model(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
+        >>> maps = ValueZeroing(model).maps(torch.tensor([[7, 9, 3]])).decoder
+        >>> maps.shape, bool((maps.triu(1) == 0).all())
+        (torch.Size([1, 2, 3, 3]), True)
+    """
+
+    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+        super().__init__(model, aggregation, **options)
+        self._chunk_bytes = options.get("chunk_bytes")
+
+    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        refuse_heads(self, options)
+        refuse_encoder_decoder(self)
+        refuse_other_libraries(self)
+        with torch.set_grad_enabled(self._meter.differentiable):
+            call = bind_inputs(self.model, inputs, additional_forward_args)
+            return self._meter._with_blocks(call, lambda blocks: self._zeroed(call, blocks, as_layers(options.layers)))
+
+    def _zeroed(
+        self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None
+    ) -> AttributionMaps:
+        calls: list[_LayerCall] = []
+        budget = MemoryBudget(self._meter._memory_budget)
+        self._meter._expect_room(call, Wanted(weights=True, layers=layers))
+        around = set(layer_of(self.model, blocks).values())
+        with _noted(around, calls):
+            causal = self._meter._record(call, lambda *_: None, None, budget)
+        maps = []
+        for index in layer_indices(layers, len(calls)):
+            one = calls[index]
+            dtype = torch.promote_types(self._meter._accumulate, one.output.dtype)
+            examples = [
+                self._distances(one.example(example, call.batch), index, dtype, budget) for example in range(call.batch)
+            ]
+            maps.append(torch.cat(examples))
+        return stacked_maps(call, {"self": maps}, {}, causal=causal)
+
+    def _distances(self, one: "_LayerCall", index: int, dtype: torch.dtype, budget: MemoryBudget) -> Tensor:
+        """One example's map of one layer, (1, Q, K)."""
+        queries, step = one.output.shape[1], self._copies(one.output, budget)
+        columns = []
+        for start in range(0, queries, step):
+            keys = slice(start, min(start + step, queries))
+            zeroed = _Zeroed(keys)
+            with library_of(self.model).attention_through(self.model, zeroed), evaluating(self.model):
+                outputs = one.run(1 + keys.stop - keys.start).to(dtype)
+            if zeroed.calls != 1:
+                raise UnsupportedModelError(
+                    f"attention was seen {zeroed.calls} times in layer {index} of {type(self.model).__name__}, run by "
+                    "itself; expected once"
+                )
+            self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
+            # A key without weight changes nothing but the rounding.
+            columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(zeroed.live, 0))
+        return torch.cat(columns, 1).unsqueeze(0)
+
+    def _copies(self, output: Tensor, budget: MemoryBudget) -> int:
+        """How many copies of a layer's output, (1, Q, D), are made at a time."""
+        size = output.numel() * output.element_size()
+        copies = budget.on(output.device) // (size * LAYER_COPIES)
+        if self._chunk_bytes is not None:
+            copies = min(copies, self._chunk_bytes // size)
+        elif output.device.type == "cpu":
+            copies = min(copies, CHUNK_BYTES // size)
+        return max(1, copies)
+
+    def _check(self, again: Tensor, before: Tensor, index: int, precision: torch.dtype) -> None:
+        name, error = type(self.model).__name__, float(((again - before).norm() / before.norm()).detach())
+        if error != error:
+            raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
+        if error > TOLERANCE[precision]:
+            raise UnsupportedModelError(
+                f"layer {index} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
+                f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer whose output follows from its arguments"
+            )
+
+
+@dataclass(frozen=True)
+class _LayerCall:
+    """One call of a layer, (B, Q, D) in and out."""
+
+    layer: nn.Module
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    output: Tensor
+
+    def example(self, index: int, batch: int) -> "_LayerCall":
+        """One example alone; what has a batch of one already, such as a mask for all, stays."""
+
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor[index : index + 1] if tensor.dim() > 1 and tensor.shape[0] == batch else tensor
+
+        return _LayerCall(self.layer, _mapped(cut, self.arguments), cut(self.output))
+
+    def run(self, copies: int) -> Tensor:
+        """The output for one example's stream repeated, (copies, Q, D)."""
+        args, kwargs = self.arguments
+        stream = first_tensor(args)
+        stream = first_tensor(kwargs) if stream is None else stream
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return tensor.expand(copies, *tensor.shape[1:]) if tensor is stream else tensor
+
+        args, kwargs = _mapped(repeat, self.arguments)
+        output = first_tensor(self.layer(*args, **kwargs))
+        if output is None:
+            raise UnsupportedModelError(f"{type(self.layer).__name__} returns no hidden states")
+        return output
+
+
+class _Zeroed:
+    """An attention function that answers copies of one example: the first as it is, the others each without one value.
+
+    Attributes:
+        live: True where one of the keys has weight in some head, (Q, keys).
+        calls: how often it was called.
+    """
+
+    def __init__(self, keys: slice) -> None:
+        self._keys = keys
+        self.calls = 0
+        self.live: Tensor
+
+    def __call__(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        cross: bool,  # noqa: ARG002
+        **options: Any,
+    ) -> Tensor:
+        self.calls += 1
+        output, weights = eager(module, query[:1], key[:1], value[:1], mask, **options)
+        weights = weights[0, :, :, self._keys]
+        heads = value[0, :, self._keys].repeat_interleave(len(weights) // value.shape[1], dim=0)
+        self.live = weights.any(0)
+        lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
+        return torch.cat([output, output - lost])
+
+
+@contextmanager
+def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
+    """While open, notes every call of the layers in this thread."""
+    thread, opened = get_ident(), dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]()
+
+    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() == thread:
+            opened[layer] = (args, kwargs)
+
+    def leave(layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        stream = first_tensor(output)
+        if get_ident() == thread and stream is not None:
+            calls.append(_LayerCall(layer, opened.pop(layer), stream))
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(leave).remove)
+        yield
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Nested arguments with a function applied to every tensor."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(_mapped(function, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _mapped(function, item) for name, item in value.items()}
+    return value

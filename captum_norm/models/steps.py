@@ -1,0 +1,65 @@
+"""What single modules compute that is not linear in what they receive: norms, activations, added biases."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
+
+# A reading holds for all positions if it holds for these.
+ROWS = 8
+
+
+@dataclass(frozen=True)
+class ActivationReader:
+    """A function of each entry for itself.
+
+    Attributes:
+        module: the module.
+    """
+
+    module: nn.Module
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """The function, past the module's hooks."""
+        computed: Tensor = self.module.forward(values)
+        return computed
+
+
+Step = NormReader | Projection | ActivationReader
+
+
+def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> Step | None:
+    """What a module without children computes.
+
+    Args:
+        module: the module.
+        inputs: what it received, (..., C).
+        output: what it returned, (..., D).
+
+    Returns:
+        a normalisation, an affine map with a bias, or an activation; None for anything else, such as a linear map
+        without bias and the identity.
+    """
+    inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
+    if isinstance(getattr(module, "bias", None), Tensor) and len(inputs) == len(output):
+        projection = read_projection(module, inputs[:ROWS], output[:ROWS])
+        if projection is not None:
+            return projection
+    if inputs.shape != output.shape or torch.equal(inputs, output):
+        return None
+    if all(parameter.numel() == 1 for parameter in module.parameters()):
+        activation = ActivationReader(module)
+        if _is_elementwise(activation, inputs, output):
+            return activation
+    return read_norm(module, inputs[:ROWS], output[:ROWS])
+
+
+def _is_elementwise(function: ActivationReader, inputs: Tensor, output: Tensor) -> bool:
+    """Whether every second entry is what it was when those between are zero, and these all become the same."""
+    kept = (torch.arange(inputs.numel(), device=inputs.device) % 2 == 0).reshape(inputs.shape)
+    changed = function(inputs.where(kept, 0))
+    between = changed[~kept]
+    same = between.numel() == 0 or bool((between == between[0]).all())
+    return same and reproduces(changed.where(kept, 0), output.where(kept, 0), output)

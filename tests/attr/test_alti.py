@@ -1,0 +1,133 @@
+"""ALTI and ALTI+ against the direct way: every vector formed, every sum written out."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_norm import ALTI, IncompleteDecompositionError, InvalidInputError
+from tests import encoder_decoders, families, oracle
+from tests.encoder_decoders import ENCODER_DECODERS
+from tests.families import FAMILIES
+
+
+def shares(vectors: Tensor, constant: Tensor, beside: Tensor | None = None) -> Tensor:
+    """Of vectors (B, Q, K, D) that add up with a constant (B, Q, D) and a residual part beside them: (B, Q, K)."""
+    if beside is not None:
+        vectors = torch.cat([vectors, beside[:, :, None]], 2)
+    whole = vectors.sum(2) + constant
+    near = (whole.abs().sum(-1)[:, :, None] - (whole[:, :, None] - vectors).abs().sum(-1)).clamp(min=0)
+    result: Tensor = (near / near.sum(-1, keepdim=True)).nan_to_num(0)  # a row where no vector is near
+    return result if beside is None else result[..., :-1]
+
+
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(FAMILIES)))
+def test_maps_equal_the_oracle(seed: int, name: str) -> None:
+    tolerance = 1e-6 if FAMILIES[name].single else 1e-11
+    model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, dtype=torch.float64)
+    layers = oracle.layers(FAMILIES[name], model, inputs)
+    expected = torch.stack([shares(*layer.vectors("atb")) for layer in layers], 1)
+    for chunk_bytes in (2**22, 700):
+        maps = ALTI(model, chunk_bytes=chunk_bytes).maps(inputs)
+        assert (maps.self_attention - expected).abs().max() < tolerance
+        assert maps.convergence_delta is not None
+        assert maps.convergence_delta.max() < tolerance
+    rolled = expected[:, 1] @ expected[:, 0]
+    assert (ALTI(model).attribute(inputs, position=3) - rolled[:, 3]).abs().max() < tolerance
+    single = ALTI(model.float()).maps(inputs.float() if inputs.is_floating_point() else inputs)
+    assert (single.self_attention - expected).abs().max() < 1e-4  # of differences of sums over D numbers
+
+
+def cross_shares(layer: oracle.Layer) -> Tensor:
+    """(B, T, S)."""
+    vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
+    constant, residual = layer.bias.expand_as(layer.residual), layer.residual
+    if layer.final is not None:
+        _, sigma = layer.final.statistics(vectors.sum(2) + constant + residual)
+        vectors = layer.final.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
+        residual = layer.final.part(residual, sigma)
+        constant = layer.final.part(constant, sigma) + layer.final.bias
+    return shares(vectors, constant, residual)
+
+
+def chain(encoder: list[Tensor], decoder: list[Tensor], cross: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """One example: each layer's output in shares of the encoder's inputs and the decoder's, (T, S) and (T, T)."""
+    source_positions = torch.eye(len(encoder[0])).double()
+    for layer in encoder:
+        source_positions = layer @ source_positions
+    targets = len(decoder[0])
+    state = torch.cat([torch.zeros(targets, len(source_positions)), torch.eye(targets)], 1).double()
+    for self_map, cross_map in zip(decoder, cross, strict=True):
+        mixed = self_map @ state
+        read = torch.cat([cross_map @ source_positions, torch.zeros(targets, targets)], 1)
+        state = read + (1 - cross_map.sum(1))[:, None] * mixed
+    return state[:, : len(source_positions)], state[:, len(source_positions) :]
+
+
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(ENCODER_DECODERS)))
+def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
+    family = ENCODER_DECODERS[name]
+    dtype = torch.float32 if family.narrow else torch.float64
+    tolerance = 1e-4 if family.narrow else 1e-6 if family.single else 1e-11
+    model, inputs = encoder_decoders.build(name, seed, dtype), encoder_decoders.inputs(name, seed)
+    layers = encoder_decoders.oracle(name, model, inputs)
+    exact = {
+        "encoder": [shares(*layer.vectors("atb")) for layer in layers["encoder"]],
+        "decoder": [shares(*layer.vectors("atb")) for layer in layers["decoder"]],
+        "cross": [cross_shares(layer) for layer in layers["cross"]],
+    }
+    method = ALTI(model)
+    maps: Any = method.maps(inputs)
+    for stack, expected in exact.items():
+        assert (getattr(maps, stack) - torch.stack(expected, 1)).abs().max() < tolerance
+    found = method.source_and_prefix(inputs)
+    for example in range(2):
+        source, prefix = chain(*([layer[example] for layer in exact[stack]] for stack in exact))
+        assert (found.source[example] - source).abs().max() < tolerance
+        assert (found.prefix[example] - prefix).abs().max() < tolerance
+    torch.testing.assert_close(found.source.sum(-1) + found.prefix.sum(-1), torch.ones(2, 6).double())
+    torch.testing.assert_close(method.attribute(inputs), found.source[:, -1])
+    torch.testing.assert_close(method.attribute(inputs, position=[2, 4]), found.source[[0, 1], [2, 4]])
+    torch.testing.assert_close(method.attribute(inputs, layer=0, position=1), maps.cross[:, 0, 1])
+    torch.testing.assert_close(ALTI(model, "mean").attribute(inputs, position=1), maps.cross.mean(1)[:, 1])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_either_sequence_changes_nothing(side: str) -> None:
+    model = encoder_decoders.build("bart")
+    long, short = (
+        encoder_decoders.inputs("bart", 0, batch=1),
+        encoder_decoders.inputs("bart", 1, batch=1, source=5, target=4),
+    )
+    batch, places = {}, {}
+    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        missing = long[name].shape[1] - short[name].shape[1]
+        pad = (missing, 0) if side == "left" else (0, missing)
+        batch[name] = torch.cat([long[name], torch.nn.functional.pad(short[name], pad, value=1)])
+        batch[mask] = torch.ones_like(batch[name])
+        batch[mask][1] = torch.nn.functional.pad(torch.ones_like(short[name][0]), pad)
+        places[name] = batch[mask][1].bool()
+    method = ALTI(model)
+    together, alone = method.source_and_prefix(batch), method.source_and_prefix(short)
+    source, target = places["input_ids"], places["decoder_input_ids"]
+    torch.testing.assert_close(together.source[1][target][:, source], alone.source[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together.prefix[1][target][:, target], alone.prefix[0], rtol=1e-4, atol=1e-5)
+    assert not together.source[1][:, ~source].any()
+    assert not together.prefix[1][~target].any()
+    torch.testing.assert_close(method.attribute(batch)[1, source], method.attribute(short)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_source_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="no encoder–decoder model; use attribute or maps"):
+        ALTI(families.build("bert")).source_and_prefix(families.inputs("bert"))
+    with pytest.raises(InvalidInputError, match="no maps of single heads"):
+        ALTI(families.build("bert")).maps(families.inputs("bert"), per_head=True)
+
+
+def test_vectors_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, ids = ALTI(families.build("bert")), families.inputs("bert")
+    method.maps(ids)
+    monkeypatch.setattr("captum_norm.attr.alti.normalize", lambda _, whole: 1.001 * whole)
+    with pytest.raises(IncompleteDecompositionError, match="layer 0 do not add up"):
+        method.maps(ids)

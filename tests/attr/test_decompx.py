@@ -1,0 +1,355 @@
+"""DecompX against vectors propagated by hand, in float64, through three models' formulas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from captum.attr import NoiseTunnel
+from torch import Tensor
+from torch.nn import functional as F
+
+from captum_norm import DecompX, Difference, IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
+from captum_norm.attr.decompx import Bias
+from tests import encoder_decoders, families
+from tests.families import FAMILIES, GROUPED, TEXT
+
+HEAD_WIDTH = 8
+SHARINGS: tuple[Bias, ...] = ("absdot", "abssim", "norm", "equal", "cls")
+
+
+def shaken(model: Any, seed: int) -> Any:
+    """In float64, no parameter at its initial value."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.double().train(False)
+
+
+def classifier(seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    return shaken(hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"num_labels": 3} | changes)), seed)
+
+
+def share(parts: Tensor, bias: Tensor | None, sharing: str) -> Tensor:
+    """Parts (R, K + 1, D), the last one the biases', with a bias added as the paper's code does."""
+    if bias is None:
+        return parts
+    parts = parts.clone()
+    if sharing == "apart":
+        parts[:, -1] += bias
+        return parts
+    for place in range(len(parts)):
+        row = parts[place, :-1]
+        lengths = row.norm(dim=-1)
+        weights = {
+            "absdot": (row * bias).sum(-1).abs(),
+            "abssim": ((row * bias).sum(-1) / lengths.clamp(min=1e-300) / bias.norm()).abs(),
+            "norm": lengths,
+            "equal": (lengths > 0).double(),
+            "cls": torch.eye(len(row)).double()[0],
+        }[sharing]
+        parts[place, :-1] = row + (weights / weights.sum())[:, None] * bias
+    return parts
+
+
+class ByHand:
+    """The steps of a layer on parts (R, K + 1, D) of vectors (R, D)."""
+
+    def __init__(self, sharing: str = "apart") -> None:
+        self.sharing = sharing
+
+    def affine(self, parts: Tensor, module: Any, *, columns: slice = slice(None)) -> Tensor:
+        """A linear module; GPT-2 keeps its matrices as (inputs, outputs)."""
+        matrix = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
+        bias = None if module.bias is None else module.bias[columns]
+        return share(parts @ matrix[:, columns], bias, self.sharing)
+
+    def norm(self, parts: Tensor, module: Any) -> Tensor:
+        whole = parts.sum(1)
+        if hasattr(module, "variance_epsilon"):
+            sigma = ((whole**2).mean(-1) + module.variance_epsilon) ** 0.5
+            return share(parts / sigma[:, None, None] * module.weight, None, self.sharing)
+        sigma = (whole.var(-1, unbiased=False) + module.eps) ** 0.5
+        centered = (parts - parts.mean(-1, keepdim=True)) / sigma[:, None, None] * module.weight
+        return share(centered, module.bias, self.sharing)
+
+    def activation(self, parts: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        whole = parts.sum(1)
+        slope: Tensor = function(whole) / whole
+        return parts * slope[:, None]
+
+    def gated(self, gate: Tensor, other: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """∫₀¹ over the path t (u, w), the midpoints of many steps."""
+        u, w, steps = gate.sum(1, keepdim=True), other.sum(1, keepdim=True), 4000
+        total = torch.zeros_like(gate)
+        for t in (torch.arange(steps).double() + 0.5) / steps:
+            here = (t * u).detach().requires_grad_()
+            with torch.enable_grad():
+                value = function(here)
+                (slope,) = torch.autograd.grad(value.sum(), here)
+            total += (slope * t * w * gate + value.detach() * other) / steps
+        return total
+
+    def attention(self, values: Tensor, weights: Tensor) -> Tensor:
+        """(S, K + 1, H'·d) and (H, Q, S) -> (Q, K + 1, H·d)."""
+        heads = values.unflatten(-1, (-1, HEAD_WIDTH))
+        heads = heads.repeat_interleave(len(weights) // heads.shape[2], dim=2)
+        return torch.einsum("hqs,skhd->qkhd", weights, heads).flatten(2)
+
+
+def start(stream: Tensor) -> Tensor:
+    """(S, D) -> (S, S + 1, D)."""
+    parts = torch.zeros(len(stream), len(stream) + 1, stream.shape[1]).double()
+    parts[torch.arange(len(stream)), torch.arange(len(stream))] = stream
+    return parts
+
+
+def eager(model: Any, ids: Tensor) -> Any:
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(ids, output_attentions=True, output_hidden_states=True)
+    model.set_attn_implementation(implementation)
+    return output
+
+
+def bert_by_hand(model: Any, ids: Tensor, sharing: str) -> tuple[list[Tensor], Tensor]:
+    """The parts of each layer's output, and of the logits, (K + 1, C), of one example."""
+    output, step = eager(model, ids), ByHand(sharing)
+    parts, states = start(output.hidden_states[0][0]), []
+    for layer, attention in zip(model.bert.encoder.layer, output.attentions, strict=True):
+        values = step.affine(parts, layer.attention.self.value)
+        written = step.affine(step.attention(values, attention[0]), layer.attention.output.dense)
+        block = step.norm(written + parts, layer.attention.output.LayerNorm)
+        hidden = step.activation(step.affine(block, layer.intermediate.dense), F.gelu)
+        parts = step.norm(step.affine(hidden, layer.output.dense) + block, layer.output.LayerNorm)
+        states.append(parts)
+    pooled = step.activation(step.affine(parts[:1], model.bert.pooler.dense), torch.tanh)
+    return states, step.affine(pooled, model.classifier)[0]
+
+
+def gpt2_by_hand(model: Any, ids: Tensor) -> Tensor:
+    """The parts of the last position's logits, (K + 1, V)."""
+    output, step = eager(model, ids), ByHand()
+    parts = start(output.hidden_states[0][0])
+    width = parts.shape[-1]
+    for layer, attention in zip(model.transformer.h, output.attentions, strict=True):
+        values = step.affine(step.norm(parts, layer.ln_1), layer.attn.c_attn, columns=slice(2 * width, None))
+        parts = parts + step.affine(step.attention(values, attention[0]), layer.attn.c_proj)
+        inner = step.affine(step.norm(parts, layer.ln_2), layer.mlp.c_fc)
+        tanh_gelu = step.activation(inner, lambda z: F.gelu(z, approximate="tanh"))
+        parts = parts + step.affine(tanh_gelu, layer.mlp.c_proj)
+    return step.affine(step.norm(parts, model.transformer.ln_f)[-1:], model.lm_head)[0]
+
+
+def llama_by_hand(model: Any, ids: Tensor) -> Tensor:
+    """The parts of the last position's logits, (K + 1, V)."""
+    output, step = eager(model, ids), ByHand()
+    parts = start(output.hidden_states[0][0])
+    for layer, attention in zip(model.model.layers, output.attentions, strict=True):
+        values = step.affine(step.norm(parts, layer.input_layernorm), layer.self_attn.v_proj)
+        parts = parts + step.affine(step.attention(values, attention[0]), layer.self_attn.o_proj)
+        read = step.norm(parts, layer.post_attention_layernorm)
+        gate, other = (step.affine(read, module) for module in (layer.mlp.gate_proj, layer.mlp.up_proj))
+        parts = parts + step.affine(step.gated(gate, other, F.silu), layer.mlp.down_proj)
+    return step.affine(step.norm(parts, model.model.norm)[-1:], model.lm_head)[0]
+
+
+def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("propagate", [False, True])
+@torch.no_grad()
+def test_a_classifier_equals_vectors_by_hand(seed: int, propagate: bool) -> None:
+    model, ids = classifier(seed), families.inputs("bert", seed, 2, 7)
+    method = DecompX(model, propagate=propagate)
+    found = method.decompose(ids, [2, 0])
+    for example, target in enumerate((2, 0)):
+        _, logits = bert_by_hand(model, ids[example : example + 1], "apart")
+        near(found.scores[example], logits[:-1, target])
+        near(found.bias[example], logits[-1, target])
+        near(found.number[example], model(ids).logits[example, target])
+    scores, delta = method.attribute(ids, torch.tensor([2, 0]), return_convergence_delta=True)
+    torch.testing.assert_close(scores, found.scores)
+    assert delta.max() < 1e-12
+    assert torch.equal(method.compute_convergence_delta(scores, ids, target=[2, 0]), delta)
+
+
+@pytest.mark.parametrize(("seed", "bias"), list(enumerate(("apart", *SHARINGS))))
+@torch.no_grad()
+def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: Bias) -> None:
+    model, ids = classifier(seed), families.inputs("bert", seed, 2, 7)
+    method = DecompX(model, bias)
+    vectors, maps, found = method.vectors(ids), method.maps(ids), method.decompose(ids, 1)
+    assert maps.convergence_delta is not None
+    assert maps.convergence_delta.max() < 1e-12
+    for example in range(2):
+        states, logits = bert_by_hand(model, ids[example : example + 1], bias)
+        for layer, parts in enumerate(states):
+            near(vectors.vectors[example, layer], parts[:, :-1])
+            near(vectors.bias[example, layer], parts[:, -1], 1e-10 if bias == "apart" else 0)
+            near(maps.self_attention[example, layer], parts[:, :-1].norm(dim=-1))
+        near(found.scores[example], logits[:-1, 1])
+        near(found.bias[example : example + 1], logits[-1:, 1], 1e-10 if bias == "apart" else 0)
+    torch.testing.assert_close(method.attribute(ids), maps.self_attention[:, 1, 0])
+    torch.testing.assert_close(method.attribute(ids, layer=0, position=3), maps.self_attention[:, 0, 3])
+    torch.testing.assert_close(method.vectors(ids, layers=[-1]).vectors, vectors.vectors[:, 1:])
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_next_words_equal_vectors_by_hand(propagate: bool) -> None:
+    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 1, 7)
+    with torch.no_grad():
+        logits = gpt2_by_hand(model, ids)
+    found = DecompX(model, propagate=propagate).decompose(ids, 5)
+    near(found.scores[0], logits[:-1, 5])
+    near(found.bias[0], logits[-1, 5])
+    less = DecompX(model, propagate=propagate).attribute(ids, Difference(5, 9), position=-1)
+    near(less[0], logits[:-1, 5] - logits[:-1, 9])
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
+    model, ids = shaken(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
+    with torch.no_grad():
+        logits = llama_by_hand(model, ids)
+    found = DecompX(model, propagate=propagate).decompose(ids, 5)
+    near(found.scores[0], logits[:-1, 5], 1e-6)  # the norms of its file work in float32
+    assert found.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
+    model, ids = families.build(name), families.inputs(name, 0, 2, 7)
+    graph, parts = (DecompX(model, propagate=propagate).decompose(ids, 1) for propagate in (False, True))
+    size = parts.scores.abs().max()
+    assert (graph.scores - parts.scores).abs().max() < 1e-5 * size
+    assert (graph.bias - parts.bias).abs().max() < 1e-5 * size
+    torch.testing.assert_close(graph.number, parts.number)
+    assert max(graph.convergence_delta.max(), parts.convergence_delta.max()) < 1e-5
+
+
+def heads() -> dict[str, Any]:
+    """Heads and activations that are functions in the model's code, or not zero at zero."""
+    torch.manual_seed(0)
+    return {
+        "tanh as a function": hf.RobertaForSequenceClassification(hf.RobertaConfig(**TEXT)),
+        "words": hf.BertForMaskedLM(hf.BertConfig(**TEXT | {"hidden_act": "gelu_new"})),
+        "sigmoid": hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"hidden_act": "sigmoid"})),
+        "quick gelu": hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"hidden_act": "quick_gelu"})),
+        "relu": hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=4, hidden_dim=48, activation="relu")
+        ),
+        "last token": hf.GPT2ForSequenceClassification(
+            hf.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(heads()))
+def test_heads_and_activations_are_taken_apart(name: str) -> None:
+    model, ids = shaken(heads()[name], 0), families.inputs("bert", 0, 2, 7)
+    graph, parts = (DecompX(model, propagate=propagate).decompose(ids, 1) for propagate in (False, True))
+    near(graph.scores, parts.scores)
+    near(graph.bias, parts.bias)
+    assert max(graph.convergence_delta.max(), parts.convergence_delta.max()) < 1e-12
+    shared = DecompX(model, "norm").decompose(ids, 1)
+    torch.testing.assert_close(shared.scores.sum(1), shared.number)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
+    model = classifier().float() if name == "bert" else families.build(name)
+    examples = [families.inputs(name, seed, 1, length) for seed, length in enumerate((9, 5))]
+    batch, mask = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
+    for row, example in enumerate(examples):
+        filled = slice(0, example.shape[1]) if side == "right" else slice(9 - example.shape[1], 9)
+        batch[row, filled], mask[row, filled] = example[0], 1
+    for method in (DecompX(model), DecompX(model, propagate=True), DecompX(model, "absdot")):
+        scores = method.attribute(batch, 2, mask)
+        states = method.maps(batch, mask).self_attention
+        for row, example in enumerate(examples):
+            places = mask[row].bool()
+            torch.testing.assert_close(scores[row, places], method.attribute(example, 2)[0], rtol=1e-4, atol=1e-4)
+            assert not scores[row, ~places].any()
+            alone = method.maps(example).self_attention[0]
+            torch.testing.assert_close(states[row][:, places][..., places], alone, rtol=1e-4, atol=1e-4)
+            assert not states[row][:, ~places].any()
+            assert not states[row][..., ~places].any()
+
+
+def test_the_model_and_the_callers_mode_are_left_as_they_were() -> None:
+    model, ids = classifier(), families.inputs("bert", batch=2)
+    model.train()
+    attributes = {module: set(vars(module)) for module in model.modules()}
+    method = DecompX(model)
+    expected = method.attribute(ids, 1)
+    with torch.inference_mode():
+        torch.testing.assert_close(method.attribute(ids.clone(), 1), expected)
+        torch.testing.assert_close(method.attribute(model.bert.embeddings.word_embeddings(ids), 1), expected)
+        DecompX(model, propagate=True).attribute(ids, 1)
+    model.requires_grad_(requires_grad=False)
+    torch.testing.assert_close(method.attribute(ids, 1), expected)
+    assert not expected.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.classifier.register_forward_pre_hook(lambda *_: 1 / 0)
+    for propagate in (False, True):
+        with pytest.raises(ZeroDivisionError):
+            DecompX(model, propagate=propagate).attribute(ids, 1)
+    for module in model.modules():
+        assert module.training
+        assert not module._forward_hooks
+        assert set(vars(module)) == attributes[module]
+
+
+def test_changed_weights_are_seen() -> None:
+    model, ids = classifier(), families.inputs("bert", 0, 1, 7)
+    method = DecompX(model)
+    method.attribute(ids, 1)
+    model.bert.encoder.layer[1].output.LayerNorm.weight.data.mul_(torch.rand(32) + 0.5)
+    with torch.no_grad():
+        _, logits = bert_by_hand(model, ids, "apart")
+    near(method.attribute(ids, 1)[0], logits[:-1, 1])
+
+
+def test_captums_noise_tunnel_passes_targets_on() -> None:
+    model, ids = classifier(), families.inputs("bert", batch=2)
+    embeddings = model.bert.embeddings.word_embeddings(ids).detach()
+    tunnel = NoiseTunnel(DecompX(model))
+    smooth = tunnel.attribute(embeddings, nt_samples=2, nt_type="smoothgrad", stdevs=0.0, target=1)
+    torch.testing.assert_close(smooth, DecompX(model).attribute(embeddings, 1))
+
+
+def test_steps_that_are_not_understood_are_refused() -> None:
+    model, ids = classifier(), families.inputs("bert")
+    inner = model.bert.encoder.layer[0].intermediate
+    del inner.intermediate_act_fn
+    inner.intermediate_act_fn = lambda z: z * z / 9
+    for propagate in (False, True):
+        with pytest.raises(IncompleteDecompositionError, match="do not add up to it"):
+            DecompX(model, propagate=propagate).attribute(ids, 1)
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    model, ids = classifier(), families.inputs("bert")
+    with pytest.raises(InvalidInputError, match="got bias='none'; expected one of apart, absdot"):
+        DecompX(model, "none")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="got a layer and a target"):
+        DecompX(model).attribute(ids, 1, layer=0)
+    with pytest.raises(InvalidInputError, match="got attributions of 2 examples for 3 inputs"):
+        DecompX(model).compute_convergence_delta(torch.zeros(2, 11), ids, target=1)
+    with pytest.raises(InvalidInputError, match="got 2 targets for 3 examples"):
+        DecompX(model, propagate=True).attribute(ids, [0, 1])
+    with pytest.raises(InvalidInputError, match="got the target 3 for"):
+        DecompX(model).attribute(ids, 3)
+    with pytest.raises(InvalidInputError, match="no maps of single heads"):
+        DecompX(model).maps(ids, per_head=True)
+    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
+        DecompX(encoder_decoders.build("bart")).attribute(encoder_decoders.inputs("bart"), 1)

@@ -1,0 +1,104 @@
+"""N-Enc against the direct way: every vector through both normalisations."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from captum_norm import GlobEnc, IncompleteDecompositionError, UnsupportedModelError
+from tests import encoder_decoders, families, oracle
+from tests.families import FAMILIES
+
+# Where a reader of the code finds each layer's second norm.
+SECOND = {
+    "bert": "encoder.layer.{}.output.LayerNorm",
+    "roberta": "encoder.layer.{}.output.LayerNorm",
+    "electra": "encoder.layer.{}.output.LayerNorm",
+    "albert": "encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm",
+    "distilbert": "transformer.layer.{}.output_layer_norm",
+    "opt-post-norm": "model.decoder.layers.{}.final_layer_norm",
+}
+every_family = pytest.mark.parametrize("name", SECOND)
+
+
+def direct(name: str, model: Any, ids: Tensor) -> Tensor:
+    """(B, L, Q, K)."""
+    family, received = FAMILIES[name], []
+    names = dict.fromkeys(SECOND[name].format(layer) for layer in range(model.config.num_hidden_layers))
+    handles = [
+        model.get_submodule(norm).register_forward_pre_hook(lambda _, args: received.append(args[0].double()))
+        for norm in names
+    ]
+    layers = oracle.layers(family, model, ids)
+    for handle in handles:
+        handle.remove()
+    maps = []
+    for index, (layer, whole) in enumerate(zip(layers, received, strict=True)):
+        second = family.norm(model, SECOND[name].format(index))
+        assert second is not None
+        vectors, _ = layer.vectors("attn_res_ln")
+        _, sigma = second.statistics(whole)
+        vectors = second.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
+        maps.append(vectors.norm(dim=-1))
+    return torch.stack(maps, 1)
+
+
+@every_family
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float64), (1, torch.float64), (2, torch.float32)])
+def test_maps_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None:
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if FAMILIES[name].single else 1e-11
+    model, ids = families.build(name, seed, dtype), families.inputs(name, seed)
+    expected = direct(name, model.double(), ids)
+    method = GlobEnc(model.to(dtype))
+    maps = method.maps(ids)
+    assert (maps.self_attention - expected).abs().max() < tolerance * expected.max()
+    assert maps.convergence_delta is not None
+    assert maps.convergence_delta.max() < tolerance
+    shares = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(
+        method.attribute(ids, position=3).double(), (shares[:, 1] @ shares[:, 0])[:, 3], rtol=1e-4, atol=1e-6
+    )
+    torch.testing.assert_close(method.attribute(ids, position=3, layer=-1), maps.self_attention[:, 1, 3])
+
+
+def test_changed_weights_are_seen() -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    method = GlobEnc(model)
+    method.maps(ids)
+    for norm in ("encoder.layer.1.output.LayerNorm", "encoder.layer.0.attention.output.LayerNorm"):
+        model.get_submodule(norm).weight.data.mul_(torch.rand(32) + 0.5)
+        expected = direct("bert", deepcopy(model).double(), ids)
+        assert (method.maps(ids).self_attention - expected).abs().max() < 1e-5 * expected.max()
+
+
+def test_an_error_of_the_second_norm_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    method = GlobEnc(model)
+    method.maps(ids)
+    monkeypatch.setattr("captum_norm.attr.globenc.normalize", lambda _, whole: 1.001 * whole)
+    with pytest.raises(IncompleteDecompositionError, match="layer 0 do not add up"):
+        method.maps(ids)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt-neox"])
+def test_layers_without_a_second_norm_are_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="expected post-norm layers"):
+        GlobEnc(families.build(name)).maps(families.inputs(name))
+
+
+def test_encoder_decoders_are_refused_and_their_encoders_are_not() -> None:
+    model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs("bart")
+    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
+        GlobEnc(model).maps(inputs)
+    maps = GlobEnc(model.get_encoder()).maps(inputs["input_ids"])
+    assert maps.encoder is not None
+    assert maps.encoder.shape == (2, 2, 9, 9)
+
+
+def test_a_classifier_is_explained_from_its_first_token() -> None:
+    model = hf.BertForSequenceClassification(hf.BertConfig(**families.TEXT))
+    ids = families.inputs("bert")
+    torch.testing.assert_close(GlobEnc(model).attribute(ids), GlobEnc(model).attribute(ids, position=0))

@@ -1,0 +1,112 @@
+"""Value zeroing against whole forward passes with a value projection's output set to zero."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_norm import UnsupportedModelError, ValueZeroing
+from tests import encoder_decoders, families
+from tests.families import FAMILIES, HEADS
+
+# Where a reader of the code finds each layer, and which columns of the value module's output are values.
+LAYERS = {
+    "bert": "encoder.layer.{}",
+    "distilbert": "transformer.layer.{}",
+    "modernbert": "layers.{}",
+    "gpt2": "transformer.h.{}",
+    "gpt-neox": "gpt_neox.layers.{}",
+    "llama": "model.layers.{}",
+    "gemma2": "model.layers.{}",
+    "t5-encoder": "encoder.block.{}",
+    "vit": "layers.{}",
+}
+
+
+def value_columns(name: str, width: int) -> Tensor:
+    """Which columns are values, read off the family's own reading of numbered columns."""
+    columns = FAMILIES[name].values(torch.arange(width).reshape(1, 1, width)).flatten()
+    return torch.zeros(width, dtype=torch.bool).index_fill(0, columns, value=True)
+
+
+def direct(name: str, model: Any, inputs: Tensor) -> Tensor:
+    """(B, L, Q, K)."""
+    family, count = FAMILIES[name], model.config.num_hidden_layers
+    maps = []
+    for index in range(count):
+        outputs: list[Tensor] = []
+        layer = model.get_submodule(LAYERS[name].format(index))
+        kept = layer.register_forward_hook(
+            lambda _, __, output, outputs=outputs: outputs.append(output[0] if isinstance(output, tuple) else output)
+        )
+        value = model.get_submodule(f"{family.layer.format(index)}.{family.value}")
+        with torch.no_grad():
+            model(inputs)
+            for key in range(outputs[0].shape[1]):
+
+                def zero(_: Any, __: Any, output: Tensor, key: int = key) -> Tensor:
+                    output = output.clone()
+                    output[:, key, value_columns(name, output.shape[-1])] = 0
+                    return output
+
+                changed = value.register_forward_hook(zero)
+                model(inputs)
+                changed.remove()
+        kept.remove()
+        before, *after = outputs
+        maps.append(1 - torch.cosine_similarity(torch.stack(after, 2), before.unsqueeze(2), dim=-1))
+    return torch.stack(maps, 1)
+
+
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(LAYERS)))
+def test_maps_equal_whole_passes(seed: int, name: str) -> None:
+    tolerance = 1e-6 if FAMILIES[name].single else 1e-11
+    model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, 2, 7, torch.float64)
+    expected = direct(name, model, inputs)
+    for chunk_bytes in (2**22, 1):
+        maps = ValueZeroing(model, chunk_bytes=chunk_bytes).maps(inputs).self_attention
+        assert (maps - expected).abs().max() < tolerance * expected.max()
+    shares = expected / expected.sum(-1, keepdim=True)
+    scores = ValueZeroing(model).attribute(inputs, position=2)
+    torch.testing.assert_close(scores, (shares[:, 1] @ shares[:, 0])[:, 2], rtol=1e-4, atol=1e-6)
+    single = ValueZeroing(model.float()).maps(inputs.float() if inputs.is_floating_point() else inputs)
+    assert (single.self_attention - expected).abs().max() < 1e-5 * expected.max()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
+    model = families.build(name)
+    examples = [families.inputs(name, seed, 1, length) for seed, length in enumerate((7, 4))]
+    batch, mask = torch.zeros(2, 7, dtype=torch.long), torch.zeros(2, 7, dtype=torch.long)
+    for row, example in enumerate(examples):
+        filled = slice(0, example.shape[1]) if side == "right" else slice(7 - example.shape[1], 7)
+        batch[row, filled], mask[row, filled] = example[0], 1
+    method = ValueZeroing(model)
+    maps = method.maps({"input_ids": batch, "attention_mask": mask}).self_attention
+    scores = method.attribute(batch, additional_forward_args=mask)
+    for row, example in enumerate(examples):
+        places = mask[row].bool()
+        alone = method.maps(example).self_attention
+        torch.testing.assert_close(maps[row][:, places][..., places], alone[0], rtol=1e-3, atol=1e-6)
+        assert not maps[row][:, ~places].any()
+        assert not maps[row][..., ~places].any()
+        torch.testing.assert_close(scores[row, places], method.attribute(example)[0], rtol=1e-3, atol=1e-5)
+
+
+def test_one_layer_alone_and_as_many_examples_as_positions() -> None:
+    model, ids = families.build("bert"), families.inputs("bert", batch=HEADS, length=HEADS)
+    method = ValueZeroing(model)
+    maps = method.maps(ids).self_attention
+    torch.testing.assert_close(method.attribute(ids, layer=-1, position=1), maps[:, 1, 1])
+    torch.testing.assert_close(method.maps(ids[2:3]).self_attention[0], maps[2], rtol=1e-3, atol=1e-7)
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
+        ValueZeroing(encoder_decoders.build("t5")).maps(encoder_decoders.inputs("t5"))
+    model = families.build("bert")
+    model.encoder.layer[0].register_forward_hook(lambda _, __, output: output + torch.rand_like(output))
+    with pytest.raises(UnsupportedModelError, match="layer 0 of BertModel, run again, gives another output"):
+        ValueZeroing(model).maps(families.inputs("bert", 0, 2, 7))

@@ -1,0 +1,36 @@
+"""L1 and cosine distances, against every vector formed."""
+
+import pytest
+import torch
+
+from captum_norm.functional import cosine_distance, l1_distances, nearness
+
+
+@pytest.mark.parametrize("most", [1, 50, 333, 2**18])
+@pytest.mark.parametrize("seed", range(2))
+def test_distances_in_pieces_equal_those_of_all_vectors(seed: int, most: int) -> None:
+    torch.manual_seed(seed)
+    shapes = ((5, 7), (3, 5, 4), (3, 4, 2), (3, 2, 7))
+    whole, weights, values, projection = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    vectors = torch.einsum("hqk,hkd,hde->qke", weights, values, projection)
+    expected = (whole[:, None] - vectors).abs().sum(-1)
+    found = l1_distances(whole, weights, values, projection, most)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    near = nearness(found, whole.abs().sum(-1))
+    torch.testing.assert_close(near, (whole.abs().sum(-1)[:, None] - expected).clamp(min=0))
+    assert (near >= 0).all()
+
+
+def test_gradients_flow_through_distances() -> None:
+    torch.manual_seed(0)
+    shapes = ((3, 4), (2, 3, 5), (2, 5, 3), (2, 3, 4))
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda y, a, v, w: l1_distances(y, a, v, w, 9), tensors)
+
+
+def test_small_angles_keep_their_digits() -> None:
+    angle = torch.tensor([0.0, 1e-5, 0.3, torch.pi], dtype=torch.float64)
+    vectors = 3 * torch.stack([angle.cos(), angle.sin()], -1)
+    exact = 2 * (angle / 2).sin().square()
+    found = cosine_distance(vectors.float(), torch.tensor([2.0, 0.0]))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
