@@ -180,9 +180,6 @@ class AttentionMapAttribution(Attribution, ABC):
             InvalidInputError: for a position outside the sequence or in its padding, or several layers where there
                 must be one.
         """
-        stack = maps.self_attention
-        if not aggregate and stack.shape[1] != 1:
-            raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
         with torch.set_grad_enabled(self._meter.differentiable):
             return self._scores(maps, position, aggregate=aggregate)
 
@@ -227,7 +224,7 @@ class AttentionMapAttribution(Attribution, ABC):
         """What :meth:`scores` returns."""
         stack = maps.self_attention
         rows = position_rows(position, maps.real, stack, self.model, causal=maps.decoder is not None).unsqueeze(1)
-        return (self._aggregate(stack, rows) if aggregate else rows @ stack[:, 0]).squeeze(1)
+        return (self._aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
 
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
@@ -292,6 +289,13 @@ def stacked_maps(
         tokens=call.tokens,
         decoder_real=None if cross is None else real_queries(call, "cross", cross.shape[-2]),
     )
+
+
+def only_layer(stack: Tensor) -> Tensor:
+    """The map of a stack that has one: (B, 1, Q, K) -> (B, Q, K)."""
+    if stack.shape[1] != 1:
+        raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
+    return stack[:, 0]
 
 
 def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Module, *, causal: bool) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
-from captum_norm.attr._base import Position, position_rows
+from captum_norm.attr._base import Position, only_layer, position_rows
 from captum_norm.attr._layerwise import LayerwiseAttribution
 from captum_norm.attr._reducers import piece_elements
 from captum_norm.attr.measure import MeterOptions
@@ -93,7 +93,7 @@ class ALTI(LayerwiseAttribution):
         if maps.encoder is None or maps.decoder is None or maps.cross is None or maps.decoder_real is None:
             return super()._scores(maps, position, aggregate=aggregate)
         if not aggregate:
-            source = maps.cross[:, 0]
+            source = only_layer(maps.cross)
         elif self.aggregation == "mean":
             source = maps.cross.mean(1)
         else:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from captum_norm import ALTI, IncompleteDecompositionError, InvalidInputError
+from captum_norm.functional import Carry
 from tests import encoder_decoders, families, oracle
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES
@@ -70,7 +71,7 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
     family = ENCODER_DECODERS[name]
     dtype = torch.float32 if family.narrow else torch.float64
     tolerance = 1e-4 if family.narrow else 1e-6 if family.single else 1e-11
-    model, inputs = encoder_decoders.build(name, seed, dtype), encoder_decoders.inputs(name, seed)
+    model, inputs = encoder_decoders.build(name, seed, dtype), encoder_decoders.inputs(name, seed, dtype=dtype)
     layers = encoder_decoders.oracle(name, model, inputs)
     exact = {
         "encoder": [shares(*layer.vectors("atb")) for layer in layers["encoder"]],
@@ -86,7 +87,7 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
         source, prefix = chain(*([layer[example] for layer in exact[stack]] for stack in exact))
         assert (found.source[example] - source).abs().max() < tolerance
         assert (found.prefix[example] - prefix).abs().max() < tolerance
-    torch.testing.assert_close(found.source.sum(-1) + found.prefix.sum(-1), torch.ones(2, 6).double())
+    torch.testing.assert_close(found.source.sum(-1) + found.prefix.sum(-1), torch.ones(2, 6, dtype=dtype))
     torch.testing.assert_close(method.attribute(inputs), found.source[:, -1])
     torch.testing.assert_close(method.attribute(inputs, position=[2, 4]), found.source[[0, 1], [2, 4]])
     torch.testing.assert_close(method.attribute(inputs, layer=0, position=1), maps.cross[:, 0, 1])
@@ -128,6 +129,6 @@ def test_what_has_no_source_is_refused() -> None:
 def test_vectors_that_do_not_add_up_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     method, ids = ALTI(families.build("bert")), families.inputs("bert")
     method.maps(ids)
-    monkeypatch.setattr("captum_norm.attr.alti.normalize", lambda _, whole: 1.001 * whole)
+    monkeypatch.setattr(Carry, "constant", lambda _, part, *__: 1.001 * part)
     with pytest.raises(IncompleteDecompositionError, match="layer 0 do not add up"):
         method.maps(ids)

@@ -19,7 +19,7 @@ SECOND = {
     "electra": "encoder.layer.{}.output.LayerNorm",
     "albert": "encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm",
     "distilbert": "transformer.layer.{}.output_layer_norm",
-    "opt-post-norm": "model.decoder.layers.{}.final_layer_norm",
+    "opt-350m": "model.decoder.layers.{}.final_layer_norm",
 }
 every_family = pytest.mark.parametrize("name", SECOND)
 
