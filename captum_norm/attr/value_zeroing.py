@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
 from captum_norm.attr.measure import TOLERANCE, MeterOptions, Wanted, as_layers, layer_indices
-from captum_norm.errors import NonFiniteError, UnsupportedModelError
+from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import cosine_distance
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
@@ -147,7 +147,14 @@ class _LayerCall:
             return tensor.expand(copies, *tensor.shape[1:]) if tensor is stream else tensor
 
         args, kwargs = _mapped(repeat, self.arguments)
-        output = first_tensor(self.layer(*args, **kwargs))
+        try:
+            output = first_tensor(self.layer(*args, **kwargs))
+        except (CaptumNormError, torch.OutOfMemoryError):
+            raise
+        except (ValueError, IndexError, RuntimeError, TypeError) as error:
+            raise UnsupportedModelError(
+                f"{type(self.layer).__name__} does not run by itself on copies of an example: {error}"
+            ) from error
         if output is None:
             raise UnsupportedModelError(f"{type(self.layer).__name__} returns no hidden states")
         return output

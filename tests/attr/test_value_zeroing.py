@@ -106,6 +106,8 @@ def test_one_layer_alone_and_as_many_examples_as_positions() -> None:
 def test_what_is_not_supported_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
         ValueZeroing(encoder_decoders.build("t5")).maps(encoder_decoders.inputs("t5"))
+    with pytest.raises(UnsupportedModelError, match="does not run by itself on copies of an example"):
+        ValueZeroing(families.build("xmod")).maps(families.inputs("xmod"))
     model = families.build("bert")
     model.encoder.layer[0].register_forward_hook(lambda _, __, output: output + torch.rand_like(output))
     with pytest.raises(UnsupportedModelError, match="layer 0 of BertModel, run again, gives another output"):
