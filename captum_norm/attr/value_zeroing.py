@@ -144,7 +144,7 @@ class _LayerCall:
         stream = first_tensor(kwargs) if stream is None else stream
 
         def repeat(tensor: Tensor) -> Tensor:
-            return tensor.expand(copies, *tensor.shape[1:]) if tensor is stream else tensor
+            return tensor.expand(copies, *tensor.shape[1:]).contiguous() if tensor is stream else tensor
 
         args, kwargs = _mapped(repeat, self.arguments)
         try:
