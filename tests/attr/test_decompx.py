@@ -235,8 +235,15 @@ def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
 REFUSED = [name for name, family in FAMILIES.items() if "mixture of experts" in family.special] + ["esm", "deberta"]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("propagate", [False, True])
+# Through these routers no gradient comes, so their coefficients are constants of the backward pass, and it adds up.
+ROUTED_WITHOUT_GRADIENT = ("phimoe", "deepseek-v3")
+
+
+@pytest.mark.parametrize(
+    ("name", "propagate"),
+    [(name, propagate) for name in REFUSED for propagate in (False, True)
+     if propagate or name not in ROUTED_WITHOUT_GRADIENT],
+)  # fmt: skip
 def test_what_is_not_linear_is_refused(name: str, propagate: bool) -> None:
     with pytest.raises((IncompleteDecompositionError, NonFiniteError)):
         DecompX(families.build(name), propagate=propagate).decompose(families.inputs(name, 0, 2, 7), 1)
