@@ -128,8 +128,7 @@ class _Probe:
             for layout in _candidates(trace, call.module, call.output, call.order - start, same, factored=factored)
         )
         layout = declared or next(found, None)
-        batch, queries, _ = call.output.shape
-        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, batch, queries)
+        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, call.output)
 
 
 def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
