@@ -22,6 +22,7 @@ from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention
+from captum_norm.models.parameters import present
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
 from captum_norm.models.tracing import evaluating, hooked
@@ -259,7 +260,9 @@ class _Recorder:
                 return _cut(option, part, keys, (len(query), query.shape[2], key.shape[2]))
 
             heads = (tensor[part.examples] for tensor in (query[:, :, part.rows], key[:, :, keys], value[:, :, keys]))
-            return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
+            # When weights are asked for once more, the module's own parameters (sinks) may have been taken away.
+            with present(module):
+                return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
 
         outputs: list[Tensor] = []
         parts = list(self._parts(query, key, attend))
