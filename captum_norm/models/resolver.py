@@ -189,7 +189,7 @@ def _candidates(
     """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
     output = trace.at(Site("", "output"))
     for projection in _projections(trace, context):
-        if output is None or output.numel() != projection.output.numel() or _equal(projection.output, output):
+        if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
             continue
         size = output.numel()
         streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
