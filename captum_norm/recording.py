@@ -22,6 +22,7 @@ from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention
+from captum_norm.models.parameters import present
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
 from captum_norm.models.tracing import evaluating, hooked
@@ -259,7 +260,9 @@ class _Recorder:
                 return _cut(option, part, keys, (len(query), query.shape[2], key.shape[2]))
 
             heads = (tensor[part.examples] for tensor in (query[:, :, part.rows], key[:, :, keys], value[:, :, keys]))
-            return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
+            # When weights are asked for once more, the module's own parameters (sinks) may have been taken away.
+            with present(module):
+                return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
 
         outputs: list[Tensor] = []
         parts = list(self._parts(query, key, attend))
@@ -339,38 +342,27 @@ class _Recorder:
 def _block_tensors(block: Block, opened: _OpenBlock) -> BlockTensors:
     layout = block.layout
 
+    def shaped(tensor: Tensor) -> Tensor:
+        return block.batch_first(tensor, opened.batch, opened.queries)
+
     def at(site: Site) -> Tensor:
-        return block.batch_first(site, opened.tensors[site], opened.batch, opened.queries)
+        return shaped(opened.tensors[site])
 
     total = at(layout.total)
     if layout.minus is not None:
         total = total - at(layout.minus).to(total.device)
     residual = multiplied(block.factor(layout.residual_factor), at(layout.residual))
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
-    behind = None if opened.attend is None else _tensors_behind(block, opened, opened.attend)
+    behind, parts = None, block.feed_forward
+    if opened.attend is not None and parts is not None:
+        read, behind_normed = (
+            None if norm is None else shaped(opened.behind[End(norm.module, "output")])
+            for norm in (parts.norm, parts.final_norm)
+        )
+        written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
+        routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
+        behind = FeedForwardTensors(written, behind_total, read, behind_normed, routing, opened.attend)
     return BlockTensors(at(Site(layout.projection, "output")), residual, total, normed, behind)
-
-
-def _tensors_behind(
-    block: Block, opened: _OpenBlock, attend: Callable[[], Iterator[tuple[Part, Tensor]]]
-) -> FeedForwardTensors | None:
-    parts = block.feed_forward
-    if parts is None:
-        return None
-    # What reads a stream has its axes in the stream's order.
-    end = block.layout.end
-    shape = opened.tensors[end].shape
-
-    def shaped(tensor: Tensor) -> Tensor:
-        return block.batch_first(end, tensor.reshape(*shape[:-1], -1), opened.batch, opened.queries)
-
-    read, normed = (
-        None if norm is None else shaped(opened.behind[End(norm.module, "output")])
-        for norm in (parts.norm, parts.final_norm)
-    )
-    routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
-    written, total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
-    return FeedForwardTensors(written, total, read, normed, routing, attend)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

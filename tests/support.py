@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from captum_norm.models.support import SupportedModel
+from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import KINDS
 from tests.test_matrix import SCOPES
@@ -26,7 +27,8 @@ The tests hold each of these {count} architectures to an independent implementat
 with random weights (FSMT in float32, since its code cannot run in float64), and to what is promised of every model:
 padding and batching change nothing, the model is left as it was, half precision stays near, gradients flow. What stands
 under *special* is active there: windows are shorter than the inputs, sinks and layer scales have random values.
-`captum-norm models` prints this list.
+Behind the feed-forward block every vector is formed independently in {formed} of them; in the others of one stack what
+the model computed is what the vectors add up to. `captum-norm models` prints this list.
 
 Other models are found by their structure or refused with a reason: `captum-norm models --check NAME_OR_PATH` says it of
 yours, and [Describe a new model](how-to/describe-a-model.md) what to do then, and what the layouts are. The scopes are
@@ -44,7 +46,8 @@ def supported() -> Iterator[SupportedModel]:
     for kind, families in KINDS.items():
         if kind == "Vision":
             yield from _encoder_decoders()
-        for family in families.values():
+        for name, family in families.items():
+            behind = () if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[family.style]
             model = family.build()
             config = getattr(model, "config")  # noqa: B009 - no attribute of nn.Module
             yield SupportedModel(
@@ -54,7 +57,7 @@ def supported() -> Iterator[SupportedModel]:
                 family.style,
                 family.positions,
                 family.special,
-                SCOPES[family.style],
+                (*SCOPES[family.style], *behind),
             )
 
 
@@ -82,7 +85,7 @@ def data(models: list[SupportedModel]) -> str:
 
 def page(models: list[SupportedModel]) -> str:
     """As a page of the documentation."""
-    parts = [HEAD.format(count=len(models))]
+    parts = [HEAD.format(count=len(models), formed=len(feed_forwards.PARTS))]
     for kind, group in groupby(models, key=lambda model: model.kind):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))

@@ -345,3 +345,19 @@ def test_half_precision_and_gradients() -> None:
         assert half is not None
         assert_near(half, expected, 16 * torch.finfo(dtype).eps)
         model.double()
+
+
+@both_styles
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_vectors_through_the_feed_forward_network_add_up(norm_first: bool, activation: str) -> None:
+    layer = nn.TransformerEncoderLayer(
+        WIDTH, HEADS, HIDDEN, activation=activation, batch_first=True, norm_first=norm_first
+    )
+    model = randomized(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), dtype=torch.float64)
+    inputs = torch.randn(3, 9, WIDTH, generator=torch.Generator().manual_seed(1)).double()
+    meter = NormMeter(model)
+    scopes = [stage.scope for stage in meter.stages(inputs)]
+    assert scopes[-1] == ("atb_ff_res" if norm_first else "atb_ff_res_ln")
+    (measured,) = meter.measure(inputs, scopes=scopes).values()
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < 1e-11

@@ -35,6 +35,7 @@ class Measurements:
             network.
         layer_names: the names in the model of the L modules in which the blocks were found; empty without scopes.
         layouts: the arrangement of each of them.
+        layer_scopes: the scopes of each of them; those through a feed-forward network only if one was asked for.
     """
 
     weights: Tensor | None
@@ -48,6 +49,7 @@ class Measurements:
     baseline: Baseline | None = None
     layer_names: tuple[str, ...] = ()
     layouts: tuple[Layout, ...] = ()
+    layer_scopes: tuple[tuple[Scope, ...], ...] = ()
 
 
 def assemble(
@@ -94,6 +96,7 @@ def assemble(
         baseline=baseline,
         layer_names=tuple(block.name for block in blocks),
         layouts=tuple(block.layout for block in blocks),
+        layer_scopes=tuple(block.scopes for block in blocks),
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import versions
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +60,7 @@ class Check:
         inputs: what it was checked with.
         tolerance: the largest completeness error accepted.
         layers: its attention layers.
+        without_feed_forward: why a stack has no scopes through its feed-forward networks.
     """
 
     model: str
@@ -69,6 +70,7 @@ class Check:
     inputs: str
     tolerance: float
     layers: Sequence[CheckedLayer]
+    without_feed_forward: Sequence[str]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +135,8 @@ def _show_check(check: Check, console: "Console") -> None:
         for layer in check.layers
     ]
     _table(console, ("stack", "layer", "module", "layout", "scopes", "error"), rows)
+    for refusal in check.without_feed_forward:
+        _say(console, refusal)
     worst = max(layer.error for layer in check.layers)
     _say(console, f"largest completeness error: {worst:.1e} (accepted: {check.tolerance:.0e})")
 
@@ -145,15 +149,23 @@ def _check(name: str) -> Check:
 
     model = load_model(name)
     inputs, description = _inputs(name, model)
-    measured = NormMeter(model).measure(inputs, scopes=("attn", "atb"))
-    layers = [
-        CheckedLayer(stack, index + 1, module, layout.style, layout.scopes, float(delta))
-        for stack, found in measured.items()
-        if found.convergence_delta is not None
-        for index, (module, layout, delta) in enumerate(
-            zip(found.layer_names, found.layouts, found.convergence_delta[0], strict=True)
-        )
-    ]
+    meter = NormMeter(model)
+    measured = meter.measure(inputs, scopes=("attn", "atb"))
+    several = len(measured) > 1
+    layers, refusals = list[CheckedLayer](), list[str]()
+    for stack in measured:
+        found = measured[stack]
+        try:
+            stacks = [stack] if several else None
+            found = meter.measure(inputs, scopes=("attn", "atb", "atb_ff_res"), stacks=stacks)[stack]
+        except UnsupportedScopeError as error:
+            refusals.append(f"{stack}: {error}")
+        deltas = [] if found.convergence_delta is None else found.convergence_delta[0].tolist()
+        described = zip(found.layer_names, found.layouts, found.layer_scopes, deltas, strict=True)
+        layers += [
+            CheckedLayer(stack, index + 1, module, layout.style, scopes, delta)
+            for index, (module, layout, scopes, delta) in enumerate(described)
+        ]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return Check(
         model=name,
@@ -163,6 +175,7 @@ def _check(name: str) -> Check:
         inputs=description,
         tolerance=TOLERANCE[dtype],
         layers=layers,
+        without_feed_forward=refusals,
     )
 
 

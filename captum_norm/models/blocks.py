@@ -11,7 +11,7 @@ from captum_norm.functional import Carry, scaled
 from captum_norm.models.factors import Factor, multiplied, read_factor
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
+from captum_norm.models.parameters import NormReader, Projection, equal, read_norm, read_projection, reproduces
 from captum_norm.models.tracing import Event, Trace
 
 
@@ -28,7 +28,7 @@ class Block:
         branch_norm: the norm before the residual sum, or None.
         final_norm: the norm behind it, or None.
         dtype: the dtype of the projection when the block was read.
-        queries_first: the sites whose tensors are (Q, B, D); those of all others are (B, Q, D).
+        queries_first: whether its tensors have the axes (Q, B, D), which may be one, not (B, Q, D).
         overwritten: the sites into whose tensors the model writes afterwards.
         searched: whether the feed-forward block behind it was looked for.
         feed_forward: that block, or None.
@@ -43,7 +43,7 @@ class Block:
     branch_norm: NormReader | None
     final_norm: NormReader | None
     dtype: torch.dtype
-    queries_first: frozenset[Site]
+    queries_first: bool
     overwritten: frozenset[Site]
     searched: bool = False
     feed_forward: FeedForwardBlock | None = None
@@ -87,10 +87,10 @@ class Block:
         """One of the layout's factors."""
         return None if name is None else read_factor(self.layer, name)
 
-    def batch_first(self, site: Site, tensor: Tensor, batch: int, queries: int) -> Tensor:
-        """(B, Q, D) of the tensor at a site, which may be (Q, B, D) or (B·Q, D)."""
-        if site in self.queries_first if batch == queries else _is_queries_first(tensor, batch, queries):
-            tensor = tensor.transpose(0, 1)
+    def batch_first(self, tensor: Tensor, batch: int, queries: int) -> Tensor:
+        """(B, Q, D) of one of its tensors, in whose shape the first two axes may be one."""
+        if self.queries_first:
+            return tensor.reshape(queries, batch, -1).transpose(0, 1)
         return tensor.reshape(batch, queries, -1)
 
     @property
@@ -120,11 +120,19 @@ class Block:
         return Carry(branch, residual=True, final=final.read(dtype))
 
 
-def _is_queries_first(tensor: Tensor, batch: int, queries: int) -> bool:
-    return tensor.dim() == 3 and batch != queries and tensor.shape[:2] == (queries, batch)
+def _is_queries_first(received: Tensor, context: Tensor) -> bool:
+    """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
+
+    All tensors of a block have its order, since its equations hold element by element.
+    """
+    straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
+    if straight != swapped:
+        return swapped
+    batch, queries, _ = context.shape
+    return batch != queries and received.shape[:-1] == (queries, batch)
 
 
-def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, batch: int, queries: int) -> Block:
+def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
     """Read a layout's parts off a layer's modules and check its equations on the layer's own tensors.
 
     Args:
@@ -132,8 +140,7 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, batch: int,
         trace: what happened inside the layer.
         layout: where the parts are said to be.
         caller: the module that called the attention function.
-        batch: how many examples it was called with.
-        queries: how many query positions.
+        context: attention's output there, (B, Q, H·d).
 
     Raises:
         UnsupportedModelError: if a part is missing or an equation does not hold.
@@ -167,7 +174,7 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, batch: int,
         branch_norm=branch_norm,
         final_norm=final_norm,
         dtype=projection.parameter.dtype,
-        queries_first=frozenset(site for site in layout.sites if _is_queries_first(parts.tensor(site), batch, queries)),
+        queries_first=_is_queries_first(parts.tensor(Site(layout.projection, "input")), context),
         overwritten=frozenset(site for site in layout.sites if parts.event(site).overwritten),
     )
 

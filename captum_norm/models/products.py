@@ -93,16 +93,17 @@ class AttentionProducts(TorchFunctionMode):
             if func in PRODUCTS and len(args) == 2 and args[0] in self._weights:
                 weights, values = (self._by_head(factor) for factor in args)
                 if weights is not None and values is not None:
+                    self._weights.clear()
                     return self._product(weights, values).reshape(*args[0].shape[:-1], -1)
         result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and (func in SOFTMAX or self._holds_weights(func, args, result)):
+        if func in SOFTMAX or (self._weights and func not in MIXTURES and self._holds_weights(args, result)):
             self._weights[result] = True
         return result
 
-    def _holds_weights(self, func: Callable[..., Any], args: tuple[Any, ...], result: Tensor) -> bool:
-        if func in MIXTURES or not self._weights:
-            return False
-        return any(isinstance(a, Tensor) and a.numel() == result.numel() and a in self._weights for a in args)
+    def _holds_weights(self, args: tuple[Any, ...], result: Any) -> bool:
+        """Whether a function of ``args`` gave as many numbers as attention weights among them are."""
+        size = result.numel() if isinstance(result, Tensor) else None
+        return any(isinstance(arg, Tensor) and arg.numel() == size and arg in self._weights for arg in args)
 
     def _by_head(self, factor: Tensor) -> Tensor | None:
         """(B, H, ·, ·) from that or (B·H, ·, ·); None for anything else."""

@@ -128,8 +128,7 @@ class _Probe:
             for layout in _candidates(trace, call.module, call.output, call.order - start, same, factored=factored)
         )
         layout = declared or next(found, None)
-        batch, queries, _ = call.output.shape
-        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, batch, queries)
+        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, call.output)
 
 
 def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
@@ -190,7 +189,7 @@ def _candidates(
     """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
     output = trace.at(Site("", "output"))
     for projection in _projections(trace, context):
-        if output is None or output.numel() != projection.output.numel():
+        if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
             continue
         size = output.numel()
         streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]

@@ -68,6 +68,9 @@ def test_a_model_without_a_tokenizer_is_checked_with_what_it_reads(
     for layer in found["layers"]:
         assert layer["layout"] == layout
         assert 0 < layer["error"] < found["tolerance"] == 1e-5
+        # What decoder self-attention gives goes on into cross-attention.
+        assert ("atb_ff_res" in layer["scopes"]) == (len(layers) == 1 or layer["stack"] != "decoder")
+    assert [reason.split(":")[0] for reason in found["without_feed_forward"]] == ["decoder"] * (len(layers) > 1)
 
 
 def test_a_model_that_is_not_understood_is_refused_with_the_reason(

@@ -16,6 +16,7 @@ from captum_norm import (
     NormMeter,
     UnsupportedModelError,
 )
+from captum_norm.models import Scope
 from tests import oracle
 from tests.alignment.fairseq import make_reference
 from tests.fairseq_models import live
@@ -159,6 +160,17 @@ def test_the_same_checkpoint_read_without_fairseq_gives_the_same_maps(
     assert_near(maps.decoder, expected.decoder.double(), 1e-5)
     for row, length in enumerate(lengths.tolist()):
         assert_near(maps.cross[row][..., -length:], expected.cross[row][..., :length].double(), 1e-5)
+    # To the end of the layers, through the feed-forward networks.
+    scope: Scope = "atb_ff_res" if case.pre_norm else "atb_ff_res_ln"
+    found, same_found = (
+        NormMeter(subject).measure(inputs, scopes=[scope], stacks=["encoder", "cross"])
+        for subject, inputs in ((model, batch), (loaded, same))
+    )
+    for row, length in enumerate(lengths.tolist()):
+        encoder, cross = (found[stack].norms[scope][row] for stack in ("encoder", "cross"))
+        encoder_of_same, cross_of_same = (same_found[stack].norms[scope][row] for stack in ("encoder", "cross"))
+        assert_near(encoder[:, -length:, -length:], encoder_of_same[:, :length, :length].double(), 1e-5)
+        assert_near(cross[..., -length:], cross_of_same[..., :length].double(), 1e-5)
 
 
 def test_an_encoder_alone_and_a_language_model() -> None:

@@ -50,7 +50,7 @@ def test_the_mean_of_a_long_table_is_taken_in_parts_and_in_single_precision() ->
     torch.testing.assert_close(replacement(model, "mean", None).vector, mean.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", ["bert", "electra", "albert", "opt-post-norm", "gpt2", "gemma2", "t5-encoder"])
+@pytest.mark.parametrize("name", ["bert", "electra", "albert", "opt-350m", "gpt2", "gemma2", "t5-encoder"])
 def test_embeddings_are_replaced_where_they_are_looked_up(name: str) -> None:
     model, ids = families.build(name, dtype=torch.float64), families.inputs(name)
     others = ids.flip(0)

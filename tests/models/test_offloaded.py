@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from captum_norm import NonFiniteError, NormAttribution, NormMeter, UnsupportedModelError
-from tests import families
+from tests import families, feed_forwards
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
 
@@ -38,7 +38,9 @@ def some_to_disk(model: nn.Module, folder: Path) -> None:
 
 
 Offload = Callable[[nn.Module, Path], None]
-OFFLOADED: list[tuple[str, Offload]] = [(name, to_memory) for name in FAMILIES]
+# What accelerate cannot run: they hand a parameter from one module to another.
+NOT_RUN = {"deberta", "deberta-v2", "llama4", "siglip-vision"}
+OFFLOADED: list[tuple[str, Offload]] = [(name, to_memory) for name in FAMILIES if name not in NOT_RUN]
 OFFLOADED += [(name, offload) for name in ("bert", "gpt2", "gemma2") for offload in (to_disk, some_to_disk)]
 
 
@@ -51,7 +53,8 @@ def own(module: nn.Module) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "offload"), OFFLOADED)
 def test_an_offloaded_model_gives_what_the_plain_one_gives(name: str, offload: Offload, tmp_path: Path) -> None:
     model, inputs = families.build(name), families.inputs(name)
-    scopes = SCOPES[FAMILIES[name].style]
+    style = FAMILIES[name].style
+    scopes = (*SCOPES[style], *(() if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[style]))
     (expected,) = NormMeter(model).measure(inputs, scopes=scopes, weights=True).values()
     with torch.no_grad():
         before = model(inputs)[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 from alignment.fairseq.conversion import build_model, sinusoidal_positions
-from captum_norm import InvalidInputError
+from captum_norm import InvalidInputError, NormAttribution
 from tests.alignment.fairseq.small import SOURCE, TARGET, WIDTH, settings, weights
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
@@ -23,11 +23,13 @@ def build(**forms: bool) -> Any:
     return build_model(settings(**changes), weights(**forms))
 
 
+INPUTS = {"input_ids": SOURCE_IDS, "attention_mask": SOURCE_IDS.ne(1).long(), "decoder_input_ids": TARGET_IDS}
+
+
 @torch.no_grad()
 def logits(model: Any) -> Tensor:
     """At real target positions."""
-    inputs = {"input_ids": SOURCE_IDS, "attention_mask": SOURCE_IDS.ne(1).long(), "decoder_input_ids": TARGET_IDS}
-    found: Tensor = model(**inputs, use_cache=False).logits  # with a cache, FSMT masks nothing
+    found: Tensor = model(**INPUTS, use_cache=False).logits  # with a cache, FSMT masks nothing
     return found[TARGET_IDS.ne(1)]
 
 
@@ -234,3 +236,11 @@ def test_fsmt_of_transformers_computes_the_same(seed: int, activation: str, scal
     # Rounding of float32 through the layers, relative to logits of this scale.
     expected = logits(fsmt)
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    found, same_found = (NormAttribution(one).maps(INPUTS).cross for one in (model, fsmt))
+    assert found is not None
+    assert same_found is not None
+    real = TARGET_IDS.ne(1)  # FSMT has a mask of its own for targets, and no padding there to be told of
+    for example, rows in enumerate(real):
+        maps, same_maps = found[example][:, rows], same_found[example][:, rows]
+        torch.testing.assert_close(maps, same_maps, rtol=0, atol=1e-5 * float(maps.max()))
+        assert torch.equal(maps.argmax(-1), same_maps.argmax(-1))
