@@ -15,7 +15,7 @@ help: ## List these targets
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[demo,subword-nmt]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[demo,subword-nmt,tables]' --group dev
 	touch $@
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
@@ -48,7 +48,7 @@ constraints: PIP_BUILD_CONSTRAINT :=
 constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable '.[demo,subword-nmt]' --group dev hatchling editables torch==2.13.0
+	build/venv/bin/python -m pip install --quiet --editable '.[demo,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints.txt
 
 clean: ## Remove everything that was installed, built or cached here
