@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         AttentionWeights,
         Decomposition,
         DecompX,
-        Difference,
         GlobEnc,
         Measurements,
         MeterOptions,
@@ -80,7 +79,7 @@ if TYPE_CHECKING:
         ValueZeroing,
     )
     from captum_norm.maps import AttributionMaps
-    from captum_norm.models import FeedForwardLayout, Layout, Site, register_feed_forward, register_layout
+    from captum_norm.models import Difference, FeedForwardLayout, Layout, Site, register_feed_forward, register_layout
 else:
     # These need torch, which takes seconds to load: errors, --help and alignment files do without.
     _LATE = {
@@ -93,7 +92,7 @@ else:
         "AttributionMaps": "captum_norm.maps",
         "DecompX": "captum_norm.attr",
         "Decomposition": "captum_norm.attr",
-        "Difference": "captum_norm.attr",
+        "Difference": "captum_norm.models",
         "GlobEnc": "captum_norm.attr",
         "ContextualizationChange": "captum_norm.analysis",
         "FeedForwardLayout": "captum_norm.models",

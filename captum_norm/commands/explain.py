@@ -28,7 +28,8 @@ class Method:
         unit: what an entry of its maps is.
         together: what a score of all layers together is; None for what the aggregation makes of the unit.
         aggregation: how it makes one score of all layers, where that is no choice.
-        target: whether it explains a number of the output: never, if one is named, or only then.
+        target: whether it explains a number of the output: never, if one is named, or always, by default the one that
+            the model predicts.
         target_unit: what a score is if one is.
     """
 
@@ -36,7 +37,7 @@ class Method:
     unit: str
     together: str | None = None
     aggregation: str | None = None
-    target: Literal["never", "optional", "needed"] = "never"
+    target: Literal["never", "optional", "always"] = "never"
     target_unit: str | None = None
 
 
@@ -49,7 +50,7 @@ METHODS = {
     "decompx": Method(
         "DecompX", "norm", "norm", aggregation="propagated", target="optional", target_unit="part of the output"
     ),
-    "attention-gradient": Method("AttentionTimesGradient", "weight × gradient", "relevance", target="needed"),
+    "attention-gradient": Method("AttentionTimesGradient", "weight × gradient", "relevance", target="always"),
     "weights": Method("AttentionWeights", "attention weight"),
     "rollout": Method("AttentionRollout", "share of rollout"),
 }
@@ -87,7 +88,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         metavar="N|LABEL|TOKEN",
         help="the output to explain, for attention-gradient and decompx: its number, a classifier's label or a token "
-        "of the vocabulary (default: none; decompx then explains hidden states)",
+        "of the vocabulary (default: what the model predicts; decompx then explains hidden states)",
     )
     parser.add_argument(
         "--against", metavar="N|LABEL|TOKEN", help="explain the target less this output, such as a rival word"
@@ -190,14 +191,12 @@ def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution
 
 def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     """What ``target`` means to :mod:`captum_norm`."""
-    from captum_norm.attr import Difference
+    from captum_norm import Difference
 
     wanted = METHODS[options.method].target
     if options.target is None:
         if options.against is not None:
             raise InvalidInputError("got --against without --target; name the output that it is subtracted from")
-        if wanted == "needed":
-            raise InvalidInputError(f"the method {options.method} explains an output; name it with --target")
         return None
     if wanted == "never":
         raise InvalidInputError(f"the method {options.method} has no --target")
@@ -231,7 +230,7 @@ def _explain(
     layers = None if index is None else [index]
     about = {"target": target, "position": options.position}
     with progress(terminal_only=True):
-        maps = method.maps(inputs, layers=layers, **(about if kind.target == "needed" else {}))
+        maps = method.maps(inputs, layers=layers, **(about if kind.target == "always" else {}))
         if kind.target == "optional" and target is not None:
             scores, deltas = method.attribute(inputs, **about, layer=index, return_convergence_delta=True)
         else:
