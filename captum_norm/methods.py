@@ -32,7 +32,8 @@ class NamedMethod:
         class_name: its class in ``package``.
         package: where the class is; those of ``captum.attr`` become methods by :class:`captum_norm.TokenAttribution`.
         units: of its maps; None if it has none.
-        target: whether it explains a number of the output: never, if one is named, or only then.
+        target: whether it explains a number of the output: never, if one is named, or always, by default the one that
+            the model predicts.
         options: named arguments, in comparisons: of the class, or for ``captum.attr`` of its ``attribute``.
         requires: another package that it needs.
     """
@@ -41,13 +42,13 @@ class NamedMethod:
     class_name: str
     package: str = "captum_norm"
     units: MapUnits | None = None
-    target: Literal["never", "optional", "needed"] = "never"
+    target: Literal["never", "optional", "always"] = "never"
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     requires: str | None = None
 
 
 def _captum(title: str, class_name: str, *, requires: str | None = None, **options: Any) -> NamedMethod:
-    return NamedMethod(title, class_name, "captum.attr", target="optional", options=options, requires=requires)
+    return NamedMethod(title, class_name, "captum.attr", target="always", options=options, requires=requires)
 
 
 METHODS: Mapping[str, NamedMethod] = MappingProxyType(
@@ -69,18 +70,18 @@ METHODS: Mapping[str, NamedMethod] = MappingProxyType(
             "attention × gradient",
             "AttentionTimesGradient",
             units=MapUnits("weight × gradient", "relevance"),
-            target="needed",
+            target="always",
         ),
         "weights": NamedMethod("attention weights", "AttentionWeights", units=MapUnits("attention weight")),
         "rollout": NamedMethod("attention rollout", "AttentionRollout", units=MapUnits("share of rollout")),
         "saliency": _captum("gradient norm", "Saliency"),
         "input-gradient": _captum("input × gradient", "InputXGradient"),
-        "integrated-gradients": _captum("integrated gradients", "IntegratedGradients", n_steps=50),
+        "integrated-gradients": _captum("integrated gradients", "IntegratedGradients", n_steps=30),
         "deeplift": _captum("DeepLIFT", "DeepLift"),
         "gradient-shap": _captum("GradientSHAP", "GradientShap", n_samples=20),
         "occlusion": _captum("occlusion", "Occlusion"),
-        "shapley": _captum("Shapley value sampling", "ShapleyValueSampling", n_samples=10),
-        "lime": _captum("LIME", "Lime", n_samples=200, requires="sklearn"),
+        "shapley": _captum("Shapley value sampling", "ShapleyValueSampling", n_samples=5),
+        "lime": _captum("LIME", "Lime", n_samples=100, requires="sklearn"),
         "random": NamedMethod("random scores", "RandomScores", "captum_norm.comparison"),
     }
 )

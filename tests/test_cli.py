@@ -37,6 +37,13 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(transformers.GPT2LMHeadModel(config), tmp_path_factory.mktemp("gpt2")))
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(bert_config())
+    return str(save_tiny(model, tmp_path_factory.mktemp("classifier")))
+
+
 @pytest.fixture(autouse=True)
 def _plain_and_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -83,9 +90,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--method", "alti", "--aggregation", "mean"], lambda m: captum_norm.ALTI(m, "mean"), {}),
         (["--method", "value-zeroing"], captum_norm.ValueZeroing, {}),
         (["--method", "decompx", "--layer", "2"], captum_norm.DecompX, {"layer": 1}),
-        (["--method", "decompx", "--target", "5"], captum_norm.DecompX, {"target": 5}),
-        (["--method", "decompx", "--target", "5", "--against", "dog"], captum_norm.DecompX,
-         {"target": captum_norm.Difference(5, WORDS.index("dog"))}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -115,33 +119,56 @@ def test_files_hold_what_the_api_returns(
     ]
 
 
-def test_an_output_is_named_by_number_label_or_token(bert: str, gpt2: str, tmp_path: Path) -> None:
+def test_an_output_is_named_by_number_label_or_token(classifier: str, gpt2: str, tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     asked = ["--method", "attention-gradient", "--out", str(path), "--target"]
     model, tokenizer = load(gpt2)
     inputs = tokenizer(TEXT, return_tensors="pt")
     attribution = captum_norm.AttentionTimesGradient(model)
-    for name, target in (("cat", WORDS.index("cat")), ("4", 4), ("-1", -1)):
+    for name, target in (("cat", WORDS.index("cat")), ("4", 4)):
         assert explain("--model", gpt2, *asked[:-1], f"--target={name}") == 0
         content = written(path)
         assert (content["target"], content["unit"]) == (name, "relevance")
         assert content["scores"] == attribution.attribute(inputs, target)[0].tolist()
         assert content["map"]["values"] == attribution.maps(inputs, target=target).self_attention[0].tolist()
-    assert explain("--model", bert, *asked, "LABEL_1", "--against", "LABEL_0") == 0
+    assert explain("--model", classifier, *asked, "LABEL_1", "--against", "LABEL_0") == 0
     assert written(path)["target"] == "LABEL_1 − LABEL_0"
 
 
-def test_outputs_that_are_not_there_are_refused(bert: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["explain", TEXT, "--model", bert, "--method"]
-    assert refused(capsys, *asked, "attention-gradient").endswith("explains an output; name it with --target")
+def test_decompx_explains_the_output_that_is_named(classifier: str, gpt2: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    rival = captum_norm.Difference(5, WORDS.index("dog"))
+    cases = ((classifier, ["1"], 1), (gpt2, ["5"], 5), (gpt2, ["5", "--against", "dog"], rival))
+    for folder, named, target in cases:
+        assert explain("--model", folder, "--method", "decompx", "--out", str(path), "--target", *named) == 0
+        model, tokenizer = load(folder)
+        inputs, method = tokenizer(TEXT, return_tensors="pt"), captum_norm.DecompX(model)
+        scores, delta = method.attribute(inputs, target, return_convergence_delta=True)
+        content = written(path)
+        assert (content["scores"], content["convergence_delta"]) == (scores[0].tolist(), delta.item())
+        assert content["map"]["values"] == method.maps(inputs).self_attention[0].tolist()
+
+
+def test_attention_gradient_explains_what_is_predicted(classifier: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", classifier, "--method", "attention-gradient", "--out", str(path)) == 0
+    model, tokenizer = load(classifier)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    predicted = int(model(**inputs).logits.argmax())
+    expected = captum_norm.AttentionTimesGradient(model).attribute(inputs, predicted)
+    assert written(path)["scores"] == expected[0].tolist()
+
+
+def test_outputs_that_are_not_there_are_refused(bert: str, classifier: str, capsys: pytest.CaptureFixture[str]) -> None:
+    headless = refused(capsys, "explain", TEXT, "--model", bert, "--method", "attention-gradient")
+    assert headless.startswith("BertModel returns no logits")
+    asked = ["explain", TEXT, "--model", classifier, "--method"]
     assert refused(capsys, *asked, "norm", "--target", "1") == "the method norm has no --target"
     assert refused(capsys, *asked, "decompx", "--against", "1").startswith("got --against without --target")
     assert refused(capsys, *asked, "decompx", "--target", "a dog") == (
         "got the target a dog, which is no number, no label and no single token; the labels are LABEL_0, LABEL_1"
     )
-    assert refused(capsys, *asked, "decompx", "--target", "8").startswith(
-        "got the target 8 for an output of shape (8,)"
-    )
+    assert refused(capsys, *asked, "decompx", "--target", "8") == "got the target 8; expected 0 to 1"
 
 
 @pytest.mark.parametrize(

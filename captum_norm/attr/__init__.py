@@ -1,7 +1,6 @@
 """The attribution methods, one a file."""
 
 from captum_norm.attr._assembly import Measurements
-from captum_norm.attr._target import Difference
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
@@ -23,7 +22,6 @@ __all__ = [
     "AttentionWeights",
     "DecompX",
     "Decomposition",
-    "Difference",
     "GlobEnc",
     "Measurements",
     "MeterOptions",

@@ -316,12 +316,6 @@ def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Modu
         position = read_position(model, causal=causal)
     if position == "mean":
         return (real / real.sum(1, keepdim=True)).to(like)
-    if isinstance(position, str):
-        counted = real.long().cumsum(1) * real
-        wanted = {"first": torch.ones(batch, 1), "last": real.sum(1, keepdim=True)}.get(position)
-        if wanted is None:
-            raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
-        return (counted == wanted.to(counted)).to(like)
     rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
     rows[torch.arange(batch), positions_of_examples(position, real)] = 1
     return rows

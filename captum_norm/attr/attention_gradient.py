@@ -9,7 +9,6 @@ from captum_norm.attr._base import MapOptions, stacked_maps
 from captum_norm.attr._layerwise import refuse_encoder_decoder
 from captum_norm.attr._target import (
     TargetedAttribution,
-    explained_number,
     gradients_on,
     outside_inference,
     refuse_non_finite,
@@ -19,6 +18,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.library import EagerAttention
+from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Stacks
@@ -29,12 +29,13 @@ class AttentionTimesGradient(TargetedAttribution):
     """Rollout of gradient-weighted attention [Chefer et al. 2021].
 
     A layer's map is Ā = mean over heads of max(0, α ⊙ ∂t/∂α), t the number explained; ``attribute`` returns a row of
-    (I + Ā_L) ··· (I + Ā_1), whose rows do not sum to 1. ``target`` names t as everywhere in Captum; outputs at each
-    position are taken at the position explained.
+    (I + Ā_L) ··· (I + Ā_1), whose rows do not sum to 1. ``target`` names t; outputs at each
+    position are taken at the position explained. None: what the model predicts.
 
     Args:
         model: a model of Hugging Face, or an encoder of fairseq; left exactly as it is.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         differentiable: let gradients flow through the maps.
 
     The attention weights of all layers are held at once.
@@ -48,8 +49,16 @@ class AttentionTimesGradient(TargetedAttribution):
         torch.Size([1, 4])
     """
 
-    def __init__(self, model: nn.Module, aggregation: str = "rollout", *, differentiable: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        aggregation: str = "rollout",
+        *,
+        readout: Readout | None = None,
+        differentiable: bool = False,
+    ) -> None:
         super().__init__(model, aggregation, differentiable=differentiable)
+        self._readout = readout
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_encoder_decoder(self)
@@ -63,7 +72,8 @@ class AttentionTimesGradient(TargetedAttribution):
             if not attention.weights:
                 raise UnsupportedModelError(no_attention(self.model))
             causal = attention.stacks.causal
-            number = explained_number(output, call, options, causal=causal)
+            scores = output_scores(call, output, options.position, self._readout)
+            number = explained_number(scores, chosen_target(options.target, scores))
             refuse_non_finite(self.model, number)
             weights = [attention.weights[index] for index in layer_indices(layers, len(attention.weights))]
             gradients = torch.autograd.grad(number.sum(), weights, allow_unused=True, create_graph=differentiable)

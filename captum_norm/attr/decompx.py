@@ -12,7 +12,6 @@ from captum_norm.attr._frozen_graph import GraphRules
 from captum_norm.attr._frozen_parts import PartsRules
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
 from captum_norm.attr._target import (
-    explained_number,
     gradients_on,
     one_of_each,
     outside_inference,
@@ -24,6 +23,7 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
+from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
@@ -67,9 +67,10 @@ class DecompX(AttentionMapAttribution):
     layer's input on is linear in the tokens' vectors. A slope is (g(z) − g(0)) / z, the paper's zero-origin line; in a
     gated feed-forward network both factors share their product along the straight path from zero.
 
-    With a ``target``, ``attribute`` gives what each token adds to that number of the output, signed: one backward pass
-    of the frozen network, gradient × input. Without, it gives the norms of what each token gives to the last layer's
-    output (or ``layer``'s) at the position explained, from vectors that are propagated; so are the maps.
+    With a ``target`` or a ``readout``, ``attribute`` gives what each token adds to that number of the output, signed:
+    one backward pass of the frozen network, gradient × input. Without, it gives the norms of what each token gives to
+    the last layer's output (or ``layer``'s) at the position explained, from vectors that are propagated; so are the
+    maps.
 
     Args:
         model: a model of Hugging Face with one stack of layers; left exactly as it is.
@@ -79,6 +80,8 @@ class DecompX(AttentionMapAttribution):
             These propagate vectors.
         propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
             forward pass.
+        readout: what a target is of instead of logits, linear in the hidden states: see
+            :data:`captum_norm.models.outputs.Readout`.
 
     Raises:
         InvalidInputError: for an unknown treatment of biases.
@@ -93,11 +96,14 @@ class DecompX(AttentionMapAttribution):
         True
     """
 
-    def __init__(self, model: nn.Module, bias: Bias = "apart", *, propagate: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, bias: Bias = "apart", *, propagate: bool = False, readout: Readout | None = None
+    ) -> None:
         if bias not in get_args(Bias):
             raise InvalidInputError(f"got bias={bias!r}; expected one of {', '.join(get_args(Bias))}")
         super().__init__(model, "mean")
         self.bias = bias
+        self._readout = readout
         self._propagate = propagate or bias != "apart"
         self._steps: dict[nn.Module, Step] = {}
 
@@ -106,14 +112,14 @@ class DecompX(AttentionMapAttribution):
         return True
 
     def decompose(
-        self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Position = None
+        self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
     ) -> Decomposition:
         """A number of each example's output in parts.
 
         Args:
             inputs: as for :meth:`maps`.
-            target: which number, as everywhere in Captum; an output at each position is taken at ``position``.
-                :class:`Difference` names the difference of two.
+            target: which number: a class or token for all examples, one for each, or a :class:`Difference`. None:
+                the one that the model predicts. An output at each position is taken at ``position``.
             additional_forward_args: as for :meth:`maps`.
             position: as for :meth:`attribute`.
 
@@ -162,7 +168,7 @@ class DecompX(AttentionMapAttribution):
         inputs: Inputs,
         additional_forward_args: Any = None,
         *,
-        target: Any = None,
+        target: Target = None,
         position: Position = None,
     ) -> Tensor:
         """The completeness error for some inputs: of the number ``target`` names, else the layers' largest.
@@ -180,15 +186,18 @@ class DecompX(AttentionMapAttribution):
         Raises:
             InvalidInputError: if the attributions are of other inputs.
         """
-        if target is None:
+        if not self._explains_output(target):
             return super().compute_convergence_delta(attributions, inputs, additional_forward_args)
         parts = self.decompose(inputs, target, additional_forward_args, position=position)
         return delta_for(attributions, parts.convergence_delta)
 
+    def _explains_output(self, target: Target) -> bool:
+        return target is not None or self._readout is not None
+
     def _explain(
         self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
     ) -> tuple[Tensor, Tensor | None]:
-        if options.target is None:
+        if not self._explains_output(options.target):
             return super()._explain(inputs, additional_forward_args, options)
         if options.layers is not None:
             raise InvalidInputError("got a layer and a target; parts of hidden states are no parts of the output")
@@ -248,7 +257,8 @@ class DecompX(AttentionMapAttribution):
         rules = GraphRules(call.batch, self._stacks(call))
         with gradients_on():
             output = self._run(call, blocks, rules)
-            number = explained_number(output, call, options, causal=rules.stacks.causal)
+            found = output_scores(call, output, options.position, self._readout)
+            number = explained_number(found, chosen_target(options.target, found))
             (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
         number, dtype = number.detach(), accumulation_dtype(number.dtype)
         scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
@@ -283,7 +293,8 @@ class DecompX(AttentionMapAttribution):
         self, example: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
     ) -> tuple[Tensor, Tensor, Tensor]:
         rules, output = self._propagated(example, blocks)
-        numbers = explained_number(output, example.repeated(rules.copies), options, causal=rules.stacks.causal)
+        found = output_scores(example.repeated(rules.copies), output, options.position, self._readout)
+        numbers = explained_number(found, chosen_target(options.target, found[:1]))
         numbers = numbers.to(accumulation_dtype(numbers.dtype))
         return numbers[None, 1:-1], numbers[-1:], numbers[:1]
 

@@ -1,7 +1,7 @@
 """Captum's gradient and perturbation methods as token attributions."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -22,7 +22,16 @@ from captum_norm.models.embeddings import (
     run_with_embeddings,
 )
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.outputs import Readout, Target, chosen_target, read_mask, read_output, real_positions
+from captum_norm.models.outputs import (
+    Place,
+    Readout,
+    Target,
+    chosen_target,
+    explained_number,
+    read_mask,
+    read_output,
+    real_positions,
+)
 from captum_norm.models.tracing import evaluating
 
 Reduction = Literal["l2", "sum"]
@@ -141,7 +150,7 @@ class TokenAttribution(Attribution):
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: int | Sequence[int] | Tensor | None = None,
+        position: Place = None,
         return_convergence_delta: bool = False,
     ) -> Any:
         """How much each input token contributes to one output.
@@ -149,11 +158,12 @@ class TokenAttribution(Attribution):
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's
                 output. Embeddings go into the model as ``inputs_embeds``.
-            target: the class or next token to explain: an integer, or one for each example. None: the one that the
-                model predicts.
+            target: the class or next token to explain: an integer, one for each example, or a
+                :class:`captum_norm.Difference`. None: the one that the model predicts.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            position: where to read logits that there are for every position: an index (negative from the end), or one
-                for each example. None: the last real position, where a causal model predicts the next token.
+            position: where to read logits that there are for every position: an index (negative from the end), one
+                for each example, ``"first"`` or ``"last"``. None: the last real position, where a causal model predicts
+                the next token.
             return_convergence_delta: also return Σ attributions − (output − output at the baseline), (B,), signed, in
                 the output's unit, before any reduction; the mean over baselines where the method draws several.
 
@@ -191,7 +201,7 @@ class TokenAttribution(Attribution):
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: int | Sequence[int] | Tensor | None = None,
+        position: Place = None,
     ) -> Tensor:
         """The convergence delta of some inputs; the method is run once more, since reduced scores need not add up.
 
@@ -227,9 +237,7 @@ class TokenAttribution(Attribution):
             options["return_convergence_delta"] = True
         module = _Explained(self.model, subject, self.baseline.vector if self.baseline and self._perturbs else None)
         with torch.set_grad_enabled(not self._perturbs):
-            result = self._make(module).attribute(
-                features, target=subject.target, additional_forward_args=subject.tensors, **options
-            )
+            result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
         attributions, error = result if delta else (result, None)
         attributions = attributions.detach().to(torch.promote_types(attributions.dtype, torch.float32))
         if self._perturbs:
@@ -270,7 +278,7 @@ class _Subject:
         embeddings: of the tokens, (N, S, D).
         real: True at real positions, (N, S).
         read: True where the output is read, (N, S); None for the default.
-        target: (N,); None where the output is one number.
+        target: as of :func:`captum_norm.models.outputs.chosen_target`.
         readout: the user's own.
     """
 
@@ -293,12 +301,12 @@ class _Subject:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What Captum repeats along with the features."""
-        further = (self.real,) if self.read is None else (self.real, self.read)
+        further = (value for value in (self.real, self.target, self.read) if value is not None)
         return (*(self.call.arguments[name] for name in self.names), *further)
 
 
 class _Explained(nn.Module):
-    """What Captum explains: features and :attr:`_Subject.tensors` to the output, (N, C) or (N,).
+    """What Captum explains: features and :attr:`_Subject.tensors` to the number explained, (N,).
 
     Args:
         model: the model.
@@ -318,7 +326,9 @@ class _Explained(nn.Module):
         if subject is None:
             raise RuntimeError("called before there was anything to explain")
         names = subject.names
-        real, *read = tensors[len(names) :]
+        real, *further = tensors[len(names) :]
+        target = None if subject.target is None else further.pop(0)
+        read = None if subject.read is None else further.pop(0)
         call = replace(subject.call, arguments=subject.call.arguments | dict(zip(names, tensors, strict=False)))
 
         def embed(original: Tensor) -> Tensor:
@@ -329,7 +339,7 @@ class _Explained(nn.Module):
             return kept * original + (1 - kept) * self._baseline.to(original)
 
         output = run_with_embeddings(call, embed)
-        return read_output(self.model, output, real, read[0] if read else None, subject.readout)
+        return explained_number(read_output(self.model, output, real, read, subject.readout), target)
 
 
 def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Readout | None) -> _Subject:

@@ -49,7 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(
         parser,
         "the output to explain, for attention-gradient and decompx: its number, a classifier's label or a token of the "
-        "vocabulary (default: none; decompx then explains hidden states)",
+        "vocabulary (default: what the model predicts; decompx then explains hidden states)",
     )
     parser.add_argument(
         "--scope",
@@ -141,8 +141,6 @@ def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution
 def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     """What ``target`` means to the method that was asked for."""
     wanted, target = METHODS[options.method].target, target_of(model, tokenizer, options)
-    if target is None and wanted == "needed":
-        raise InvalidInputError(f"the method {options.method} explains an output; name it with --target")
     if target is not None and wanted == "never":
         raise InvalidInputError(f"the method {options.method} has no --target")
     return target
@@ -159,7 +157,7 @@ def _explain(
     layers = None if index is None else [index]
     about = {"target": target, "position": options.position}
     with progress(terminal_only=True):
-        maps = method.maps(inputs, layers=layers, **(about if wanted == "needed" else {}))
+        maps = method.maps(inputs, layers=layers, **(about if wanted == "always" else {}))
         if wanted == "optional" and target is not None:
             scores, deltas = method.attribute(inputs, **about, layer=index, return_convergence_delta=True)
         else:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.attr import Difference
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.outputs import read_mask, real_positions
+from captum_norm.models.outputs import Choice, Difference, Place, Target, read_mask, real_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +24,7 @@ class Batch:
 
     index: Tensor
     call: ModelCall
-    target: Any
+    target: Target
     position: Tensor | None
 
     @property
@@ -33,20 +32,26 @@ class Batch:
         """What every method takes."""
         return self.call.arguments
 
+    def first(self) -> "Batch":
+        """The first of the examples alone."""
+        index = self.index.new_zeros(1)
+        position = None if self.position is None else self.position[:1]
+        return Batch(self.index[:1], self.call.example(0), of_examples(self.target, index, len(self.index)), position)
+
 
 class Examples:
     """All examples of a comparison.
 
     Args:
         call: of the model, with all of them.
-        target: the user's: one for all of them, or a list or tensor of one for each.
+        target: the user's.
         position: the user's.
 
     Attributes:
         real: True at real positions, as the model sees them, (B, S).
     """
 
-    def __init__(self, call: ModelCall, target: Any, position: int | Sequence[int] | Tensor | None) -> None:
+    def __init__(self, call: ModelCall, target: Target, position: Place) -> None:
         self.call = call
         self.real = real_positions(call)
         self._target = target
@@ -83,15 +88,11 @@ class Examples:
         return self.call.positions.restored(rows, 1)
 
 
-def of_examples(target: Any, index: Tensor, batch: int) -> Any:
+def of_examples(target: Target, index: Tensor, batch: int) -> Target:
     """The targets of some of B examples."""
     if isinstance(target, Difference):
-        return Difference(of_examples(target.target, index, batch), of_examples(target.other, index, batch))
-    if isinstance(target, Tensor):
-        return target[index.to(target.device)] if target.dim() and len(target) == batch else target
-    if isinstance(target, list) and len(target) == batch:
-        return [target[place] for place in index.tolist()]
-    return target
+        return Difference(_chosen(target.target, index, batch), _chosen(target.other, index, batch))
+    return None if target is None else _chosen(target, index, batch)
 
 
 def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -> Tensor:
@@ -99,3 +100,9 @@ def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -
     if width is not None:
         parts = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
     return torch.cat(list(parts))[order.argsort()]
+
+
+def _chosen(choice: Choice, index: Tensor, batch: int) -> Choice:
+    if isinstance(choice, int) or (isinstance(choice, Tensor) and not choice.dim()) or len(choice) != batch:
+        return choice
+    return torch.as_tensor(choice)[index.cpu()]

@@ -12,15 +12,22 @@ from captum_norm.bars import bar
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.comparison.results import Comparison, MethodResult
 from captum_norm.comparison.scores import Maker, chosen_methods
-from captum_norm.comparison.subject import PROJECTION, count_outputs, own_directions, target_names, tokens_of
+from captum_norm.comparison.subject import PROJECTION, as_target, count_outputs, own_directions, target_names, tokens_of
 from captum_norm.comparison.trial import forward_seconds, run_methods
 from captum_norm.errors import InvalidInputError
-from captum_norm.evaluation import ERASER_BINS, Faithfulness, FaithfulnessScores, Perturbation, agreement
+from captum_norm.evaluation import (
+    ERASER_BINS,
+    Faithfulness,
+    FaithfulnessScores,
+    Perturbation,
+    PerturbedInputs,
+    agreement,
+)
 from captum_norm.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.outputs import Readout
+from captum_norm.models.outputs import Difference, Place, Readout, Target
 from captum_norm.versions import versions
 
 
@@ -30,8 +37,8 @@ def compare(
     additional_forward_args: Any = None,
     *,
     methods: Sequence[str] | Mapping[str, str | Attribution] | None = None,
-    target: Any = None,
-    position: int | Sequence[int] | Tensor | None = None,
+    target: Target = None,
+    position: Place = None,
     readout: Readout | None = None,
     tokenizer: Any = None,
     tokens: Sequence[Sequence[str]] | None = None,
@@ -107,35 +114,42 @@ def compare(
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
         readout, explained = own_directions(examples, batch_size), PROJECTION
         examples = Examples(examples.call, torch.arange(len(examples)), position)
+    if labels is not None and (count is None or count < 2 or len(labels) != len(examples)):
+        raise InvalidInputError(
+            f"got {len(labels)} labels for {len(examples)} examples and "
+            f"{'no logits' if count is None else f'{count} logits'}; expected one label each, and several classes"
+        )
     if output is None:
-        output = "logit" if count is None or count < 2 else "probability"
+        single = count is None or count < 2 or isinstance(target, Difference)
+        output = "logit" if single else "probability"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
-    maker = Maker(model, None if perturbation.replacement is None else removal, batch_size=batch_size, **options)
-    batches, removable = zip(*(_bound(perturbation, batch) for batch in examples.batches(batch_size)), strict=True)
-    warm_up, _ = _bound(perturbation, examples.batch(batches[0].index[:1]))
-    scored, refused = run_methods(chosen, maker, batches, warm_up, seed, mean=explained == PROJECTION)
+    maker = Maker(model, removal, batch_size=batch_size, **options)
+    batches = list(examples.batches(batch_size))
+    bound = [_bound(perturbation, batch) for batch in batches]
+    batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
+    scored, refused = run_methods(chosen, maker, batches, seed, mean=explained == PROJECTION)
     if not scored:
         one, reason = next(iter(refused.items()))
         raise InvalidInputError(f"no method takes the model and these inputs; {one}: {reason}")
 
     order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
     scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
-    ranked = gathered(removable, order, width)
+    removable = gathered([one.removable for one in bound], order, width)
     judged = _judged(faithfulness, batches, {label: method.scores for label, method in scored.items()}, order)
     forward = forward_seconds(batches)
-    choices = [faithfulness.signature, f"batch:{batch_size}", f"seed:{seed}"]
+    targets = [one.target for one in bound if one.target is not None]
     return Comparison(
         model=name or type(model).__name__,
-        explained=explained,
-        targets=target_names(model, _targets(batches, order), len(examples), tokenizer),
+        explained=explained if output == "logit" else "probability",
+        targets=target_names(model, gathered(targets, order) if targets else None, len(examples), tokenizer),
         tokens=tokens_of(examples, tokens, tokenizer),
-        real=examples.shown(examples.real).cpu(),
-        removable=examples.shown(ranked).cpu(),
+        real=examples.shown(examples.real).bool().cpu(),
+        removable=examples.shown(removable).bool().cpu(),
         results={
             label: MethodResult(
-                title=METHODS[wanted].title if (wanted := chosen[label]) == label else label,
+                title=METHODS[label].title if chosen[label] == label else label,
                 signature=method.signature,
                 scores=examples.shown(scores[label]).cpu(),
                 faithfulness=judged[label],
@@ -145,20 +159,26 @@ def compare(
             for label, method in scored.items()
         },
         refused=refused,
-        agreement=agreement(scores, ranked).cpu(),
+        agreement=agreement(scores, removable).cpu(),
         forward_seconds=forward,
-        accuracy=_accuracy(perturbation, batches, labels, order),
-        signature="|".join([*choices, *(f"{package}:{version}" for package, version in versions().items())]),
+        accuracy=None if labels is None else _accuracy(perturbation, batches, labels, order),
+        signature="|".join(
+            [
+                faithfulness.signature,
+                f"batch:{batch_size}",
+                f"seed:{seed}",
+                *(f"{package}:{version}" for package, version in versions().items()),
+            ]
+        ),
     )
 
 
-def _bound(perturbation: Perturbation, batch: Batch) -> tuple[Batch, Tensor]:
-    """A batch with its target, and its removable tokens, (N, S)."""
+def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
     bound = perturbation.bind(batch.inputs, target=batch.target, position=batch.position)
     empty = batch.index[(~bound.removable.any(1)).to(batch.index.device)].tolist()
     if empty:
         raise InvalidInputError(f"example {min(empty)} has no token that may be removed")
-    return replace(batch, target=bound.target), bound.removable
+    return bound
 
 
 def _judged(
@@ -183,16 +203,9 @@ def _judged(
 
 
 def _accuracy(
-    perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor | None, order: Tensor
-) -> float | None:
+    perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor, order: Tensor
+) -> float:
     """The share of examples whose label is what the model predicts."""
-    if labels is None:
-        return None
-    right = torch.as_tensor(labels)
-    if right.shape != order.shape:
-        raise InvalidInputError(f"got {len(right)} labels for {len(order)} examples")
     found = [perturbation.bind(batch.inputs, position=batch.position).target for batch in batches]
-    predicted = [classes for classes in found if classes is not None]
-    if not predicted:
-        raise InvalidInputError("got labels, but the output is one number for each example, which predicts no class")
-    return float((gathered(predicted, order).cpu() == right).double().mean())
+    predicted = gathered([classes for classes in found if classes is not None], order).cpu()
+    return float((predicted == torch.as_tensor(labels)).double().mean())

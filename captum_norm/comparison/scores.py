@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from captum.attr import Attribution
@@ -48,7 +48,7 @@ class Maker:
 
     Attributes:
         model: the model.
-        baseline: what Captum's methods compare a token with; None for their default.
+        removal: what Captum's methods compare a token with, unless it is ``"delete"``; None for their default.
         tokenizer: knows mask, padding and special tokens.
         keep_special: whether special tokens stay in that baseline.
         readout: what to explain instead of logits.
@@ -56,7 +56,7 @@ class Maker:
     """
 
     model: nn.Module
-    baseline: StandIn | int | Tensor | None
+    removal: StandIn | Literal["delete"] | int | Tensor | None
     tokenizer: SpecialTokens | None
     keep_special: bool
     readout: Readout | None
@@ -77,7 +77,7 @@ class Maker:
             return TokenAttribution(
                 self.model,
                 kind,
-                baseline=self.baseline,
+                baseline=None if isinstance(self.removal, str) and self.removal == "delete" else self.removal,
                 tokenizer=self.tokenizer,
                 keep_special=self.keep_special,
                 readout=self.readout,
@@ -99,7 +99,8 @@ def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | Non
         raise InvalidInputError(f"got methods={wanted!r}; expected a list of names, or a mapping")
     if wanted is None:
         wanted = tuple(METHODS)
-    methods = dict(wanted) if isinstance(wanted, Mapping) else {name: name for name in wanted}
+    methods: dict[str, str | Attribution] = {}
+    methods.update(wanted if isinstance(wanted, Mapping) else {name: name for name in wanted})
     if not methods:
         raise InvalidInputError(f"got no methods; expected some of {', '.join(METHODS)}")
     for method in methods.values():
@@ -147,7 +148,8 @@ def token_scores(method: Attribution, batch: Batch, *, mean: bool) -> Tensor:
     scores = scores.detach().to(real.device, torch.promote_types(scores.dtype, torch.float32))
     if not scores[real].isfinite().all():
         raise NonFiniteError(f"{type(method).__name__} gives NaN or infinity for these inputs")
-    return scores.masked_fill(~real, 0)
+    masked: Tensor = scores.masked_fill(~real, 0)
+    return masked
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """torch's and numpy's global generators seeded while open, then as they were.
+    """Seed torch's and numpy's global generators while open, then leave them as they were.
 
     Args:
         model: its devices' generators count.

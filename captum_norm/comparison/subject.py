@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr import Difference
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.models.heads import CLASSIFIERS
-from captum_norm.models.outputs import Readout
+from captum_norm.models.outputs import Difference, Readout, Target
 from captum_norm.models.tracing import evaluating
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
@@ -43,14 +42,17 @@ def own_directions(examples: Examples, size: int) -> Readout:
     return project
 
 
-def target_names(model: nn.Module, target: Any, count: int, tokenizer: Any) -> list[str]:
+def as_target(chosen: Tensor | None) -> Target:
+    """What names the numbers that :func:`captum_norm.models.outputs.chosen_target` gave."""
+    return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
+
+
+def target_names(model: nn.Module, chosen: Tensor | None, count: int, tokenizer: Any) -> list[str]:
     """What the targets of some examples are called: a classifier's labels, a language model's tokens, or numbers."""
-    if isinstance(target, Difference):
-        pairs = (target_names(model, one, count, tokenizer) for one in (target.target, target.other))
-        return [" − ".join(pair) for pair in zip(*pairs, strict=True)]
-    each = target.tolist() if isinstance(target, Tensor) else target
-    each = each if isinstance(each, list) else [each] * count
-    return [_name(model, one, tokenizer) for one in each]
+    if chosen is None:
+        return ["the only number"] * count
+    columns = chosen[:, None] if chosen.dim() == 1 else chosen
+    return [" − ".join(_name(model, one, tokenizer) for one in row) for row in columns.tolist()]
 
 
 def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
@@ -66,14 +68,12 @@ def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokeni
     return [convert(row) if convert is not None else [str(token) for token in row] for row in rows]
 
 
-def _name(model: nn.Module, target: Any, tokenizer: Any) -> str:
-    if target is None:
-        return "the only number"
-    kind, labels = type(model).__name__, getattr(getattr(model, "config", None), "id2label", None) or {}
-    if kind.endswith(CLASSIFIERS):
+def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
+    labels = getattr(getattr(model, "config", None), "id2label", None) or {}
+    if type(model).__name__.endswith(CLASSIFIERS):
         return str(labels.get(target, target))
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
-    return str(target) if convert is None or not isinstance(target, int) else str(convert(target))
+    return str(target if convert is None else convert(target))
 
 
 def _run(batch: Batch) -> Any:

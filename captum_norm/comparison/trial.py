@@ -1,5 +1,6 @@
 """Methods on trial: their scores and what they cost, batch by batch."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,18 +32,16 @@ def run_methods(
     methods: Mapping[str, str | Attribution],
     maker: Maker,
     batches: Sequence[Batch],
-    warm_up: Batch,
     seed: int,
     *,
     mean: bool,
 ) -> tuple[dict[str, Scored], dict[str, str]]:
-    """Run every method on all examples.
+    """Run every method on all examples, after a warm-up on one of them that is not counted.
 
     Args:
         methods: methods, or names of them, by what the results call them.
         maker: makes those that have a name.
         batches: all examples.
-        warm_up: what a method explains first, which is not counted.
         seed: of the global generators, for each batch.
         mean: see :func:`captum_norm.comparison.scores.token_scores`.
 
@@ -56,7 +55,7 @@ def run_methods(
             try:
                 method = maker.make(wanted) if isinstance(wanted, str) else wanted
                 explain = partial(_explain, method, maker.model, seed, mean=mean)
-                explain(warm_up)
+                explain(batches[0].first())
                 scored[name] = _timed(method, explain, batches, progress.update)
             except CaptumNormError as error:
                 refused[name] = " ".join(str(error).split())
@@ -87,5 +86,7 @@ def _timed(
 
 
 def _explain(method: Attribution, model: nn.Module, seed: int, batch: Batch, *, mean: bool) -> Tensor:
-    with seeded(model, seed):
+    with seeded(model, seed), warnings.catch_warnings():
+        # Captum's DeepLIFT says at every call that it sets hooks and removes them.
+        warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
         return token_scores(method, batch, mean=mean)

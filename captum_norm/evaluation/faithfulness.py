@@ -13,7 +13,7 @@ from captum_norm.evaluation.perturbation import Perturbation, PerturbedInputs
 from captum_norm.evaluation.ranking import highest, lowest, ranks, token_counts
 from captum_norm.evaluation.scores import mean_drop, relevance_gain
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.outputs import Target
+from captum_norm.models.outputs import Place, Target
 
 ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The shares of tokens of DeYoung et al. 2020."""
@@ -107,7 +107,7 @@ class Faithfulness:
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: int | Sequence[int] | Tensor | None = None,
+        position: Place = None,
     ) -> FaithfulnessScores: ...
 
     @overload
@@ -118,7 +118,7 @@ class Faithfulness:
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: int | Sequence[int] | Tensor | None = None,
+        position: Place = None,
     ) -> dict[str, FaithfulnessScores]: ...
 
     def evaluate(
@@ -128,7 +128,7 @@ class Faithfulness:
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: int | Sequence[int] | Tensor | None = None,
+        position: Place = None,
     ) -> FaithfulnessScores | dict[str, FaithfulnessScores]:
         """Score one method, or several at once, which runs inputs that they share once.
 

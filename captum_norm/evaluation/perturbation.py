@@ -1,7 +1,6 @@
 """A model's output on inputs without some of their tokens, in batches across examples and perturbations."""
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -19,7 +18,17 @@ from captum_norm.models.embeddings import (
     run_with_embeddings,
 )
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.outputs import Readout, Target, chosen_target, read_mask, read_output, real_positions
+from captum_norm.models.outputs import (
+    Difference,
+    Place,
+    Readout,
+    Target,
+    chosen_target,
+    explained_number,
+    read_mask,
+    read_output,
+    real_positions,
+)
 from captum_norm.models.seams import library_of
 from captum_norm.models.tracing import evaluating
 
@@ -95,7 +104,7 @@ class Perturbation:
         additional_forward_args: Any = None,
         *,
         target: Target = None,
-        position: int | Sequence[int] | Tensor | None = None,
+        position: Place = None,
     ) -> "PerturbedInputs":
         """Some inputs, ready to be perturbed; runs the model on them once.
 
@@ -103,8 +112,8 @@ class Perturbation:
             inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's
                 output.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            target: the class or next token to watch: an integer, or one for each example. None: the one that the model
-                predicts for the whole input.
+            target: the class or next token to watch: an integer, one for each example, or of logits a
+                :class:`captum_norm.Difference`. None: the one that the model predicts for the whole input.
             position: where to read logits that there are for every position, and never to remove a token; None: the
                 last real position, where a causal model predicts the next token.
 
@@ -112,6 +121,8 @@ class Perturbation:
             InvalidInputError: the inputs, target or position do not fit the model.
             UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
         """
+        if self.output == "probability" and isinstance(target, Difference):
+            raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
         call = bind_inputs(self.model, inputs, additional_forward_args)
         real, read = real_positions(call), read_mask(call, position)
         removable = ordinary_positions(call, real, self.special_ids)
@@ -133,7 +144,8 @@ class PerturbedInputs:
 
     Attributes:
         removable: True at the tokens that may be removed, (B, S).
-        target: the class of each example, (B,); None where the output is one number.
+        target: the class of each example, (B,), or of a difference the two, (B, 2); None where the output is one
+            number.
         whole: the output for the whole inputs, (B,).
     """
 
@@ -264,10 +276,8 @@ def _ends(real: Tensor) -> Tensor:
 
 
 def _select(scores: Tensor, target: Tensor | None, output: Output) -> Tensor:
-    """Log-probabilities or logits of the targets: (N, C) or (N,), (N,) -> (N,)."""
+    """Log-probabilities or logits of the targets, (N,): see :func:`captum_norm.models.outputs.explained_number`."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if target is None:
-        return scores
-    if output == "probability":
+    if target is not None and output == "probability":
         scores = scores.log_softmax(1)
-    return scores.gather(1, target[:, None].to(scores.device))[:, 0]
+    return explained_number(scores, target)

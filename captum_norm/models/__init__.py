@@ -3,8 +3,10 @@
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward, registered_feed_forwards
 from captum_norm.models.layout_files import register_layouts
 from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
+from captum_norm.models.outputs import Difference
 
 __all__ = [
+    "Difference",
     "FeedForwardLayout",
     "Layout",
     "Scope",

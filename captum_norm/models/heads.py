@@ -34,11 +34,11 @@ def read_position(model: nn.Module, *, causal: bool) -> ReadPosition:
     return "mean" if getattr(getattr(model, "config", None), "classifier_pooling", None) == "mean" else "first"
 
 
-def positions_of_examples(position: int | Sequence[int] | Tensor, real: Tensor) -> Tensor:
+def positions_of_examples(position: int | str | Sequence[int] | Tensor, real: Tensor) -> Tensor:
     """The position of each example that the user names.
 
     Args:
-        position: an index (negative from the end), or one for each example.
+        position: an index (negative from the end), one for each example, or ``"first"`` or ``"last"`` real position.
         real: True at real positions, (B, S).
 
     Returns:
@@ -49,6 +49,11 @@ def positions_of_examples(position: int | Sequence[int] | Tensor, real: Tensor) 
             number of positions than of examples.
     """
     batch, length = real.shape
+    if isinstance(position, str):
+        if position not in ("first", "last"):
+            raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
+        ends = real.long() if position == "first" else real.long().cumsum(1)
+        return ends.argmax(1)
     entries: Any = position.tolist() if isinstance(position, Tensor) else position
     places = [as_index("position", entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
     if len(places) not in (1, batch):

@@ -1,30 +1,63 @@
 """The scalar that is explained: read off what a model returned, and the target chosen among its classes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.models.heads import TAGGERS, positions_of_examples
+from captum_norm.models.heads import TAGGERS, ReadPosition, positions_of_examples
 from captum_norm.models.inputs import ModelCall
 
 Readout = Callable[[Any, Tensor], Tensor]
 """What to explain of a model: from what it returned and where its inputs are real (N, S) to (N, C), or one number for
 each example, (N,)."""
 
-Target = int | Sequence[int] | Tensor | None
-"""A class or token for all examples, one for each, or None for the one that the model predicts."""
+Choice = int | Sequence[int] | Tensor
+"""A class or token for all examples, or one for each."""
 
 
-def read_mask(call: ModelCall, position: int | Sequence[int] | Tensor | None) -> Tensor | None:
+@dataclass(frozen=True)
+class Difference:
+    """A target: one output less another, such as the logit of a word less that of its rival.
+
+    Attributes:
+        target: the class or token that counts positively, for all examples or one for each.
+        other: the one that is subtracted.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from captum_norm import DecompX
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
+        >>> DecompX(model).attribute(torch.tensor([[7, 9, 3]]), target=Difference(4, 11)).shape
+        torch.Size([1, 3])
+    """
+
+    target: Choice
+    other: Choice
+
+
+Target = Choice | Difference | None
+"""What to explain: a class or token, a difference of two, or None for the one that the model predicts."""
+
+Place = int | ReadPosition | Sequence[int] | Tensor | None
+"""Where to read outputs that there are for every position; None: at the last real one."""
+
+
+def read_mask(call: ModelCall, position: Place) -> Tensor | None:
     """Where the user wants the model's output read, True at one position of each example, (B, S); None: at the last.
 
     The positions are those of the user's inputs; the mask is moved as they were.
+
+    Raises:
+        InvalidInputError: for a position outside the sequence or in its padding, or the mean of several.
     """
     if position is None:
         return None
+    if position == "mean":
+        raise InvalidInputError('got position="mean"; an output is read at one position of each example')
     real = real_positions(call)
     shown = call.positions.unshift(real, 1)
     chosen = torch.zeros_like(shown)
@@ -61,6 +94,23 @@ def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None
         UnsupportedModelError: if the model returns no logits.
         InvalidInputError: if it must be said at which position to read, or the readout returned another shape.
     """
+    scores = _scores(model, output, real, readout)
+    return scores if scores.dim() < 3 else _at(scores, model, real, read)
+
+
+def output_scores(call: ModelCall, output: Any, position: Place, readout: Readout | None) -> Tensor:
+    """What is explained of one call, (B, C) or (B,): as :func:`read_output`, of inputs that may be images, too.
+
+    The position is looked at only where there are logits for every one.
+    """
+    sequence = call.positions.real is not None or call.positions.length is not None
+    real = real_positions(call) if sequence else torch.ones(call.batch, 1, dtype=torch.bool)
+    scores = _scores(call.model, output, real, readout)
+    return scores if scores.dim() < 3 else _at(scores, call.model, real, read_mask(call, position))
+
+
+def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None) -> Tensor:
+    """(N, S, C), (N, C) or (N,)."""
     if readout is not None:
         scores: Any = readout(output, real)
         if not isinstance(scores, Tensor) or scores.dim() not in (1, 2) or len(scores) != len(real):
@@ -72,8 +122,16 @@ def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None
         raise UnsupportedModelError(
             f"{type(model).__name__} returns no logits; take a model with a head, or say by readout= what to explain"
         )
-    if logits.dim() < 3:
-        return logits
+    if logits.dim() not in (1, 2, 3) or logits.shape[: logits.dim() - 1] != real.shape[: logits.dim() - 1]:
+        raise InvalidInputError(
+            f"{type(model).__name__} returns {tuple(logits.shape)} for {len(real)} examples of {real.shape[1]} "
+            "positions; expected (B, C) or (B, S, C), or a readout= that says what to explain"
+        )
+    return logits
+
+
+def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> Tensor:
+    """The logits of one position of each example: (N, S, C) -> (N, C)."""
     if read is None:
         if type(model).__name__.endswith(TAGGERS):
             raise InvalidInputError(f"{type(model).__name__} has logits for every position; pass the position to read")
@@ -87,6 +145,8 @@ def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None
 def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
     """The class of each example, (B,), given the scores of all, (B, C); None where the score is one number.
 
+    Of a :class:`Difference` the two, (B, 2).
+
     Raises:
         InvalidInputError: for a class that there is not, or another number of classes than of examples.
     """
@@ -95,8 +155,17 @@ def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
             raise InvalidInputError(f"got target={target!r}, but the output is one number for each example")
         return None
     if target is None:
-        return scores.argmax(1)
-    given = torch.as_tensor(target, device=scores.device)
+        return scores.detach().argmax(1)
+    if isinstance(target, Difference):
+        return torch.stack([_classes(one, scores) for one in (target.target, target.other)], 1)
+    return _classes(target, scores)
+
+
+def _classes(target: Choice, scores: Tensor) -> Tensor:
+    try:
+        given = torch.as_tensor(target, device=scores.device)
+    except (TypeError, ValueError, RuntimeError):
+        given = torch.empty(0)
     if (
         given.is_floating_point()
         or given.dtype == torch.bool
@@ -111,3 +180,16 @@ def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
     if len(wrong):
         raise InvalidInputError(f"got the target {int(wrong[0])}; expected 0 to {scores.shape[1] - 1}")
     return classes
+
+
+def explained_number(scores: Tensor, chosen: Tensor | None) -> Tensor:
+    """The number explained of each example: scores (N, C) or (N,), and what :func:`chosen_target` gave for N or one.
+
+    Returns:
+        (N,).
+    """
+    if chosen is None:
+        return scores
+    columns = chosen if chosen.dim() == 2 else chosen[:, None]
+    found = scores.gather(1, columns.to(scores.device).expand(len(scores), -1))
+    return found[:, 0] - found[:, 1] if chosen.dim() == 2 else found[:, 0]

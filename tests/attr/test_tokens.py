@@ -14,7 +14,7 @@ import transformers as hf
 from captum import attr
 from torch import Tensor, nn
 
-from captum_norm import InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
+from captum_norm import Difference, InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
 from tests import families
 from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences, state
 
@@ -205,6 +205,25 @@ def test_what_is_predicted_is_explained_by_default() -> None:
     assert torch.equal(method.attribute(ids, None, mask), method.attribute(ids, predicted, mask))
     for other in ((predicted + 1) % 3).tolist():
         assert not torch.equal(method.attribute(ids, None, mask), method.attribute(ids, other, mask))
+
+
+@WARNS
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (attr.InputXGradient, {}),
+        (attr.IntegratedGradients, {"n_steps": 4}),
+        (attr.DeepLift, {}),
+        (attr.FeatureAblation, {}),
+        (attr.ShapleyValues, {"perturbations_per_eval": 3}),
+    ],
+)
+def test_a_difference_of_classes_is_explained_as_one_number(method: Any, options: dict[str, Any]) -> None:
+    model, (ids, mask) = classifier(), sentences([5, 4])
+    first, second = [2, 0], [0, 1]
+    explain = TokenAttribution(model, method, reduction="sum", **options).attribute
+    expected = explain(ids, first, mask) - explain(ids, second, mask)
+    torch.testing.assert_close(explain(ids, Difference(first, second), mask), expected)
 
 
 def test_positions_choose_the_logits_that_are_read() -> None:

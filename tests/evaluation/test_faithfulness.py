@@ -13,7 +13,7 @@ import transformers as hf
 from captum.attr import FeatureAblation
 from torch import Tensor, nn
 
-from captum_norm import InvalidInputError, TokenAttribution, UnsupportedModelError
+from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError
 from captum_norm.evaluation import Faithfulness, FaithfulnessScores, Perturbation, kendall, spearman
 from tests import families
 from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, randomized, sentences, state
@@ -265,6 +265,17 @@ def test_occlusion_is_leave_one_out_of_the_logit() -> None:
     scores = occlusion.attribute(ids, 2, mask)
     torch.testing.assert_close(scores, perturbation.bind(ids, mask, target=2).leave_one_out(), rtol=1e-9, atol=1e-12)
     assert Faithfulness(perturbation).evaluate(ids, scores, 2, mask).spearman.tolist() == [1, 1]
+
+
+def test_a_difference_of_logits_drops_as_its_two_logits_do() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
+    first, second, both = (
+        perturbation.bind(ids, mask, target=target).leave_one_out() for target in (2, [0, 1], Difference(2, [0, 1]))
+    )
+    torch.testing.assert_close(both, first - second)
+    with pytest.raises(InvalidInputError, match=r'a difference of two outputs.*pass output="logit"'):
+        Perturbation(model, "mask", tokenizer=TOKENIZER).bind(ids, mask, target=Difference(2, 0))
 
 
 def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:

@@ -10,7 +10,14 @@ from torch import nn
 
 from captum_norm import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.outputs import chosen_target, read_mask, read_output, real_positions
+from captum_norm.models.outputs import (
+    Difference,
+    chosen_target,
+    explained_number,
+    read_mask,
+    read_output,
+    real_positions,
+)
 from tests import families
 from tests.classifiers import sentences
 
@@ -85,3 +92,29 @@ def test_outputs_that_say_nothing_are_refused() -> None:
         read_output(MODEL, torch.zeros(3, 4), REAL, None, lambda out, _: out.T)
     with pytest.raises(InvalidInputError, match="readout returned float for 3 examples"):
         read_output(MODEL, torch.zeros(3, 4), REAL, None, lambda *_: 0.5)  # type: ignore[arg-type]
+
+
+def test_ends_are_named() -> None:
+    model, (ids, mask) = families.build("gpt2"), sentences([6, 4, 5])
+    call = bind_inputs(model, ids, mask)
+    for name, place in (("first", 0), ("last", -1)):
+        read = read_mask(call, name)  # type: ignore[arg-type]
+        assert read is not None
+        expected = [row.nonzero()[place].item() for row in real_positions(call)]
+        assert [row.nonzero().item() for row in read] == expected
+    with pytest.raises(InvalidInputError, match='got position="mean"; an output is read at one position'):
+        read_mask(call, "mean")
+
+
+def test_a_difference_is_of_two_classes() -> None:
+    scores = torch.tensor([[0.1, 0.2, 0.3], [3.0, 2.0, 1.0]])
+    chosen = chosen_target(Difference([0, 1], 2), scores)
+    assert chosen is not None
+    assert chosen.tolist() == [[0, 2], [1, 2]]
+    torch.testing.assert_close(explained_number(scores, chosen), torch.tensor([-0.2, 1.0]))
+    torch.testing.assert_close(explained_number(scores, chosen[:1]), torch.tensor([-0.2, 2.0]))
+
+
+def test_outputs_of_another_shape_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"Identity returns \(4, 3, 2\) for 3 examples of 4 positions"):
+        read_output(MODEL, torch.zeros(4, 3, 2), REAL, None, None)
