@@ -27,7 +27,7 @@ def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.5000], dtype=torch.float64)
     """
-    return _by_example(_spearman, first, second, compared)
+    return _by_example("spearman", first, second, compared)
 
 
 def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> kendall(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.3333], dtype=torch.float64)
     """
-    return _by_example(_kendall, first, second, compared)
+    return _by_example("kendall", first, second, compared)
 
 
 def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coefficient = "spearman") -> Tensor:
@@ -61,38 +61,42 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     Returns:
         (M, M), float64, in the order of ``scores``; examples where a coefficient is NaN are left out of its mean.
     """
-    if coefficient not in _COEFFICIENTS:
-        raise InvalidInputError(f"got the coefficient {coefficient!r}; expected one of {', '.join(_COEFFICIENTS)}")
-    correlate, columns = _COEFFICIENTS[coefficient], list(scores.values())
-    rows = [[correlate(a, b, compared).nanmean() for b in columns] for a in columns]
-    return torch.stack([torch.stack(row) for row in rows])
-
-
-def _spearman(first: Tensor, second: Tensor) -> Tensor:
-    # The sum of a score's signs against all others is its rank, but for a constant and a factor.
-    first, second = _signs(first).sum(1), _signs(second).sum(1)
-    return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
-
-
-def _kendall(first: Tensor, second: Tensor) -> Tensor:
-    first, second = _signs(first), _signs(second)
-    return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
-
-
-_COEFFICIENTS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {"spearman": spearman, "kendall": kendall}
-)
+    if coefficient not in _FEATURES:
+        raise InvalidInputError(f"got the coefficient {coefficient!r}; expected one of {', '.join(_FEATURES)}")
+    _check(*scores.values(), compared)
+    rows = torch.stack(list(scores.values()), 1)
+    tables = [_correlations(found[:, chosen], coefficient) for found, chosen in zip(rows, compared, strict=True)]
+    return torch.stack(tables).nanmean(0)
 
 
 def _signs(values: Tensor) -> Tensor:
-    """sign(x_i − x_j): (n,) -> (n, n)."""
-    return (values[:, None] > values).double() - (values[:, None] < values).double()
+    """sign(x_i − x_j): (M, n) -> (M, n, n)."""
+    later, earlier = values[:, :, None], values[:, None]
+    return (later > earlier).double() - (later < earlier).double()
 
 
-def _by_example(
-    correlate: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, compared: Tensor
-) -> Tensor:
-    if not first.shape == second.shape == compared.shape or first.dim() != 2:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (first, second, compared))
+# A coefficient is the cosine of two scores' features: of ranks, which are but for a constant and a factor the sums of a
+# score's signs against all others, or of the signs themselves.
+_FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"spearman": lambda values: _signs(values).sum(2), "kendall": lambda values: _signs(values).flatten(1)}
+)
+
+
+def _correlations(values: Tensor, coefficient: Coefficient) -> Tensor:
+    """Each pair's coefficient in one example: (M, n) -> (M, M)."""
+    features = _FEATURES[coefficient](values)
+    products = features @ features.T
+    squares = products.diagonal()
+    return products / (squares[:, None] * squares).sqrt()
+
+
+def _by_example(coefficient: Coefficient, first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
+    _check(first, second, compared)
+    pairs = zip(torch.stack([first, second], 1), compared, strict=True)
+    return torch.stack([_correlations(found[:, chosen], coefficient)[0, 1] for found, chosen in pairs])
+
+
+def _check(*tensors: Tensor) -> None:
+    if len({tensor.shape for tensor in tensors}) != 1 or tensors[0].dim() != 2:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidInputError(f"got tensors of shapes {shapes}; expected (B, S) for all")
-    return torch.stack([correlate(a[chosen], b[chosen]) for a, b, chosen in zip(first, second, compared, strict=True)])
