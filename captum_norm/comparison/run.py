@@ -25,7 +25,7 @@ from captum_norm.evaluation import (
 )
 from captum_norm.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
-from captum_norm.models.embeddings import StandIn
+from captum_norm.models.embeddings import StandIn, embedding_module
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.outputs import Difference, Place, Readout, Target
 from captum_norm.versions import versions
@@ -105,6 +105,7 @@ def compare(
         (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
     """
     chosen = chosen_methods(methods)
+    embedding_module(model)
     examples = Examples(bind_inputs(model, inputs, additional_forward_args), target, position)
     first = next(examples.batches(1))
     count = None if readout is not None else count_outputs(first)

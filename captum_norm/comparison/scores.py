@@ -25,6 +25,8 @@ from captum_norm.models.outputs import Readout, real_positions
 T = TypeVar("T")
 
 _CAPTUM = "captum.attr"
+COLUMNS = {"method", "example", "position", "token", "removable"}
+"""What tables with a column for each method call the others."""
 
 
 class RandomScores(Attribution):
@@ -103,6 +105,10 @@ def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | Non
     methods.update(wanted if isinstance(wanted, Mapping) else {name: name for name in wanted})
     if not methods:
         raise InvalidInputError(f"got no methods; expected some of {', '.join(METHODS)}")
+    for taken in methods.keys() & COLUMNS:
+        raise InvalidInputError(
+            f"got a method called {taken!r}, which is a column of the tables; call it something else"
+        )
     for method in methods.values():
         if not isinstance(method, Attribution) and method not in METHODS:
             raise InvalidInputError(

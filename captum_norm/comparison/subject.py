@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.models.heads import CLASSIFIERS
-from captum_norm.models.outputs import Difference, Readout, Target
+from captum_norm.models.outputs import Difference, Readout, Target, real_positions
 from captum_norm.models.tracing import evaluating
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
@@ -32,7 +32,7 @@ def own_directions(examples: Examples, size: int) -> Readout:
         example's own number is that of its place.
     """
     batches = list(examples.batches(size))
-    parts = [_pooled(_run(batch), examples.real[batch.index]) for batch in batches]
+    parts = [_pooled(_run(batch), real_positions(batch.call)) for batch in batches]
     directions = nn.functional.normalize(gathered(parts, torch.cat([batch.index for batch in batches])), dim=-1)
 
     def project(output: Any, real: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
 """The table of methods as it is shown: rows by falling relevance gain, three decimals, the best marked."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from captum_norm.comparison.measures import MEASURES, Measure
 from captum_norm.comparison.results import Comparison
+from captum_norm.evaluation.perturbation import Output
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def method_rows(comparison: Comparison) -> list[MethodRow]:
             name=name,
             title=(result := comparison.results[name]).title,
             cells=[Cell(number(means[name][one.name]), name in best[one.name]) for one in measures],
-            seconds=f"{result.seconds:.3g}",
+            seconds=f"{result.seconds:.2f}",
             ratio=f"{result.forward_ratio:.1f}",
             signature=result.signature,
         )
@@ -66,4 +68,6 @@ def number(value: float, decimals: int = 3) -> str:
 
 def example_title(comparison: Comparison, example: int) -> str:
     """An example's number, from 1, and what is explained of it."""
-    return f"example {example + 1}: {comparison.targets[example]}"
+    target = comparison.targets[example]
+    named = comparison.explained in get_args(Output)
+    return f"example {example + 1}: " + (f"{comparison.explained} of “{target}”" if named else target)

@@ -20,7 +20,7 @@ STEPS = 256
 
 # OKLab (lightness, green-red, blue-yellow): near-white, blue, dark navy.
 _ANCHORS = ((0.985, -0.004, -0.006), (0.66, -0.055, -0.110), (0.27, -0.010, -0.105))
-_ANCHORS_BELOW = ((0.985, -0.004, -0.006), (0.72, 0.070, 0.125), (0.30, 0.070, 0.060))
+_ANCHORS_BELOW = ((0.985, -0.004, -0.006), (0.72, 0.070, 0.125), (0.27, 0.065, 0.055))
 
 # OKLab to linear sRGB [Ottosson 2020, "A perceptual color space for image processing"].
 _LAB_TO_CONES = np.array(

