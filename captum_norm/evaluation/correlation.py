@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from captum_norm import functional
 from captum_norm.errors import InvalidInputError
 
 Coefficient = Literal["spearman", "kendall"]
@@ -27,7 +28,7 @@ def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.5000], dtype=torch.float64)
     """
-    return _by_example(_spearman, first, second, compared)
+    return _by_example(functional.spearman, first, second, compared)
 
 
 def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
@@ -66,12 +67,6 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     correlate, columns = _COEFFICIENTS[coefficient], list(scores.values())
     rows = [[correlate(a, b, compared).nanmean() for b in columns] for a in columns]
     return torch.stack([torch.stack(row) for row in rows])
-
-
-def _spearman(first: Tensor, second: Tensor) -> Tensor:
-    # The sum of a score's signs against all others is its rank, but for a constant and a factor.
-    first, second = _signs(first).sum(1), _signs(second).sum(1)
-    return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
 
 
 def _kendall(first: Tensor, second: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
         >>> spearman(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([10.0, 30.0, 20.0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    ranks = [average_ranks(values) for values in (first, second)]
-    one, other = (rank - rank.mean() for rank in ranks)
-    correlation: Tensor = one @ other / (one.norm() * other.norm())
+    # Twice the distances from the mean rank are integers, so that only the last line rounds.
+    one, other = (2 * average_ranks(values) - (len(values) + 1) for values in (first, second))
+    correlation: Tensor = one @ other / (one.square().sum() * other.square().sum()).sqrt()
     return correlation
