@@ -29,6 +29,7 @@ __all__ = [
     "AttentionWeights",
     "AttributionMaps",
     "CaptumNormError",
+    "Comparison",
     "ContextualizationChange",
     "DecompX",
     "Decomposition",
@@ -51,6 +52,7 @@ __all__ = [
     "UnsupportedModelError",
     "UnsupportedScopeError",
     "ValueZeroing",
+    "compare",
     "contextualization_change",
     "progress",
     "register_feed_forward",
@@ -78,6 +80,7 @@ if TYPE_CHECKING:
         TokenVectors,
         ValueZeroing,
     )
+    from captum_norm.comparison import Comparison, compare
     from captum_norm.maps import AttributionMaps
     from captum_norm.models import Difference, FeedForwardLayout, Layout, Site, register_feed_forward, register_layout
 else:
@@ -91,6 +94,7 @@ else:
         "AttentionWeights": "captum_norm.attr",
         "AttributionMaps": "captum_norm.maps",
         "DecompX": "captum_norm.attr",
+        "Comparison": "captum_norm.comparison",
         "Decomposition": "captum_norm.attr",
         "Difference": "captum_norm.models",
         "GlobEnc": "captum_norm.attr",
@@ -105,6 +109,7 @@ else:
         "SourceAndPrefix": "captum_norm.attr",
         "TokenVectors": "captum_norm.attr",
         "ValueZeroing": "captum_norm.attr",
+        "compare": "captum_norm.comparison",
         "contextualization_change": "captum_norm.analysis",
         "register_feed_forward": "captum_norm.models",
         "TokenAttribution": "captum_norm.attr",

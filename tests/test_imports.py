@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "captum_norm"
 FOUNDATION = {"bars", "errors", "functional", "memory"}
 METHODS = FOUNDATION | {"aggregation", "attr", "maps", "models", "recording"}
 RESULTS = METHODS | {"loading", "visualization"}
-PUBLIC = RESULTS | {"analysis", "compare", "evaluation"}
+PUBLIC = RESULTS | {"analysis", "comparison", "evaluation", "methods"}
 
 # What each module or package directly under captum_norm may import, besides itself, from the others.
 ALLOWED = {
@@ -20,6 +20,8 @@ ALLOWED = {
     "errors": set(),
     "functional": set(),
     "memory": set(),
+    "methods": set(),
+    "versions": {"__init__"},
     "aggregation": FOUNDATION,
     "maps": FOUNDATION,
     "models": FOUNDATION,
@@ -28,11 +30,11 @@ ALLOWED = {
     "attr": FOUNDATION | {"aggregation", "maps", "models", "recording"},
     "visualization": METHODS,
     "analysis": RESULTS,
-    "compare": RESULTS,
+    "comparison": RESULTS | {"evaluation", "methods", "versions"},
     "evaluation": RESULTS,
     "__init__": PUBLIC,
     "demo": PUBLIC,
-    "commands": PUBLIC | {"__init__", "demo"},
+    "commands": PUBLIC | {"__init__", "demo", "versions"},
     "cli": PUBLIC | {"__init__", "commands", "demo"},
 }
 
@@ -42,6 +44,7 @@ THIRD_PARTY = {
     "errors": set(),
     "functional": {"torch"},
     "memory": {"torch"},
+    "methods": set(),
     "aggregation": {"torch"},
     "maps": {"torch"},
 }

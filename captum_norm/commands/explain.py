@@ -3,15 +3,16 @@
 import argparse
 import inspect
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import REPORTS, Explanation, show
+from captum_norm.commands.subject import add_model, add_target, load_model, target_name, target_of
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading import DEFAULT_MODEL
+from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
     from captum_norm.attr._base import AttentionMapAttribution
@@ -19,41 +20,7 @@ if TYPE_CHECKING:
 _POSITIONS = ("first", "last", "mean")
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method of the command line.
-
-    Attributes:
-        class_name: the class in :mod:`captum_norm`.
-        unit: what an entry of its maps is.
-        together: what a score of all layers together is; None for what the aggregation makes of the unit.
-        aggregation: how it makes one score of all layers, where that is no choice.
-        target: whether it explains a number of the output: never, if one is named, or always, by default the one that
-            the model predicts.
-        target_unit: what a score is if one is.
-    """
-
-    class_name: str
-    unit: str
-    together: str | None = None
-    aggregation: str | None = None
-    target: Literal["never", "optional", "always"] = "never"
-    target_unit: str | None = None
-
-
-METHODS = {
-    "norm": Method("NormAttribution", "norm"),
-    "attention-block": Method("AttentionBlockAttribution", "norm"),
-    "globenc": Method("GlobEnc", "norm"),
-    "alti": Method("ALTI", "contribution"),
-    "value-zeroing": Method("ValueZeroing", "cosine distance"),
-    "decompx": Method(
-        "DecompX", "norm", "norm", aggregation="propagated", target="optional", target_unit="part of the output"
-    ),
-    "attention-gradient": Method("AttentionTimesGradient", "weight × gradient", "relevance", target="always"),
-    "weights": Method("AttentionWeights", "attention weight"),
-    "rollout": Method("AttentionRollout", "share of rollout"),
-}
+_UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
 
 
 def _position(text: str) -> int | str:
@@ -77,21 +44,12 @@ def _layer(text: str) -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", metavar="TEXT", help="the text to explain, or - to read it from standard input")
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        metavar="NAME_OR_PATH",
-        help="a model folder or a name on the Hugging Face hub (default: %(default)s)",
-    )
-    parser.add_argument("--method", default="norm", choices=METHODS, help="the method (default: %(default)s)")
-    parser.add_argument(
-        "--target",
-        metavar="N|LABEL|TOKEN",
-        help="the output to explain, for attention-gradient and decompx: its number, a classifier's label or a token "
-        "of the vocabulary (default: what the model predicts; decompx then explains hidden states)",
-    )
-    parser.add_argument(
-        "--against", metavar="N|LABEL|TOKEN", help="explain the target less this output, such as a rival word"
+    add_model(parser)
+    parser.add_argument("--method", default="norm", choices=_UNITS, help="the method (default: %(default)s)")
+    add_target(
+        parser,
+        "the output to explain, for attention-gradient and decompx: its number, a classifier's label or a token of the "
+        "vocabulary (default: what the model predicts; decompx then explains hidden states)",
     )
     parser.add_argument(
         "--scope",
@@ -124,11 +82,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also show how much each component of each layer changes the map (1 − Spearman's ρ)",
     )
     parser.add_argument(
-        "--layouts",
-        metavar="FILE.toml",
-        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
-    )
-    parser.add_argument(
         "--out",
         action="append",
         default=[],
@@ -142,13 +95,9 @@ def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from captum_norm.analysis import contextualization_change
-    from captum_norm.loading import load
-    from captum_norm.models import register_layouts
 
-    if options.layouts is not None:
-        register_layouts(options.layouts)
     text = _text(options.text)
-    model, tokenizer = load(options.model)
+    model, tokenizer = load_model(options)
     method = _method(model, options)
     target = _target(model, tokenizer, options)
     if not tokenizer(text, add_special_tokens=False)["input_ids"]:
@@ -190,33 +139,11 @@ def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution
 
 
 def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
-    """What ``target`` means to :mod:`captum_norm`."""
-    from captum_norm import Difference
-
-    wanted = METHODS[options.method].target
-    if options.target is None:
-        if options.against is not None:
-            raise InvalidInputError("got --against without --target; name the output that it is subtracted from")
-        return None
-    if wanted == "never":
+    """What ``target`` means to the method that was asked for."""
+    wanted, target = METHODS[options.method].target, target_of(model, tokenizer, options)
+    if target is not None and wanted == "never":
         raise InvalidInputError(f"the method {options.method} has no --target")
-    target = _output(model, tokenizer, options.target)
-    return target if options.against is None else Difference(target, _output(model, tokenizer, options.against))
-
-
-def _output(model: Any, tokenizer: Any, name: str) -> int:
-    """The number of an output from the command line's name for it."""
-    labels = getattr(model.config, "label2id", None) or {}
-    if name in labels:
-        return int(labels[name])
-    try:
-        return int(name)
-    except ValueError:
-        pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
-    if len(pieces) != 1 or tokenizer.unk_token in pieces:
-        known = f"; the labels are {', '.join(labels)}" if labels else ""
-        raise InvalidInputError(f"got the target {name}, which is no number, no label and no single token{known}")
-    return int(tokenizer.convert_tokens_to_ids(pieces[0]))
+    return target
 
 
 def _explain(
@@ -224,37 +151,36 @@ def _explain(
 ) -> Explanation:
     from captum_norm.models.heads import read_position
 
-    kind = METHODS[options.method]
+    units, wanted = _UNITS[options.method], METHODS[options.method].target
     count = method.count_layers(inputs)
     index = None if options.layer is None else _index(options.layer, count)
     layers = None if index is None else [index]
     about = {"target": target, "position": options.position}
     with progress(terminal_only=True):
-        maps = method.maps(inputs, layers=layers, **(about if kind.target == "always" else {}))
-        if kind.target == "optional" and target is not None:
+        maps = method.maps(inputs, layers=layers, **(about if wanted == "always" else {}))
+        if wanted == "optional" and target is not None:
             scores, deltas = method.attribute(inputs, **about, layer=index, return_convergence_delta=True)
         else:
             scores, deltas = method.scores(maps, options.position, aggregate=index is None), maps.convergence_delta
-    together = kind.together or ("share of rollout" if method.aggregation == "rollout" else f"mean {kind.unit}")
-    if target is not None and kind.target_unit is not None:
-        together = kind.target_unit
-    against = "" if options.against is None else f" − {options.against}"
+    together = units.together or ("share of rollout" if method.aggregation == "rollout" else f"mean {units.entry}")
+    if target is not None and units.target is not None:
+        together = units.target
     default = read_position(method.forward_func, causal=maps.decoder is not None)
     return Explanation(
         text=text,
         model=options.model,
         method=options.method,
         scope=method.scope if "scope" in inspect.signature(type(method)).parameters else None,
-        target=None if options.target is None else f"{options.target}{against}",
-        aggregation=None if index is not None else kind.aggregation or method.aggregation,
+        target=target_name(options),
+        aggregation=None if index is not None else units.aggregation or method.aggregation,
         layer=None if index is None else index + 1,
         position=default if options.position is None else options.position,
         tokens=tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist()),
         scores=scores[0].tolist(),
-        unit=together if index is None else kind.unit,
+        unit=together if index is None else units.entry,
         layers=[layer + 1 for layer in layers or range(count)],
         maps=maps.self_attention[0],
-        map_unit=kind.unit,
+        map_unit=units.entry,
         convergence_delta=None if deltas is None else float(deltas.max()),
     )
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.reports import versions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
+from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from rich.console import Console

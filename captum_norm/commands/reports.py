@@ -5,10 +5,11 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from math import isnan
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
     from captum_norm.analysis import ContextualizationChange
     from captum_norm.visualization.heatmap import Panel
-
-_PACKAGES = ("captum", "torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -98,13 +97,6 @@ def _change_table(changes: "ContextualizationChange") -> "Table":
     for layer, row in enumerate(changes.macro.tolist(), 1):
         table.add_row(str(layer), *(f"{value:.3f}" for value in row))
     return table
-
-
-def versions() -> dict[str, str]:
-    """The versions of what the numbers depend on."""
-    import captum_norm
-
-    return {"captum-norm": captum_norm.__version__} | {package: metadata.version(package) for package in _PACKAGES}
 
 
 def _json(explanation: Explanation) -> bytes:

@@ -45,6 +45,7 @@ class Perturbation:
         removal: what happens to a removed token: ``"delete"`` takes it out of the sequence, and the rest moves
             together; anything else leaves its position and puts another embedding there: that of the ``"mask"`` or
             ``"pad"`` token, ``"mean"`` of all tokens' embeddings, ``"zero"``, a token's id or an embedding (D,).
+            None: the mask token, or else the padding token, or else the mean.
         tokenizer: knows mask, padding and special tokens.
         keep_special: special tokens such as [CLS] are never removed, nor counted among the tokens. Needs the tokenizer.
         output: ``"probability"`` or ``"logit"``.
@@ -59,7 +60,7 @@ class Perturbation:
     def __init__(
         self,
         model: nn.Module,
-        removal: StandIn | Literal["delete"] | int | Tensor = "mask",
+        removal: StandIn | Literal["delete"] | int | Tensor | None = "mask",
         *,
         tokenizer: SpecialTokens | None = None,
         keep_special: bool = True,

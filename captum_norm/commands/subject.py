@@ -1,0 +1,71 @@
+"""The options that name what is explained: a model, and an output of it."""
+
+import argparse
+from typing import Any
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL
+
+LAYOUTS_HELP = "declare layers whose structure is not found by itself; see “Describe a new model” in the documentation"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--model`` and ``--layouts``."""
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="a model folder or a name on the Hugging Face hub (default: %(default)s)",
+    )
+    parser.add_argument("--layouts", metavar="FILE.toml", help=LAYOUTS_HELP)
+
+
+def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
+    """Declare ``--target``, which is explained, and ``--against``."""
+    parser.add_argument("--target", metavar="N|LABEL|TOKEN", help=explanation)
+    parser.add_argument(
+        "--against", metavar="N|LABEL|TOKEN", help="explain the target less this output, such as a rival word"
+    )
+
+
+def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and its tokenizer; what ``--layouts`` declares is known from here on."""
+    from captum_norm.loading import load
+    from captum_norm.models import register_layouts
+
+    if options.layouts is not None:
+        register_layouts(options.layouts)
+    return load(options.model)
+
+
+def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
+    """What ``target`` means to :mod:`captum_norm`; None if none was named."""
+    from captum_norm import Difference
+
+    if options.target is None:
+        if options.against is not None:
+            raise InvalidInputError("got --against without --target; name the output that it is subtracted from")
+        return None
+    target = _output(model, tokenizer, options.target)
+    return target if options.against is None else Difference(target, _output(model, tokenizer, options.against))
+
+
+def target_name(options: argparse.Namespace) -> str | None:
+    """The target as it was named."""
+    against = "" if options.against is None else f" − {options.against}"
+    return None if options.target is None else f"{options.target}{against}"
+
+
+def _output(model: Any, tokenizer: Any, name: str) -> int:
+    """The number of an output from the command line's name for it."""
+    labels = getattr(model.config, "label2id", None) or {}
+    if name in labels:
+        return int(labels[name])
+    try:
+        return int(name)
+    except ValueError:
+        pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
+    if len(pieces) != 1 or tokenizer.unk_token in pieces:
+        known = f"; the labels are {', '.join(labels)}" if labels else ""
+        raise InvalidInputError(f"got the target {name}, which is no number, no label and no single token{known}")
+    return int(tokenizer.convert_tokens_to_ids(pieces[0]))

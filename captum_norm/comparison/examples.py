@@ -1,0 +1,108 @@
+"""The inputs of a comparison, a batch of examples at a time."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.outputs import Choice, Difference, Place, Target, read_mask, real_positions
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some of the examples; positions as the model sees them.
+
+    Attributes:
+        index: their places among all examples, (N,).
+        call: the model's, without padding that is common to all of them.
+        target: what to explain of them; None where the output is one number, or not chosen yet.
+        position: where the output is read, (N,); None for the default.
+    """
+
+    index: Tensor
+    call: ModelCall
+    target: Target
+    position: Tensor | None
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """What every method takes."""
+        return self.call.arguments
+
+    def first(self) -> "Batch":
+        """The first of the examples alone."""
+        index = self.index.new_zeros(1)
+        position = None if self.position is None else self.position[:1]
+        return Batch(self.index[:1], self.call.example(0), of_examples(self.target, index, len(self.index)), position)
+
+
+class Examples:
+    """All examples of a comparison.
+
+    Args:
+        call: of the model, with all of them.
+        target: the user's.
+        position: the user's.
+
+    Attributes:
+        real: True at real positions, as the model sees them, (B, S).
+    """
+
+    def __init__(self, call: ModelCall, target: Target, position: Place) -> None:
+        self.call = call
+        self.real = real_positions(call)
+        self._target = target
+        read = read_mask(call, position)
+        self._position = None if read is None else read.long().argmax(1)
+
+    def __len__(self) -> int:
+        return len(self.real)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """Examples of like length together, so that little of a batch is padding."""
+        for index in self.real.sum(1).argsort(stable=True).split(size):
+            yield self.batch(index)
+
+    def batch(self, index: Tensor) -> Batch:
+        """Some examples, (N,)."""
+        batch, width = self.real.shape
+        length = int(self.real[index].sum(1).max())
+
+        def take(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
+                return value
+            rows = value[index.to(value.device)]
+            return rows[:, :length] if rows.dim() > 1 and rows.shape[1] == width else rows
+
+        arguments = {name: take(value) for name, value in self.call.arguments.items()}
+        positions = replace(self.call.positions, length=length, real=self.real[index, :length], shift=None)
+        call = replace(self.call, arguments=arguments, batch=len(index), positions=positions)
+        position = None if self._position is None else self._position[index]
+        return Batch(index, call, of_examples(self._target, index, batch), position)
+
+    def shown(self, rows: Tensor) -> Tensor:
+        """Numbers of every position, (B, S), where the user's inputs have it; 0 at padding."""
+        return self.call.positions.restored(rows, 1)
+
+
+def of_examples(target: Target, index: Tensor, batch: int) -> Target:
+    """The targets of some of B examples."""
+    if isinstance(target, Difference):
+        return Difference(_chosen(target.target, index, batch), _chosen(target.other, index, batch))
+    return None if target is None else _chosen(target, index, batch)
+
+
+def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -> Tensor:
+    """Rows of batches, made (B, width) with zeros behind if there is a width, in the order of all examples."""
+    if width is not None:
+        parts = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
+    return torch.cat(list(parts))[order.argsort()]
+
+
+def _chosen(choice: Choice, index: Tensor, batch: int) -> Choice:
+    if isinstance(choice, int) or (isinstance(choice, Tensor) and not choice.dim()) or len(choice) != batch:
+        return choice
+    return torch.as_tensor(choice)[index.cpu()]

@@ -1,0 +1,229 @@
+"""What a comparison of methods found."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from captum_norm.comparison.measures import MEASURES
+from captum_norm.errors import InvalidInputError
+from captum_norm.evaluation import FaithfulnessScores
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Table = Literal["methods", "scores", "agreement", "curves"]
+"""A table of a comparison."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class MethodResult:
+    """One method.
+
+    Attributes:
+        title: what tables call it.
+        signature: its class, and every choice in it.
+        scores: one for each token, (B, S); 0 at padding.
+        faithfulness: to the model, of each example.
+        seconds: for all examples, after a warm-up.
+        forward_ratio: the same ÷ the plain forward pass of all examples.
+    """
+
+    title: str
+    signature: str
+    scores: Tensor
+    faithfulness: FaithfulnessScores
+    seconds: float
+    forward_ratio: float
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Methods side by side on the same model and inputs; made by :func:`captum_norm.compare`.
+
+    Attributes:
+        model: the name of the model's class, or what the caller called it.
+        explained: what number of the output is explained and watched.
+        targets: which output, of each example.
+        tokens: the tokens of each example, padding included.
+        real: True at real positions, (B, S).
+        removable: True at the tokens that are ranked and removed, (B, S).
+        results: by method, in the order asked for.
+        refused: why, by method, for methods that do not take the model or the inputs.
+        agreement: mean over examples of Spearman's ρ between two methods' scores of removable tokens, (M, M), in the
+            order of ``results``.
+        forward_seconds: the plain forward pass of all examples, without gradients.
+        accuracy: the share of examples that the model labels right; None without labels.
+        signature: every choice that changes numbers, and the versions of the packages.
+    """
+
+    model: str
+    explained: str
+    targets: Sequence[str]
+    tokens: Sequence[Sequence[str]]
+    real: Tensor
+    removable: Tensor
+    results: Mapping[str, MethodResult]
+    refused: Mapping[str, str]
+    agreement: Tensor
+    forward_seconds: float
+    accuracy: float | None
+    signature: str
+
+    @property
+    def examples(self) -> int:
+        """How many examples the means are over."""
+        return len(self.tokens)
+
+    @property
+    def ranking(self) -> list[str]:
+        """The methods by falling relevance gain."""
+        means = self.means()
+        return sorted(means, key=lambda name: -means[name][MEASURES[0].name])
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Each method's faithfulness, mean over examples."""
+        return {name: result.faithfulness.means() for name, result in self.results.items()}
+
+    def facts(self) -> dict[str, str]:
+        """Names and values that belong beside every number."""
+        facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
+        if self.accuracy is not None:
+            facts["accuracy"] = f"{self.accuracy:.1%}"
+        facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
+        return facts | {"signature": self.signature}
+
+    def frame(self) -> "pd.DataFrame":
+        """A row for each method: faithfulness, cost and signature, or why it was refused."""
+        return self._frame("methods").set_index("method")
+
+    def scores_frame(self) -> "pd.DataFrame":
+        """A row for each token: example, position, token, whether it is removable, and every method's score."""
+        return self._frame("scores")
+
+    def agreement_frame(self) -> "pd.DataFrame":
+        """Spearman's ρ between methods, a row and a column for each."""
+        return self._frame("agreement").set_index("method")
+
+    def curves_frame(self) -> "pd.DataFrame":
+        """A row for each method and share of removed tokens: the mean output, most and least relevant first."""
+        return self._frame("curves")
+
+    def to_json(self) -> str:
+        """Everything, as JSON; NaN is null."""
+        content = {
+            "model": self.model,
+            "explained": self.explained,
+            "signature": self.signature,
+            "examples": self.examples,
+            "accuracy": self.accuracy,
+            "forward_seconds": self.forward_seconds,
+            "targets": list(self.targets),
+            **{table: list(rows(self)) for table, rows in _TABLES.items()},
+        }
+        return json.dumps(_without_nan(content), ensure_ascii=False, allow_nan=False) + "\n"
+
+    def to_csv(self, table: Table = "methods") -> str:
+        """One table as CSV; NaN is empty.
+
+        Args:
+            table: ``"methods"``, ``"scores"``, ``"agreement"`` or ``"curves"``; see the frames.
+
+        Raises:
+            InvalidInputError: there is no such table.
+        """
+        rows = _without_nan(self._rows(table))
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return buffer.getvalue()
+
+    def to_html(self) -> str:
+        """One page that needs no other file."""
+        from captum_norm.comparison.page import render
+
+        return render(self)
+
+    def figure(self) -> "Figure":
+        """Scores of the first example, faithfulness, curves and agreement as one figure."""
+        from captum_norm.comparison.figure import draw
+
+        return draw(self)
+
+    def to_png(self) -> bytes:
+        """:meth:`figure` as a PNG file."""
+        from captum_norm.visualization.heatmap import figure_bytes
+
+        return figure_bytes(self.figure())
+
+    def _rows(self, table: str) -> list[Row]:
+        if table not in _TABLES:
+            raise InvalidInputError(f"got the table {table!r}; expected one of {', '.join(_TABLES)}")
+        return list(_TABLES[table](self))
+
+    def _frame(self, table: str) -> "pd.DataFrame":
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(
+                "pandas is not installed: pip install 'captum-norm[tables]', or take to_csv() or to_json()"
+            ) from error
+        return pd.DataFrame(self._rows(table))
+
+
+def _methods(comparison: Comparison) -> Iterator[Row]:
+    means = comparison.means()
+    for name, result in comparison.results.items():
+        faithfulness = {measure.name: means[name][measure.name] for measure in MEASURES}
+        cost = {"seconds": result.seconds, "forward_ratio": result.forward_ratio}
+        yield {"method": name, **faithfulness, **cost, "signature": result.signature, "refused": None}
+    nothing = dict.fromkeys([*(measure.name for measure in MEASURES), "seconds", "forward_ratio"], math.nan)
+    for name, reason in comparison.refused.items():
+        yield {"method": name, **nothing, "signature": None, "refused": reason}
+
+
+def _scores(comparison: Comparison) -> Iterator[Row]:
+    scores = {name: result.scores.tolist() for name, result in comparison.results.items()}
+    removable = comparison.removable.tolist()
+    for example, position in comparison.real.nonzero().tolist():
+        yield {
+            "example": example,
+            "position": position,
+            "token": comparison.tokens[example][position],
+            "removable": removable[example][position],
+            **{name: rows[example][position] for name, rows in scores.items()},
+        }
+
+
+def _agreement(comparison: Comparison) -> Iterator[Row]:
+    for name, row in zip(comparison.results, comparison.agreement.tolist(), strict=True):
+        yield {"method": name, **dict(zip(comparison.results, row, strict=True))}
+
+
+def _curves(comparison: Comparison) -> Iterator[Row]:
+    for name, result in comparison.results.items():
+        curves = [curve.mean(0).tolist() for curve in (result.faithfulness.morf, result.faithfulness.lerf)]
+        last = len(curves[0]) - 1
+        for step, (most, least) in enumerate(zip(*curves, strict=True)):
+            yield {"method": name, "removed": step / last, "morf": most, "lerf": least}
+
+
+_TABLES = {"methods": _methods, "scores": _scores, "agreement": _agreement, "curves": _curves}
+
+
+def _without_nan(value: Any) -> Any:
+    """None in place of NaN, which JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

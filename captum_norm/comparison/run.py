@@ -1,0 +1,211 @@
+"""All methods on one model and its inputs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, Literal
+
+import torch
+from captum.attr import Attribution
+from torch import Tensor, nn
+
+from captum_norm.bars import bar
+from captum_norm.comparison.examples import Batch, Examples, gathered
+from captum_norm.comparison.results import Comparison, MethodResult
+from captum_norm.comparison.scores import Maker, chosen_methods
+from captum_norm.comparison.subject import PROJECTION, as_target, count_outputs, own_directions, target_names, tokens_of
+from captum_norm.comparison.trial import forward_seconds, run_methods
+from captum_norm.errors import InvalidInputError
+from captum_norm.evaluation import (
+    ERASER_BINS,
+    Faithfulness,
+    FaithfulnessScores,
+    Perturbation,
+    PerturbedInputs,
+    agreement,
+)
+from captum_norm.evaluation.perturbation import Output
+from captum_norm.methods import METHODS
+from captum_norm.models.embeddings import StandIn
+from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.outputs import Difference, Place, Readout, Target
+from captum_norm.versions import versions
+
+
+def compare(
+    model: nn.Module,
+    inputs: Inputs,
+    additional_forward_args: Any = None,
+    *,
+    methods: Sequence[str] | Mapping[str, str | Attribution] | None = None,
+    target: Target = None,
+    position: Place = None,
+    readout: Readout | None = None,
+    tokenizer: Any = None,
+    tokens: Sequence[Sequence[str]] | None = None,
+    labels: Sequence[int] | Tensor | None = None,
+    removal: StandIn | Literal["delete"] | int | Tensor | None = None,
+    keep_special: bool = True,
+    output: Output | None = None,
+    bins: Sequence[float] = ERASER_BINS,
+    steps: int = 10,
+    seed: int = 0,
+    batch_size: int = 32,
+    name: str | None = None,
+) -> Comparison:
+    """Explain inputs by several methods, and score the methods: faithfulness, agreement and cost.
+
+    All methods explain the same number of each example's output. Faithfulness is what
+    :class:`captum_norm.evaluation.Faithfulness` says. A method that does not take the model is listed with its reason.
+
+    A model that returns hidden states alone has no number to explain. There it is the projection of the mean-pooled
+    output on its own direction for the whole input; results say so.
+
+    Args:
+        model: a model of Hugging Face that reads one sequence; left exactly as it is.
+        inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's output.
+        additional_forward_args: the model's further positional arguments (attention mask first).
+        methods: names of :data:`captum_norm.methods.METHODS`, or a mapping from what results call them to names or
+            methods of your own, which are called as those of this library are. None: all that have a name.
+        target: what to explain, as for every method; None for the class or next token that the model predicts.
+        position: where to read logits that there are for every position; None for what the head reads.
+        readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        tokenizer: knows mask, padding and special tokens, and the tokens' texts.
+        tokens: the tokens' texts, for each example S; None to ask the inputs or the tokenizer.
+        labels: the right class of each example, for the model's accuracy.
+        removal: what happens to a removed token, see :class:`captum_norm.evaluation.Perturbation`; Captum's methods
+            compare with the same, unless it is ``"delete"``. None: the mask token, or else the padding token, or else
+            the mean of all embeddings.
+        keep_special: special tokens such as [CLS] are never removed, nor ranked; Captum's methods keep them in their
+            baseline. Needs the tokenizer.
+        output: what to watch, ``"probability"`` or ``"logit"``; None: the probability of a class of the model's own
+            logits, else the number itself.
+        bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
+        steps: steps of the curves, and of AOPC.
+        seed: of methods that draw random numbers, for each batch. The global generators are left as they were.
+        batch_size: how many inputs go through the model at a time. It changes which random numbers an example gets.
+        name: what results call the model; None for its class.
+
+    Returns:
+        the comparison.
+
+    Raises:
+        InvalidInputError: an option is not as described, no method takes the model, or an example has no token to
+            remove.
+        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+        >>> model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
+        >>> tokenizer = SimpleNamespace(mask_token_id=4, pad_token_id=0, all_special_ids=[0, 2, 3, 4])
+        >>> ids = torch.tensor([[2, 7, 9, 8, 3]])
+        >>> comparison = compare(model, ids, methods=["norm", "alti", "saliency"], tokenizer=tokenizer)
+        >>> list(comparison.results), comparison.agreement.shape
+        (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
+    """
+    chosen = chosen_methods(methods)
+    examples = Examples(bind_inputs(model, inputs, additional_forward_args), target, position)
+    first = next(examples.batches(1))
+    count = None if readout is not None else count_outputs(first)
+    explained = "readout" if count is None else "logit"
+    if readout is None and count is None:
+        if target is not None:
+            raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
+        readout, explained = own_directions(examples, batch_size), PROJECTION
+        examples = Examples(examples.call, torch.arange(len(examples)), position)
+    if labels is not None and (count is None or count < 2 or len(labels) != len(examples)):
+        raise InvalidInputError(
+            f"got {len(labels)} labels for {len(examples)} examples and "
+            f"{'no logits' if count is None else f'{count} logits'}; expected one label each, and several classes"
+        )
+    if output is None:
+        single = count is None or count < 2 or isinstance(target, Difference)
+        output = "logit" if single else "probability"
+    options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
+    perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
+    faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
+    maker = Maker(model, removal, batch_size=batch_size, **options)
+    batches = list(examples.batches(batch_size))
+    bound = [_bound(perturbation, batch) for batch in batches]
+    batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
+    scored, refused = run_methods(chosen, maker, batches, seed, mean=explained == PROJECTION)
+    if not scored:
+        one, reason = next(iter(refused.items()))
+        raise InvalidInputError(f"no method takes the model and these inputs; {one}: {reason}")
+
+    order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
+    scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
+    removable = gathered([one.removable for one in bound], order, width)
+    judged = _judged(faithfulness, batches, {label: method.scores for label, method in scored.items()}, order)
+    forward = forward_seconds(batches)
+    targets = [one.target for one in bound if one.target is not None]
+    return Comparison(
+        model=name or type(model).__name__,
+        explained=explained if output == "logit" else "probability",
+        targets=target_names(model, gathered(targets, order) if targets else None, len(examples), tokenizer),
+        tokens=tokens_of(examples, tokens, tokenizer),
+        real=examples.shown(examples.real).bool().cpu(),
+        removable=examples.shown(removable).bool().cpu(),
+        results={
+            label: MethodResult(
+                title=METHODS[label].title if chosen[label] == label else label,
+                signature=method.signature,
+                scores=examples.shown(scores[label]).cpu(),
+                faithfulness=judged[label],
+                seconds=method.seconds,
+                forward_ratio=method.seconds / forward,
+            )
+            for label, method in scored.items()
+        },
+        refused=refused,
+        agreement=agreement(scores, removable).cpu(),
+        forward_seconds=forward,
+        accuracy=None if labels is None else _accuracy(perturbation, batches, labels, order),
+        signature="|".join(
+            [
+                faithfulness.signature,
+                f"batch:{batch_size}",
+                f"seed:{seed}",
+                *(f"{package}:{version}" for package, version in versions().items()),
+            ]
+        ),
+    )
+
+
+def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
+    bound = perturbation.bind(batch.inputs, target=batch.target, position=batch.position)
+    empty = batch.index[(~bound.removable.any(1)).to(batch.index.device)].tolist()
+    if empty:
+        raise InvalidInputError(f"example {min(empty)} has no token that may be removed")
+    return bound
+
+
+def _judged(
+    faithfulness: Faithfulness, batches: Sequence[Batch], scores: Mapping[str, Sequence[Tensor]], order: Tensor
+) -> dict[str, FaithfulnessScores]:
+    """Every method's faithfulness, from its scores of each batch, for all examples in their order."""
+    parts = []
+    with bar("removing tokens", len(order), "examples") as progress:
+        for place, batch in enumerate(batches):
+            of_batch = {name: methods[place] for name, methods in scores.items()}
+            parts.append(faithfulness.evaluate(batch.inputs, of_batch, batch.target, position=batch.position))
+            progress.update(len(batch.index))
+    back = order.argsort()
+
+    def ordered(name: str) -> FaithfulnessScores:
+        together = FaithfulnessScores.concatenate([part[name] for part in parts])
+        return FaithfulnessScores(
+            **{field.name: getattr(together, field.name)[back].cpu() for field in fields(together)}
+        )
+
+    return {name: ordered(name) for name in scores}
+
+
+def _accuracy(
+    perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor, order: Tensor
+) -> float:
+    """The share of examples whose label is what the model predicts."""
+    found = [perturbation.bind(batch.inputs, position=batch.position).target for batch in batches]
+    predicted = gathered([classes for classes in found if classes is not None], order).cpu()
+    return float((predicted == torch.as_tensor(labels)).double().mean())

@@ -1,0 +1,166 @@
+"""What a comparison takes from methods: one of a name, its scores for a batch, and what that costs."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any, Literal, TypeVar
+
+import torch
+from captum.attr import Attribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_norm.attr import TokenAttribution
+from captum_norm.attr._base import AttentionMapAttribution
+from captum_norm.comparison.examples import Batch
+from captum_norm.errors import InvalidInputError, NonFiniteError
+from captum_norm.methods import METHODS
+from captum_norm.models.embeddings import SpecialTokens, StandIn
+from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.outputs import Readout, real_positions
+
+T = TypeVar("T")
+
+_CAPTUM = "captum.attr"
+
+
+class RandomScores(Attribution):
+    """Scores that know nothing, from torch's global generator: what every method should beat."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.model = model
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None) -> Tensor:  # noqa: ARG002
+        """Uniform between 0 and 1 at real positions, (B, S)."""
+        call = bind_inputs(self.model, inputs, additional_forward_args)
+        real = real_positions(call)
+        return call.positions.unshift(torch.rand(real.shape, device=real.device) * real, 1)
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes methods by name for one model.
+
+    Attributes:
+        model: the model.
+        removal: what Captum's methods compare a token with, unless it is ``"delete"``; None for their default.
+        tokenizer: knows mask, padding and special tokens.
+        keep_special: whether special tokens stay in that baseline.
+        readout: what to explain instead of logits.
+        batch_size: how many inputs go through the model at a time.
+    """
+
+    model: nn.Module
+    removal: StandIn | Literal["delete"] | int | Tensor | None
+    tokenizer: SpecialTokens | None
+    keep_special: bool
+    readout: Readout | None
+    batch_size: int
+
+    def make(self, name: str) -> Attribution:
+        """A method of :data:`captum_norm.methods.METHODS`.
+
+        Raises:
+            InvalidInputError: it needs a package that is not there.
+            CaptumNormError: it does not take the model.
+        """
+        method = METHODS[name]
+        if method.requires is not None and find_spec(method.requires) is None:
+            raise InvalidInputError(f"needs the package {method.requires}, which is not installed")
+        kind: Callable[..., Any] = getattr(import_module(method.package), method.class_name)
+        if method.package == _CAPTUM:
+            return TokenAttribution(
+                self.model,
+                kind,
+                baseline=None if isinstance(self.removal, str) and self.removal == "delete" else self.removal,
+                tokenizer=self.tokenizer,
+                keep_special=self.keep_special,
+                readout=self.readout,
+                batch_size=self.batch_size,
+                **method.options,
+            )
+        explained = {} if method.target == "never" else {"readout": self.readout}
+        made: Attribution = kind(self.model, **explained, **method.options)
+        return made
+
+
+def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | None) -> dict[str, str | Attribution]:
+    """Methods, or names of them, by what the results call them.
+
+    Raises:
+        InvalidInputError: there is no method of a name, or none was asked for.
+    """
+    if isinstance(wanted, str):
+        raise InvalidInputError(f"got methods={wanted!r}; expected a list of names, or a mapping")
+    if wanted is None:
+        wanted = tuple(METHODS)
+    methods: dict[str, str | Attribution] = {}
+    methods.update(wanted if isinstance(wanted, Mapping) else {name: name for name in wanted})
+    if not methods:
+        raise InvalidInputError(f"got no methods; expected some of {', '.join(METHODS)}")
+    for method in methods.values():
+        if not isinstance(method, Attribution) and method not in METHODS:
+            raise InvalidInputError(
+                f"got the method {method!r}; expected a method of Captum or one of {', '.join(METHODS)}"
+            )
+    return methods
+
+
+def signature_of(method: Attribution) -> str:
+    """The class of a method and the choices in it, in the manner of sacrebleu."""
+    given: str | None = getattr(method, "signature", None)
+    if given is not None:
+        return given
+    choices = ((name, getattr(method, name, None)) for name in inspect.signature(type(method)).parameters)
+    shown = {name: value for name, value in choices if isinstance(value, (str, int, float))}
+    return "|".join([f"attribution:{type(method).__name__}", *(f"{name}:{value}" for name, value in shown.items())])
+
+
+def token_scores(method: Attribution, batch: Batch, *, mean: bool) -> Tensor:
+    """A method's scores for the tokens of a batch, (N, S).
+
+    Args:
+        method: the method.
+        batch: the examples.
+        mean: explain the mean of the positions, where a method's maps have rows to choose from.
+
+    Raises:
+        InvalidInputError: it gives something else.
+        NonFiniteError: it gives NaN or infinity.
+        CaptumNormError: what the method raises.
+    """
+    where: dict[str, Any] = {} if batch.position is None else {"position": batch.position}
+    if mean and isinstance(method, AttentionMapAttribution):
+        where = {"position": "mean"}
+    result = method.attribute(batch.inputs, target=batch.target, **where)
+    scores: Any = result[0] if isinstance(result, tuple) else result
+    real = real_positions(batch.call)
+    if not isinstance(scores, Tensor) or scores.shape != real.shape:
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise InvalidInputError(
+            f"{type(method).__name__} gives {got}; expected a score for each token, {tuple(real.shape)}"
+        )
+    scores = scores.detach().to(real.device, torch.promote_types(scores.dtype, torch.float32))
+    if not scores[real].isfinite().all():
+        raise NonFiniteError(f"{type(method).__name__} gives NaN or infinity for these inputs")
+    masked: Tensor = scores.masked_fill(~real, 0)
+    return masked
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What some work returns, and the seconds that it takes on whatever device."""
+    _wait()
+    start = perf_counter()
+    result = work()
+    _wait()
+    return result, perf_counter() - start
+
+
+def _wait() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

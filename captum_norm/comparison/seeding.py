@@ -1,0 +1,35 @@
+"""Random numbers that follow from a seed, and leave no trace."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed torch's and numpy's global generators while open, then leave them as they were.
+
+    Args:
+        model: its devices' generators count.
+        seed: for all of them.
+
+    Example:
+        >>> with seeded(nn.Linear(1, 1), 0):
+        ...     first = torch.rand(1)
+        >>> with seeded(nn.Linear(1, 1), 0):
+        ...     bool(torch.rand(1) == first)
+        True
+    """
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    # Captum's GradientSHAP draws from numpy's global generator.
+    state = np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002

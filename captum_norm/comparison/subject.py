@@ -1,0 +1,88 @@
+"""What a comparison explains: which number of the output, and what it is called."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.comparison.examples import Batch, Examples, gathered
+from captum_norm.models.heads import CLASSIFIERS
+from captum_norm.models.outputs import Difference, Readout, Target
+from captum_norm.models.tracing import evaluating
+
+PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
+"""What is explained of a model that returns hidden states alone."""
+
+
+def count_outputs(batch: Batch) -> int | None:
+    """How many numbers the model's logits are, at each position if there are several; None without logits."""
+    output = _run(batch)
+    logits = output.get("logits") if isinstance(output, Mapping) else output
+    if not isinstance(logits, Tensor):
+        return None
+    return logits.shape[-1] if logits.dim() > 1 else 1
+
+
+def own_directions(examples: Examples, size: int) -> Readout:
+    """A readout for models without a head.
+
+    Returns:
+        what projects the mean-pooled output of N inputs on the direction that each of the B examples' has, (N, B). An
+        example's own number is that of its place.
+    """
+    batches = list(examples.batches(size))
+    parts = [_pooled(_run(batch), examples.real[batch.index]) for batch in batches]
+    directions = nn.functional.normalize(gathered(parts, torch.cat([batch.index for batch in batches])), dim=-1)
+
+    def project(output: Any, real: Tensor) -> Tensor:
+        pooled = _pooled(output, real)
+        return pooled @ directions.to(pooled).T
+
+    return project
+
+
+def as_target(chosen: Tensor | None) -> Target:
+    """What names the numbers that :func:`captum_norm.models.outputs.chosen_target` gave."""
+    return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
+
+
+def target_names(model: nn.Module, chosen: Tensor | None, count: int, tokenizer: Any) -> list[str]:
+    """What the targets of some examples are called: a classifier's labels, a language model's tokens, or numbers."""
+    if chosen is None:
+        return ["the only number"] * count
+    columns = chosen[:, None] if chosen.dim() == 1 else chosen
+    return [" − ".join(_name(model, one, tokenizer) for one in row) for row in columns.tolist()]
+
+
+def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
+    """The tokens' texts at the positions of the user's inputs; ids, or numbers from 0, where they are not known."""
+    tokens = examples.call.tokens if tokens is None else tokens
+    if tokens is not None:
+        return [list(texts) for texts in tokens]
+    ids = examples.call.arguments.get("input_ids")
+    if not isinstance(ids, Tensor):
+        return [[str(place) for place in range(examples.real.shape[1])] for _ in range(len(examples))]
+    rows = examples.call.positions.unshift(ids, 1).tolist()
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
+    return [convert(row) if convert is not None else [str(token) for token in row] for row in rows]
+
+
+def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
+    labels = getattr(getattr(model, "config", None), "id2label", None) or {}
+    if type(model).__name__.endswith(CLASSIFIERS):
+        return str(labels.get(target, target))
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
+    return str(target if convert is None else convert(target))
+
+
+def _run(batch: Batch) -> Any:
+    with torch.no_grad(), evaluating(batch.call.model):
+        return batch.call.run()
+
+
+def _pooled(output: Any, real: Tensor) -> Tensor:
+    """The mean of the real positions' hidden states, (N, D)."""
+    states: Tensor = output["last_hidden_state"]
+    weights = real.to(states)
+    return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
