@@ -2,18 +2,19 @@
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from captum.attr import Attribution
 from torch import Tensor
 
-from captum_norm import AttentionBlockAttribution, Comparison, Difference, NormAttribution, compare
+from captum_norm import Comparison, Difference, compare
 from captum_norm.loading import load
-from captum_norm.methods import METHODS
 
+Methods = Mapping[str, str | Attribution]
 SIMPLE = ("regular_plural_subject_verb_agreement_1", "irregular_plural_subject_verb_agreement_1")
 NOUN, CLAUSE = "distractor_agreement_relational_noun", "distractor_agreement_relative_clause"
 EXPLAINED = (NOUN, CLAUSE)
@@ -82,8 +83,8 @@ def by_word(texts: Sequence[str], scores: Sequence[float], prefix: str) -> list[
     return words[: len(prefix.split())]
 
 
-def compared(folder: Path, archive: Path, most: int) -> str:
-    """What the model knows, a comparison of all methods on its pairs, and who finds the subject, as JSON."""
+def compared(folder: Path, archive: Path, most: int, methods: Callable[[Any], Methods]) -> str:
+    """What the model knows, a comparison of methods on its pairs, and who finds the subject, as JSON."""
     model, tokenizer = load(str(folder))
     known, chosen = {}, []
     for paradigm in (*SIMPLE, *EXPLAINED):
@@ -94,12 +95,7 @@ def compared(folder: Path, archive: Path, most: int) -> str:
             chosen += pairs[:most]
     inputs = encoded(chosen, tokenizer)
     target = Difference([pair.right for pair in chosen], [pair.wrong for pair in chosen])
-    methods = {
-        **{name: name for name in METHODS},
-        "norm, attn_res_ln": NormAttribution(model, "attn_res_ln"),
-        "attention-block, atb_ff_res_ln": AttentionBlockAttribution(model, "atb_ff_res_ln"),
-    }
-    comparison = compare(model, inputs, tokenizer=tokenizer, target=target, removal="mean", methods=methods)
+    comparison = compare(model, inputs, tokenizer=tokenizer, target=target, removal="mean", methods=methods(model))
     right = differences(model, inputs, chosen) > 0
     content = {
         "layers": model.config.n_layer,

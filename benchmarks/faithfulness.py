@@ -14,7 +14,7 @@ $ python -m benchmarks.faithfulness --sst2 DIR --blimp BLiMP.zip --text train.en
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ are of one thread of a machine that did other work, too: compare them with each 
 """
 
 
-def variants(model: Any, names: Sequence[str]) -> dict[str, Any]:
+def variants(model: Any, names: Iterable[str] = METHODS) -> agreement.Methods:
     """The methods of some names, and others of their classes."""
     return {
         **{name: name for name in names},
@@ -58,7 +58,7 @@ def variants(model: Any, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: Sequence[str]) -> Comparison:
+def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: Iterable[str]) -> Comparison:
     """The development set, each sentence's predicted class explained."""
     model, tokenizer = load(str(folder))
     chosen = sentiment.read(data / "dev.tsv")[:examples]
@@ -163,8 +163,8 @@ def page(found: Found) -> str:
     )
     causal = (
         f"A GPT-2 of {pairs['layers']} layers, trained from scratch (`benchmarks.language_model`), reads the sentence "
-        "up to the verb. Explained is the logit of the right form less that of the wrong one; removed tokens become the "
-        "mean embedding."
+        "up to the verb. Explained is the logit of the right form less that of the wrong one; removed tokens become "
+        "the mean embedding."
     )
     parts = [
         INTRODUCTION,
@@ -207,13 +207,13 @@ def main() -> None:
     trained(causal, lambda folder: language_model.train(arguments.text, folder))
 
     def masked() -> str:
-        return sst2(classifier, arguments.sst2, arguments.examples, "mask", list(METHODS)).to_json()
+        return sst2(classifier, arguments.sst2, arguments.examples, "mask", METHODS).to_json()
 
     def deleted() -> str:
         return sst2(classifier, arguments.sst2, arguments.examples, "delete", QUICK).to_json()
 
     def agreed() -> str:
-        return agreement.compared(causal, arguments.blimp, arguments.pairs)
+        return agreement.compared(causal, arguments.blimp, arguments.pairs, variants)
 
     with progress():
         found = Found(
