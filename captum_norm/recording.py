@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
+from captum_norm.models.experts import routing_of
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
-from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import rollout
 from captum_norm.attr._base import MapOptions
-from captum_norm.attr.measure import MeterOptions, layer_indices
+from captum_norm.attr._wanted import layer_indices
+from captum_norm.attr.measure import MeterOptions
 from captum_norm.attr.weights import AttentionWeights
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
