@@ -1,6 +1,6 @@
 """How large what is asked for will be, seen on the first positions of the inputs, and whether there is room for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -82,9 +82,13 @@ def positions(call: ModelCall, role: Role, stack: Stack) -> tuple[int, int]:
     return queries.length or stack.positions[0], keys.length or stack.positions[1]
 
 
-def total_queries(call: ModelCall, stacks: Outline) -> int:
-    """How many queries all attention calls of a forward pass have together."""
-    return sum(stack.layers * call.batch * positions(call, role, stack)[0] for role, stack in stacks.items())
+def total_queries(call: ModelCall, stacks: Outline, twice: Callable[[Place], bool] | None = None) -> int:
+    """How many queries all attention calls of a forward pass have together; those of some layers count ``twice``."""
+    total = 0
+    for role, stack in stacks.items():
+        again = 0 if twice is None else sum(twice(Place(role, index)) for index in range(stack.layers))
+        total += (stack.layers + again) * call.batch * positions(call, role, stack)[0]
+    return total
 
 
 def may_be_large(call: ModelCall) -> bool:

@@ -268,7 +268,9 @@ class NormMeter:
             wanted.note(place, reducer, reducers)
             return reducer
 
-        causal = self._record(call, make, blocks, budget, feed_forward=feed_forward)
+        forming = any(block.forms_vectors(scope) for block in (blocks or {}).values() for scope in wanted.scopes)
+        twice = wanted.has if forming else None
+        causal = self._record(call, make, blocks, budget, twice, feed_forward=feed_forward)
         check_seen(self.model, reducers, wanted)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
@@ -296,11 +298,15 @@ class NormMeter:
         make: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
         budget: MemoryBudget,
+        twice: Callable[[Place], bool] | None = None,
         *,
         feed_forward: bool = False,
     ) -> bool:
-        """Record by this meter's options, with a bar; see :func:`captum_norm.recording.record`."""
-        total = total_queries(call, self._stacks(call)) if is_asked() else None
+        """Record by this meter's options, with a bar; see :func:`captum_norm.recording.record`.
+
+        ``twice`` says in which layers every query is attended to once more, None that in none.
+        """
+        total = total_queries(call, self._stacks(call), twice) if is_asked() else None
         with bar(type(self.model).__name__, total, "queries") as shown:
             return record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
 
