@@ -104,10 +104,12 @@ class Kept:
     Attributes:
         layers: how many layers.
         maps: how many maps of each, those of single heads included.
+        copied: how many layers' maps are copied out of these in the end.
     """
 
     layers: int
     maps: int
+    copied: int = 0
 
 
 def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], accumulate: torch.dtype) -> None:
@@ -125,7 +127,7 @@ def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], acc
     for device in {stacks[role].device for role in kept}:
         here = {role: what for role, what in kept.items() if stacks[role].device == device}
         sizes = {role: _map_bytes(call, role, stacks[role], accumulate) for role in here}
-        results = sum(what.layers * what.maps * sizes[role] for role, what in here.items())
+        results = sum((what.layers * what.maps + what.copied) * sizes[role] for role, what in here.items())
         # Single maps become one tensor. A CPU gives its memory out as it is filled, while they are dropped.
         doubled = device.type != "cpu" and any(what.layers > 1 for what in here.values())
         needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())

@@ -18,7 +18,10 @@ Kind = TypeVar("Kind", bound=Reducer)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What was asked for: which maps of which layers and stacks."""
+    """What was asked for: which maps of which layers and stacks.
+
+    ``copied`` layers' maps are copied out of these in the end.
+    """
 
     scopes: Sequence[Scope] = ()
     weights: bool = False
@@ -26,6 +29,7 @@ class Wanted:
     head_norms: bool = False
     layers: Sequence[int] | None = None
     stacks: Collection[StackName] | None = None
+    copied: int = 0
 
     def has_stack(self, role: Role) -> bool:
         """Whether a stack is among those asked for."""
@@ -51,7 +55,7 @@ class Wanted:
     def kept(self, layers: int, heads: int) -> Kept:
         """What is kept of a stack of so many layers and heads."""
         maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
-        return Kept(layers if self.layers is None else len(self.layers), maps)
+        return Kept(layers if self.layers is None else len(self.layers), maps, self.copied)
 
 
 def as_layers(layers: object) -> list[int] | None:

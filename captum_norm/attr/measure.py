@@ -169,11 +169,13 @@ class NormMeter:
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
-        layers = as_layers(layers)
+        wanted = Wanted(scopes, weights, per_head, head_norms, as_layers(layers), stacks)
+        return self._measured(inputs, additional_forward_args, wanted)
+
+    def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> dict[StackName, Measurements]:
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            check_stacks(self.model, stacks)
-            wanted = Wanted(scopes, weights, per_head, head_norms, layers, stacks)
+            check_stacks(self.model, wanted.stacks)
             return self._attempt(lambda: self._measure(call, wanted))
 
     def _with_blocks(
