@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
-from captum_norm.attr.measure import TOLERANCE, MeterOptions, Wanted, as_layers, layer_indices
+from captum_norm.attr._tolerance import TOLERANCE
+from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
+from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import cosine_distance
 from captum_norm.maps import AttributionMaps
