@@ -20,7 +20,8 @@ Kind = TypeVar("Kind", bound=Reducer)
 class Wanted:
     """What was asked for: which maps of which layers and stacks.
 
-    ``copied`` layers' maps are copied out of these in the end.
+    Without ``maps`` of norms there are mixing ratios and lengths of transformed vectors alone. ``copied`` layers' maps
+    are copied out of these in the end.
     """
 
     scopes: Sequence[Scope] = ()
@@ -29,6 +30,7 @@ class Wanted:
     head_norms: bool = False
     layers: Sequence[int] | None = None
     stacks: Collection[StackName] | None = None
+    maps: bool = True
     copied: int = 0
 
     def has_stack(self, role: Role) -> bool:
@@ -54,7 +56,9 @@ class Wanted:
 
     def kept(self, layers: int, heads: int) -> Kept:
         """What is kept of a stack of so many layers and heads."""
-        maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
+        maps = self.weights * (heads if self.per_head else 1)
+        if self.maps:
+            maps += len(self.scopes) + self.head_norms * heads
         return Kept(layers if self.layers is None else len(self.layers), maps, self.copied)
 
 

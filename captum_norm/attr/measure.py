@@ -134,6 +134,7 @@ class NormMeter:
         weights: bool = False,
         per_head: bool = False,
         head_norms: bool = False,
+        maps: bool = True,
         layers: Sequence[int] | None = None,
         stacks: Collection[StackName] | None = None,
     ) -> dict[StackName, Measurements]:
@@ -149,6 +150,8 @@ class NormMeter:
             weights: also return the attention weights.
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
+            maps: whether to compute norms of pairs. Without them, at about half the cost, the scopes give their mixing
+                ratios and ``head_norms`` gives ‖f_h(x_j)‖; weights are returned as ever.
             layers: 0-based indices of the layers to measure, of each stack, negative ones from the last; all if None.
             stacks: which stacks of an encoder–decoder model to measure; all if None.
 
@@ -169,7 +172,12 @@ class NormMeter:
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
-        wanted = Wanted(scopes, weights, per_head, head_norms, as_layers(layers), stacks)
+        if not maps and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
+            raise InvalidInputError(
+                f"got maps=False and the scopes {', '.join(scopes)}; scopes behind a feed-forward network are measured "
+                "with their maps"
+            )
+        wanted = Wanted(scopes, weights, per_head, head_norms, as_layers(layers), stacks, maps=maps)
         return self._measured(inputs, additional_forward_args, wanted)
 
     def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> dict[StackName, Measurements]:
@@ -326,7 +334,15 @@ class NormMeter:
         norms = vectors = None
         if fast or wanted.head_norms:
             norms = NormReducer(
-                block, fast, self._cache, dtype, budget, self._baseline, per_head=wanted.head_norms, real=real
+                block,
+                fast,
+                self._cache,
+                dtype,
+                budget,
+                self._baseline,
+                per_head=wanted.head_norms,
+                with_maps=wanted.maps,
+                real=real,
             )
         if formed:
             vectors = FeedForwardReducer(block, formed, dtype, budget, self._vector_bytes, self._baseline, real=real)
