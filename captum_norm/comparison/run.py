@@ -139,11 +139,15 @@ def compare(
     removable = gathered([one.removable for one in bound], order, width)
     judged = _judged(faithfulness, batches, {label: method.scores for label, method in scored.items()}, order)
     forward = forward_seconds(batches)
-    targets = [one.target for one in bound if one.target is not None]
+    found = [one.target for one in bound if one.target is not None]
+    if explained == PROJECTION or not found:
+        targets = ["own direction" if explained == PROJECTION else "the only number"] * len(examples)
+    else:
+        targets = target_names(model, gathered(found, order), readout, tokenizer)
     return Comparison(
         model=name or type(model).__name__,
         explained=explained if output == "logit" else "probability",
-        targets=target_names(model, gathered(targets, order) if targets else None, len(examples), tokenizer),
+        targets=targets,
         tokens=tokens_of(examples, tokens, tokenizer),
         real=examples.shown(examples.real).bool().cpu(),
         removable=examples.shown(removable).bool().cpu(),

@@ -47,12 +47,19 @@ def as_target(chosen: Tensor | None) -> Target:
     return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
 
 
-def target_names(model: nn.Module, chosen: Tensor | None, count: int, tokenizer: Any) -> list[str]:
-    """What the targets of some examples are called: a classifier's labels, a language model's tokens, or numbers."""
-    if chosen is None:
-        return ["the only number"] * count
-    columns = chosen[:, None] if chosen.dim() == 1 else chosen
-    return [" − ".join(_name(model, one, tokenizer) for one in row) for row in columns.tolist()]
+def target_names(model: nn.Module, chosen: Tensor, readout: Readout | None, tokenizer: Any) -> list[str]:
+    """What targets are called: a classifier's labels, a language model's tokens, or numbers where a readout made them.
+
+    Args:
+        model: the model.
+        chosen: as of :func:`captum_norm.models.outputs.chosen_target`, (B,) or (B, 2).
+        readout: the user's.
+        tokenizer: knows the texts of tokens.
+    """
+    rows = (chosen[:, None] if chosen.dim() == 1 else chosen).tolist()
+    if readout is not None:
+        return [" − ".join(map(str, row)) for row in rows]
+    return [" − ".join(_name(model, one, tokenizer) for one in row) for row in rows]
 
 
 def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from captum_norm import functional
 from captum_norm.errors import InvalidInputError
+from captum_norm.functional import centred_ranks
 
 Coefficient = Literal["spearman", "kendall"]
 """Spearman's ρ, or Kendall's τ_b."""
@@ -28,7 +28,7 @@ def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.5000], dtype=torch.float64)
     """
-    return _by_example(functional.spearman, first, second, compared)
+    return _by_example("spearman", first, second, compared)
 
 
 def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> kendall(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.3333], dtype=torch.float64)
     """
-    return _by_example(_kendall, first, second, compared)
+    return _by_example("kendall", first, second, compared)
 
 
 def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coefficient = "spearman") -> Tensor:
@@ -62,32 +62,44 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     Returns:
         (M, M), float64, in the order of ``scores``; examples where a coefficient is NaN are left out of its mean.
     """
-    if coefficient not in _COEFFICIENTS:
-        raise InvalidInputError(f"got the coefficient {coefficient!r}; expected one of {', '.join(_COEFFICIENTS)}")
-    correlate, columns = _COEFFICIENTS[coefficient], list(scores.values())
-    rows = [[correlate(a, b, compared).nanmean() for b in columns] for a in columns]
-    return torch.stack([torch.stack(row) for row in rows])
+    if coefficient not in _FEATURES:
+        raise InvalidInputError(f"got the coefficient {coefficient!r}; expected one of {', '.join(_FEATURES)}")
+    _check(*scores.values(), compared)
+    rows = torch.stack(list(scores.values()), 1)
+    tables = [_correlations(found[:, chosen], coefficient) for found, chosen in zip(rows, compared, strict=True)]
+    return torch.stack(tables).nanmean(0)
 
 
-def _kendall(first: Tensor, second: Tensor) -> Tensor:
-    first, second = _signs(first), _signs(second)
-    return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
-
-
-_COEFFICIENTS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {"spearman": spearman, "kendall": kendall}
-)
+def _ranks(values: Tensor) -> Tensor:
+    """(M, n) -> (M, n)."""
+    return torch.stack([centred_ranks(row) for row in values])
 
 
 def _signs(values: Tensor) -> Tensor:
-    """sign(x_i − x_j): (n,) -> (n, n)."""
-    return (values[:, None] > values).double() - (values[:, None] < values).double()
+    """sign(x_i − x_j): (M, n) -> (M, n²)."""
+    later, earlier = values[:, :, None], values[:, None]
+    return ((later > earlier).double() - (later < earlier).double()).flatten(1)
 
 
-def _by_example(
-    correlate: Callable[[Tensor, Tensor], Tensor], first: Tensor, second: Tensor, compared: Tensor
-) -> Tensor:
-    if not first.shape == second.shape == compared.shape or first.dim() != 2:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (first, second, compared))
+# A coefficient is the cosine of two scores' features.
+_FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"spearman": _ranks, "kendall": _signs})
+
+
+def _correlations(values: Tensor, coefficient: Coefficient) -> Tensor:
+    """Each pair's coefficient in one example: (M, n) -> (M, M)."""
+    features = _FEATURES[coefficient](values)
+    products = features @ features.T
+    squares = products.diagonal()
+    return products / (squares[:, None] * squares).sqrt()
+
+
+def _by_example(coefficient: Coefficient, first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
+    _check(first, second, compared)
+    pairs = zip(torch.stack([first, second], 1), compared, strict=True)
+    return torch.stack([_correlations(found[:, chosen], coefficient)[0, 1] for found, chosen in pairs])
+
+
+def _check(*tensors: Tensor) -> None:
+    if len({tensor.shape for tensor in tensors}) != 1 or tensors[0].dim() != 2:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidInputError(f"got tensors of shapes {shapes}; expected (B, S) for all")
-    return torch.stack([correlate(a[chosen], b[chosen]) for a, b, chosen in zip(first, second, compared, strict=True)])

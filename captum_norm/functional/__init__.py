@@ -18,7 +18,7 @@ from captum_norm.functional.norms import (
     value_norms,
     weight_gram,
 )
-from captum_norm.functional.ranks import average_ranks, spearman
+from captum_norm.functional.ranks import average_ranks, centred_ranks, spearman
 
 __all__ = [
     "BIAS_SHARES",
@@ -37,6 +37,7 @@ __all__ = [
     "apply_linear",
     "average_ranks",
     "block_rows",
+    "centred_ranks",
     "chunks",
     "cosine_distance",
     "derivative",

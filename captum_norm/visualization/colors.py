@@ -1,8 +1,9 @@
-"""One sequential colour scale for the terminal, the figures and the page.
+"""One sequential colour scale for the terminal, the figures and the page, and one for numbers below zero.
 
-It runs from near-white (nothing) through blue to dark navy (the most), in steps of equal length in OKLab, a space in
-which distance is close to perceived difference. Lightness falls all the way, so the order survives greyscale printing
-and every kind of colour blindness.
+The first runs from near-white (nothing) through blue to dark navy (the most), in steps of equal length in OKLab, a
+space in which distance is close to perceived difference. Lightness falls all the way, so the order survives greyscale
+printing and every kind of colour blindness. The second does the same through orange, which no kind of colour blindness
+takes for blue.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ STEPS = 256
 
 # OKLab (lightness, green-red, blue-yellow): near-white, blue, dark navy.
 _ANCHORS = ((0.985, -0.004, -0.006), (0.66, -0.055, -0.110), (0.27, -0.010, -0.105))
+_ANCHORS_BELOW = ((0.985, -0.004, -0.006), (0.72, 0.070, 0.125), (0.30, 0.070, 0.060))
 
 # OKLab to linear sRGB [Ottosson 2020, "A perceptual color space for image processing"].
 _LAB_TO_CONES = np.array(
@@ -54,6 +56,19 @@ def color_of(share: float) -> Rgb:
     return red, green, blue
 
 
+def signed_color_of(share: float) -> Rgb:
+    """The colour of a share of the largest absolute score, between -1 and 1; what lies outside is clipped.
+
+    Example:
+        >>> signed_color_of(0.5) == color_of(0.5), signed_color_of(-0.5) == color_of(0.5)
+        (True, False)
+    """
+    if share >= 0:
+        return color_of(share)
+    red, green, blue = color_table(below=True)[round(min(-share, 1.0) * (STEPS - 1))].tolist()
+    return red, green, blue
+
+
 def ink_on(background: Rgb) -> Rgb:
     """Black or white, whichever stands out more from a background [WCAG 2.2, contrast ratio]."""
     luminance = float(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(background) / 255)))
@@ -72,10 +87,17 @@ def shares_of(scores: Sequence[float], maximum: float | None = None) -> list[flo
     return [max(score, 0.0) / top if top > 0 else 0.0 for score in scores]
 
 
+def signed_shares_of(scores: Sequence[float], counted: Sequence[bool]) -> list[float]:
+    """Scores as shares of the largest absolute one of those that count; zero for the others."""
+    top = max((abs(score) for score, one in zip(scores, counted, strict=True) if one), default=0.0)
+    return [score / top if one and top > 0 else 0.0 for score, one in zip(scores, counted, strict=True)]
+
+
 @cache
-def color_table() -> npt.NDArray[np.uint8]:
-    """The whole scale, (256, 3), lightest first."""
-    steps = [np.linspace(start, end, 1000) for start, end in pairwise(_ANCHORS)]
+def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
+    """The whole scale, (256, 3), lightest first; ``below``: that of numbers below zero."""
+    anchors = _ANCHORS_BELOW if below else _ANCHORS
+    steps = [np.linspace(start, end, 1000) for start, end in pairwise(anchors)]
     path = np.concatenate(steps)
     travelled = np.concatenate([[0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()])
     even = np.linspace(0, travelled[-1], STEPS)

@@ -165,11 +165,12 @@ def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> No
     for text in axis.get_ticklabels():
         text.set_parse_math(False)  # a token may hold $
         text.set_fontsize(8)
-        text.set_fontfamily(_font_families())
+        text.set_fontfamily(font_families())
 
 
 @cache
-def _font_families() -> list[str]:
+def font_families() -> list[str]:
+    """Matplotlib's font, and those that are installed for scripts that it lacks."""
     from matplotlib.font_manager import fontManager
 
     installed = set(fontManager.get_font_names())

@@ -7,19 +7,22 @@ desktop, in light and in dark.
 import base64
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from captum_norm.visualization.colors import color_of, color_table, hex_of, ink_on, shares_of
+from captum_norm.visualization.colors import Rgb, color_of, color_table, hex_of, ink_on, shares_of
 from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel
 from captum_norm.visualization.text import formatted, printable, same_length, shortened, thinned
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _LABEL_WIDTH = 14
@@ -96,11 +99,26 @@ def render_page(
         >>> "&lt;script&gt;" in render_page(["<script>"], [1.0], title="Norms", unit="norm")
         True
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     same_length(tokens, len(scores), "scores")
     keys = tokens if key_tokens is None else key_tokens
     entries = sum(panel.map.numel() for panel in panels)
+    return template("page.html").render(
+        title=title,
+        unit=unit,
+        facts=facts,
+        tokens=_tokens(tokens, scores),
+        top=f"{max(scores, default=0.0):.3g}",
+        ramp=ramp(color_of),
+        maps=[_map(panel, tokens, keys, hovered=entries <= _MOST_HOVERED) for panel in panels],
+        query_label=QUERY_LABEL,
+        key_label=KEY_LABEL,
+    )
+
+
+def template(name: str) -> "Template":
+    """A template of this package, which escapes what it is given."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader("captum_norm.visualization", "templates"),
         autoescape=True,
@@ -108,17 +126,12 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
-        title=title,
-        unit=unit,
-        facts=facts,
-        tokens=_tokens(tokens, scores),
-        top=f"{max(scores, default=0.0):.3g}",
-        ramp=", ".join(hex_of(color_of(step / 16)) for step in range(17)),
-        maps=[_map(panel, tokens, keys, hovered=entries <= _MOST_HOVERED) for panel in panels],
-        query_label=QUERY_LABEL,
-        key_label=KEY_LABEL,
-    )
+    return environment.get_template(name)
+
+
+def ramp(color: Callable[[float], Rgb], start: float = 0.0) -> str:
+    """The stops of a CSS gradient along a scale, from ``start`` to 1."""
+    return ", ".join(hex_of(color(start + (1 - start) * step / 16)) for step in range(17))
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:

@@ -3,13 +3,13 @@
 Where the terminal has no or few colours (a file, a pipe, ``NO_COLOR``), blocks and bars say the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from captum_norm.visualization.colors import color_of, hex_of, ink_on, shares_of
+from captum_norm.visualization.colors import Rgb, color_of, hex_of, ink_on, shares_of, signed_color_of
 from captum_norm.visualization.text import formatted, printable, same_length
 
 _BAR_WIDTH = 20
@@ -35,13 +35,27 @@ def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: f
         >>> colored_tokens(["a", "[b]"], [0.1, 0.3]).plain
         ' a   [b] '
     """
-    same_length(tokens, len(scores), "scores")
-    text = Text()
-    for token, share in zip(tokens, shares_of(scores, maximum), strict=True):
-        if text:
-            text.append(" ")
-        text.append(f" {printable(token)} ", style=_style(share))
-    return text
+    return _on_grounds(tokens, shares_of(scores, maximum), color_of)
+
+
+def signed_tokens(tokens: Sequence[str], shares: Sequence[float]) -> Text:
+    """Tokens in a row on grounds in two colours, for shares above and below zero.
+
+    Args:
+        tokens: the S tokens' texts.
+        shares: S numbers between -1 and 1.
+
+    Returns:
+        Text for ``rich.print``.
+
+    Raises:
+        ValueError: the numbers of tokens and shares differ.
+
+    Example:
+        >>> signed_tokens(["a", "b"], [-1.0, 0.5]).plain
+        ' a   b '
+    """
+    return _on_grounds(tokens, shares, signed_color_of)
 
 
 def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
@@ -84,11 +98,15 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         a█ b▅
         0 ▁▂▃▄▅▆▇█ 1 (norm)
     """
-    # The 16 colours of older terminals cannot show the scale's order.
-    colored = console.color_system in ("256", "truecolor") and not console.no_color
+    colored = has_colors(console)
     console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
     ramp = _colors() if colored else Text(_BLOCKS)
     console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))
+
+
+def has_colors(console: Console) -> bool:
+    """Whether a console shows the scale; the 16 colours of older terminals cannot show its order."""
+    return console.color_system in ("256", "truecolor") and not console.no_color
 
 
 def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> Table:
@@ -122,14 +140,23 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) ->
     return table
 
 
-def _style(share: float) -> str:
-    ground = color_of(share)
+def _on_grounds(tokens: Sequence[str], shares: Sequence[float], color: Callable[[float], Rgb]) -> Text:
+    same_length(tokens, len(shares), "scores")
+    text = Text()
+    for token, share in zip(tokens, shares, strict=True):
+        if text:
+            text.append(" ")
+        text.append(f" {printable(token)} ", style=_style(color(share)))
+    return text
+
+
+def _style(ground: Rgb) -> str:
     return f"{hex_of(ink_on(ground))} on {hex_of(ground)}"
 
 
 def _colors() -> Text:
     steps = [share / (_BAR_WIDTH - 1) for share in range(_BAR_WIDTH)]
-    return Text.assemble(*((" ", _style(share)) for share in steps))
+    return Text.assemble(*((" ", _style(color_of(share))) for share in steps))
 
 
 def _block(share: float) -> str:

@@ -1,0 +1,207 @@
+"""``captum-norm compare``: every method side by side."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from captum_norm.bars import progress
+from captum_norm.commands.command import Command
+from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.subject import add_model, add_target, load_model, target_of
+from captum_norm.errors import InvalidInputError
+from captum_norm.methods import METHODS
+
+if TYPE_CHECKING:
+    from captum_norm.comparison import Comparison
+
+_REMOVALS = ("mask", "pad", "delete", "mean", "zero")
+
+REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
+    {
+        ".json": lambda comparison: comparison.to_json().encode(),
+        ".csv": lambda comparison: comparison.to_csv().encode(),
+        ".html": lambda comparison: comparison.to_html().encode(),
+        ".png": lambda comparison: comparison.to_png(),
+    }
+)
+"""How to write a comparison, by the file's suffix."""
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The examples, and their labels if there are any."""
+
+    texts: Sequence[str]
+    labels: Sequence[str] | None
+
+
+def _methods(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in METHODS:
+            raise argparse.ArgumentTypeError(
+                f"got {name!r}; expected some of {', '.join(METHODS)}, with commas between"
+            )
+    return names
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a number from 1")
+    return int(text)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "text",
+        nargs="?",
+        metavar="TEXT|FILE",
+        help="a text, a file with one on each line, alone or followed by a tab and its label, or - to read such lines "
+        "from standard input (default: eight captions)",
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--methods", type=_methods, metavar="NAME,…", help=f"which of {', '.join(METHODS)} (default: all)"
+    )
+    add_target(parser, "the output to explain: its number, a label or a token (default: what the model predicts)")
+    parser.add_argument(
+        "--perturb",
+        choices=_REMOVALS,
+        help="what replaces a removed token, and what Captum's methods compare with; delete takes it out of the text "
+        "(default: mask, or pad, or mean, the first that the model has)",
+    )
+    parser.add_argument(
+        "--special",
+        choices=("keep", "remove"),
+        default="keep",
+        help="whether special tokens such as [CLS] are never ranked nor removed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--watch",
+        choices=("probability", "logit"),
+        help="what to watch of the output (default: probability where there is one)",
+    )
+    parser.add_argument("--limit", type=_count, metavar="N", help="take the first N lines")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of methods that draw random numbers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_count,
+        default=32,
+        metavar="N",
+        help="how many inputs go through the model at a time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        type=output_path(REPORTS),
+        metavar="FILE",
+        help="also write a .html, .png, .json or .csv file; may be given several times",
+    )
+    parser.add_argument(
+        "--scores", type=output_path([".csv"]), metavar="FILE.csv", help="also write the scores of every token"
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from captum_norm.comparison import compare
+    from captum_norm.comparison.terminal import show
+
+    examples = _examples(options)
+    model, tokenizer = load_model(options)
+    with progress(terminal_only=True):
+        comparison = compare(
+            model,
+            _inputs(examples.texts, model, tokenizer),
+            methods=options.methods,
+            target=target_of(model, tokenizer, options),
+            tokenizer=tokenizer,
+            labels=None if examples.labels is None else _numbers(examples.labels, model),
+            removal=options.perturb,
+            keep_special=options.special == "keep",
+            output=options.watch,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            name=options.model,
+        )
+    contents = {path: REPORTS[path.suffix.lower()](comparison) for path in options.out}
+    if options.scores is not None:
+        contents[options.scores] = comparison.to_csv("scores").encode()
+    write_outputs(contents)
+    console = Console()
+    show(comparison, console)
+    for path in contents:
+        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _examples(options: argparse.Namespace) -> _Texts:
+    if options.text is None:
+        from captum_norm.demo import CAPTIONS
+
+        return _Texts(CAPTIONS[: options.limit], None)
+    if options.text == "-":
+        lines = _read("standard input", sys.stdin.read)
+    elif Path(options.text).is_file():
+        lines = _read(options.text, lambda: Path(options.text).read_text(encoding="utf-8"))
+    else:
+        lines = [options.text]
+    lines = [line for line in lines if line.strip()][: options.limit]
+    if not lines:
+        raise InvalidInputError("there is no text to explain; give some words")
+    parts = [line.rpartition("\t") for line in lines]
+    labelled = sum(bool(tab) for _, tab, _ in parts)
+    if labelled not in (0, len(lines)):
+        raise InvalidInputError(
+            f"{labelled} of {len(lines)} lines have a tab and a label; expected all of them, or none"
+        )
+    if not labelled:
+        return _Texts([line.strip() for line in lines], None)
+    return _Texts([text.strip() for text, _, _ in parts], [label.strip() for _, _, label in parts])
+
+
+def _read(name: str, read: Callable[[], str]) -> list[str]:
+    try:
+        return read().splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{name} is no {error.encoding} text") from error
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def _numbers(labels: Sequence[str], model: Any) -> list[int]:
+    """The classes that labels name, by number or by name."""
+    known = getattr(model.config, "label2id", None) or {}
+    for line, label in enumerate(labels, 1):
+        if label not in known and not label.isdecimal():
+            raise InvalidInputError(
+                f"got the label {label!r} of example {line}; expected a number, or {', '.join(known)}"
+            )
+    return [int(known.get(label, label)) for label in labels]
+
+
+def _inputs(texts: Sequence[str], model: Any, tokenizer: Any) -> dict[str, Any]:
+    """One padded batch; many causal models' tokenizers have no padding token, so this is done here."""
+    from torch import tensor
+    from torch.nn.utils.rnn import pad_sequence
+
+    # A text that is too long is refused by name; the tokenizer must neither cut it nor warn about it.
+    encoded = [tokenizer(text, truncation=False, padding=False, verbose=False) for text in texts]
+    for line, one in enumerate(encoded, 1):
+        if set(one["input_ids"]) <= set(tokenizer.all_special_ids):
+            raise InvalidInputError(f"example {line} has no tokens that the model knows; give some words")
+    padding = {"input_ids": model.config.pad_token_id or 0}
+    columns = {name: [tensor(one[name]) for one in encoded] for name in encoded[0]}
+    return {
+        name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)) for name, rows in columns.items()
+    }
+
+
+COMMAND = Command("compare", "see which method is faithful to a model", _add_arguments, _run)
