@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.experts import routing_of
+from captum_norm.models.experts import routing_of, routing_of_scores
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
 from captum_norm.models.inputs import ModelCall
@@ -234,9 +234,12 @@ class _Recorder:
                 yield module, site.end, partial(self._arrive, block, site)
             for end in self._ends(block):
                 yield end.module, end.end, partial(self._arrive_behind, block, end)
-            feed_forward = block.feed_forward
-            if self._feed_forward and feed_forward is not None and feed_forward.experts is not None:
-                yield feed_forward.experts.module, "arguments", partial(self._route, block)
+            experts = None if block.feed_forward is None else block.feed_forward.experts
+            if self._feed_forward and experts is not None:
+                if experts.scorer is None:
+                    yield experts.module, "arguments", partial(self._route, block)
+                else:
+                    yield experts.scorer, "output", partial(self._score, block)
 
     def attention(
         self,
@@ -327,6 +330,9 @@ class _Recorder:
 
     def _route(self, block: Block, _module: nn.Module, tensors: list[Tensor]) -> None:
         self._open[block.attention].routing = routing_of(tensors)
+
+    def _score(self, block: Block, _module: nn.Module, scores: Tensor) -> None:
+        self._open[block.attention].routing = routing_of_scores(scores)
 
     def _ends(self, block: Block) -> frozenset[End]:
         """Where tensors of the feed-forward block are seen that are wanted."""

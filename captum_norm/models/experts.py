@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from captum_norm.functional import Elementwise, written_by
 from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
 from captum_norm.models.feed_forward_networks import KNOWN, cuts_of, is_elementwise
-from captum_norm.models.parameters import accumulation_dtype, reproduces
-from captum_norm.models.tracing import Call
+from captum_norm.models.parameters import accumulation_dtype, equal, reproduces
+from captum_norm.models.tracing import Call, Trace
 
 
 def routing_of(tensors: Sequence[Tensor]) -> Routing | None:
@@ -25,7 +25,33 @@ def routing_of(tensors: Sequence[Tensor]) -> Routing | None:
     return None
 
 
-def read_experts(call: Call, routing: Routing) -> ExpertsReader | None:
+def routing_of_scores(scores: Tensor) -> Routing:
+    """The routing by scores of all experts, (N, experts), where those with the score 0 give nothing."""
+    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
+
+
+def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
+    """Experts that each read all positions times their scores, and what they give together, (N, D)."""
+    positions = read.flatten(0, -2)
+    for call in trace.calls:
+        count = call.inputs.numel() // read.numel()
+        if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
+            continue
+        for scored in trace.calls_on(read):
+            scores = scored.output
+            if scores.shape != (len(positions), count):
+                continue
+            spread = positions.repeat(count, 1) * scores.T.reshape(-1, 1)
+            if equal(spread, call.inputs):
+                summed = call.output.reshape(count, *positions.shape).sum(0)
+                together = Call(call.module, positions, summed, call.order)
+                experts = read_experts(together, routing_of_scores(scores), scored.module)
+                if experts is not None:
+                    yield experts, summed
+
+
+def read_experts(call: Call, routing: Routing, scorer: nn.Module | None = None) -> ExpertsReader | None:
     """The experts of a module with stacked maps, if they reproduce its output."""
     module, width = call.module, call.inputs.shape[-1]
     own = dict(module.named_parameters(recurse=False))
@@ -40,7 +66,7 @@ def read_experts(call: Call, routing: Routing) -> ExpertsReader | None:
         for cuts in cuts_of(into.shape[2], out.shape[1]):
             for activation, factor in _expert_functions(module):
                 gating = Gating(activation, factor, cuts)
-                reader = ExpertsReader(module, inner, outer, inner_bias, outer_bias, transposed, gating)
+                reader = ExpertsReader(module, inner, outer, inner_bias, outer_bias, transposed, gating, scorer)
                 if _reproduces_experts(reader, routing, call):
                     return reader
     return None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, sum_of
-from captum_norm.models.experts import read_experts, routing_of
+from captum_norm.models.experts import read_experts, routing_of, scaled_experts
 from captum_norm.models.factors import (
     UNFACTORED,
     Factors,
@@ -186,24 +186,31 @@ class FeedForwardSearch:
                                 width=read.shape[-1],
                             )
 
+    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, End | None]]:
+        """Experts that read a tensor, what they gave together, and where that is seen, if anywhere."""
+        for call in trace.calls_on(read):
+            routing = self._routings.get(call.module)
+            experts = None if routing is None else read_experts(call, routing)
+            if experts is not None:
+                yield experts, call.output, End(call.module, "output")
+        for experts, together in scaled_experts(trace, read):
+            yield experts, together, None
+
     def _networks(
         self, trace: Trace, read: Tensor, inner: Sequence[Call], named: Named, same: Same
     ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, End]]:
         """Networks that read a tensor, what they wrote together, and where that is seen."""
         dense = list(dense_networks(trace, read, inner, named))
-        for call in trace.calls_on(read) if named.layout is None else ():
-            routing = self._routings.get(call.module)
-            experts = None if routing is None else read_experts(call, routing)
-            if experts is None:
-                continue
+        for experts, routed, seen in self._mixtures(trace, read) if named.layout is None else ():
             for reader, shared in dense:
                 for gate, output in gated(trace, read, shared.output):
-                    total = sum_of(call.output, output)
+                    total = sum_of(routed, output)
                     for other in trace.calls:
-                        if same(total, other.output, call.output, output):
+                        if same(total, other.output, routed, output):
                             readers = (replace(reader, gate=gate),)
                             yield readers, experts, other.output, End(other.module, "output")
-            yield (), experts, call.output, End(call.module, "output")
+            if seen is not None:
+                yield (), experts, routed, seen
         for reader, call in dense:
             yield (reader,), None, call.output, End(call.module, "output")
 
