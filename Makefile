@@ -35,9 +35,8 @@ format: $(INSTALLED) ## Format the code and repair what ruff can
 docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html
 
-bench: $(INSTALLED) ## Time the norms, the faithfulness scores and the alignments
+bench: $(INSTALLED) ## Time norms, methods, faithfulness scores and alignments
 	$(BIN)/python -m benchmarks.norms
-	$(BIN)/python -m benchmarks.methods_cost
 	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.alignment

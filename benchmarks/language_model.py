@@ -63,44 +63,43 @@ def perplexity(model: GPT2LMHeadModel, rows: Tensor, size: int) -> float:
     return math.exp(sum(losses) / len(rows))
 
 
-def main() -> None:
-    """Train one model."""
-    parser = argparse.ArgumentParser(description="Train a small causal language model on the CPU.")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of one sentence or paragraph a line")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--steps", type=int, default=3_000)
-    parser.add_argument("--batch", type=int, default=32, help="rows of 128 tokens")
-    parser.add_argument("--vocabulary", type=int, default=8_000)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
+def train(
+    files: Sequence[Path],
+    out: Path,
+    *,
+    steps: int = 3_000,
+    size: int = 32,
+    vocabulary: int = 8_000,
+    width: int = 256,
+    layers: int = 4,
+    learning_rate: float = 2e-3,
+    seed: int = 1,
+) -> None:
+    """Train one model and its vocabulary."""
+    torch.manual_seed(seed)
 
-    text = list(lines(arguments.text))
+    text = list(lines(files))
     order = torch.randperm(len(text)).tolist()
     text = [text[index] for index in order]
-    tokenizer = trained_tokenizer(text, arguments.vocabulary)
+    tokenizer = trained_tokenizer(text, vocabulary)
     rows = packed(text, tokenizer, 128)
     held_out, rows = rows[:200], rows[200:]
     print(f"{len(text):,} lines, {rows.numel():,} tokens", flush=True)
 
     start = tokenizer.bos_token_id
     config = GPT2Config(
-        vocab_size=len(tokenizer), n_positions=128, n_embd=arguments.width, n_layer=arguments.layers,
-        n_head=arguments.width // 64, bos_token_id=start, eos_token_id=start, pad_token_id=start,
+        vocab_size=len(tokenizer), n_positions=128, n_embd=width, n_layer=layers,
+        n_head=width // 64, bos_token_id=start, eos_token_id=start, pad_token_id=start,
         embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     model = GPT2LMHeadModel(config)
-    steps = arguments.steps
-    optimizer = AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = LambdaLR(optimizer, lambda step: min((step + 1) / 200, 1 - step / steps))
     begun, losses = time.perf_counter(), []
     for step in range(steps):
         model.train()
-        first = step * arguments.batch % (len(rows) - arguments.batch)
-        part = rows[first : first + arguments.batch]
+        first = step * size % (len(rows) - size)
+        part = rows[first : first + size]
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(input_ids=part, labels=part).loss
         optimizer.zero_grad()
@@ -115,8 +114,20 @@ def main() -> None:
             losses = []
         if (step + 1) % (steps // 10) == 0:
             print(f"step {step + 1}: perplexity {perplexity(model, held_out, 50):.1f}", flush=True)
-            model.save_pretrained(arguments.out)
-            tokenizer.save_pretrained(arguments.out)
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
+
+
+def main() -> None:
+    """Train one model."""
+    parser = argparse.ArgumentParser(description="Train a small causal language model on the CPU.")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of one sentence or paragraph a line")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--steps", type=int, default=3_000)
+    parser.add_argument("--batch", type=int, default=32, help="rows of 128 tokens (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    train(arguments.text, arguments.out, steps=arguments.steps, size=arguments.batch, seed=arguments.seed)
 
 
 if __name__ == "__main__":

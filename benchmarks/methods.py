@@ -1,9 +1,11 @@
-"""What faithfulness scores cost beside the model's own forward passes: ``python -m benchmarks.methods``.
+"""What methods and faithfulness scores cost beside the plain forward pass: ``python -m benchmarks.methods``.
 
-A classifier of the shape of all-MiniLM-L6 with random weights, on one CPU thread; larger models leave less to lose. The
-throughput of the perturbation metrics, everything from token scores to faithfulness scores included, is over that of
-the bare model on as many inputs of the same lengths in batches of the same size, timed in the same run, in turn,
-in processor time.
+Methods explain a BERT-base-shaped classifier with random weights. A ratio is that of the whole call (its forward pass
+included) to the plain SDPA forward pass without gradients, timed in the same run, in turn.
+
+Perturbation metrics run on a classifier of the shape of all-MiniLM-L6; larger models leave less to lose. Their
+throughput, everything from token scores to faithfulness scores included, is over that of the bare model on as many
+inputs of the same lengths in batches of the same size, timed in the same run, in turn, in processor time.
 """
 
 import argparse
@@ -20,11 +22,46 @@ from rich.table import Table
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification
 
+from benchmarks.norms import Run, alternate, peak_bytes
+from captum_norm import ALTI, AttentionTimesGradient, DecompX, GlobEnc, ValueZeroing
 from captum_norm.evaluation import Faithfulness, Perturbation
 
+REACH = {"DecompX to one logit": 4, "ALTI, all layers": 3, "attention × gradient": 4}
 SIZES = ((4, 32), (1, 128))
 REMOVALS: tuple[Literal["mask", "mean", "delete"], ...] = ("mask", "mean", "delete")
 BATCH = 64
+
+
+def costs(length: int, repeats: int, *, slow: bool) -> Table:
+    """Whole calls of methods over the plain forward pass."""
+    model = BertForSequenceClassification(BertConfig())
+    model.train(False)
+    ids = torch.randint(0, model.config.vocab_size, (1, length))
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model(ids)
+
+    runs: dict[str, Run] = {
+        "plain forward pass": forward,
+        "GlobEnc": partial(GlobEnc(model).attribute, ids),
+        "ALTI, all layers": partial(ALTI(model).attribute, ids),
+        "attention × gradient": partial(AttentionTimesGradient(model).attribute, ids, 1),
+        "DecompX to one logit": partial(DecompX(model).attribute, ids, 1),
+    }
+    if slow:
+        runs["value zeroing"] = partial(ValueZeroing(model).attribute, ids)
+        runs["DecompX to hidden states"] = partial(DecompX(model).attribute, ids)
+    times = alternate(list(runs.values()), repeats)
+    memory = [peak_bytes(run) for run in runs.values()]
+    table = Table(title=f"BERT-base shape, 1 × {length}: whole call ÷ plain forward pass")
+    for column in ("method", "time", "ratio", "to reach", "memory above the forward pass"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for (name, _), taken, peak in zip(runs.items(), times, memory, strict=True):
+        reach = f"≤ {REACH[name]}" if name in REACH else "–"
+        extra = f"{(peak - memory[0]) / 2**20:.0f} MiB"
+        table.add_row(name, f"{taken * 1e3:.0f} ms", f"{taken / times[0]:.2f}", reach, extra)
+    return table
 
 
 def plain(model: Any, lengths: Sequence[int]) -> None:
@@ -62,17 +99,12 @@ def in_turn(runs: Sequence[Any], repeats: int) -> list[float]:
     return [median(taken) for taken in times]
 
 
-def main() -> None:
-    """Run all measurements."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+def throughput(repeats: int) -> Table:
+    """Inputs a second of the perturbation metrics over those of the bare model."""
     model = BertForSequenceClassification(BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536))
     model.train(False)
     tokenizer = SimpleNamespace(mask_token_id=103, pad_token_id=0, all_special_ids=(0, 101, 102, 103))
-    table = Table(title="throughput ÷ the bare model's (to reach: 0.8)")
+    table = Table(title="throughput of perturbation metrics ÷ the bare model's (to reach: 0.8)")
     for column in ("batch × length", "removal", "inputs run", "bare model", "ratio"):
         table.add_column(column, justify="right")
     with torch.no_grad():
@@ -85,11 +117,24 @@ def main() -> None:
                 faithfulness = Faithfulness(perturbation)
                 lengths = lengths_run(model, faithfulness, ids, scores)
                 runs = [partial(plain, model, lengths), partial(faithfulness.evaluate, ids, scores)]
-                bare, ours = in_turn(runs, arguments.repeats)
-                table.add_row(
-                    f"{batch} × {length}", removal, str(len(lengths)), f"{bare:.1f} s", f"{bare / ours:.2f} (≥ 0.8)"
-                )
-    Console(width=110).print(table)
+                bare, ours = in_turn(runs, repeats)
+                table.add_row(f"{batch} × {length}", removal, str(len(lengths)), f"{bare:.1f} s", f"{bare / ours:.2f}")
+    return table
+
+
+def main() -> None:
+    """Run all measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--length", type=int, default=128, help="positions that methods explain (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="timings of everything (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument("--slow", action="store_true", help="also time what costs a forward pass for every position")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    console = Console(width=110)
+    console.print(costs(arguments.length, arguments.repeats, slow=arguments.slow))
+    console.print(throughput(arguments.repeats))
 
 
 if __name__ == "__main__":

@@ -59,15 +59,11 @@ def accuracy(model: Any, tokenizer: PreTrainedTokenizerBase, examples: Sequence[
 
 
 def train(
-    training: Sequence[Example],
-    development: Sequence[Example],
-    out: Path,
-    *,
-    epochs: int,
-    size: int,
-    learning_rate: float,
+    data: Path, out: Path, *, epochs: int = 4, size: int = 32, learning_rate: float = 1e-4, seed: int = 1
 ) -> None:
     """Fine-tune, and keep the model of the epoch with the best accuracy on the development set."""
+    torch.manual_seed(seed)
+    training, development = read(data / "train.tsv"), read(data / "dev.tsv")
     encoder, tokenizer = load()
     model: Any = AutoModelForSequenceClassification.from_pretrained(
         encoder.config._name_or_path, id2label=LABELS, label2id={name: label for label, name in LABELS.items()}
@@ -107,14 +103,13 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
     train(
-        read(arguments.data / "train.tsv"),
-        read(arguments.data / "dev.tsv"),
+        arguments.data,
         arguments.out,
         epochs=arguments.epochs,
         size=arguments.batch,
         learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
     )
 
 

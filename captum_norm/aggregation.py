@@ -1,6 +1,6 @@
 """From one map a layer to one map of the whole model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import torch
@@ -32,11 +32,33 @@ def rollout(maps: Tensor) -> Tensor:
     Returns:
         (B, L, Q, K): entry l is the rollout of layers 1 to l+1; every row of a real query sums to 1.
     """
-    first, *later = maps.unbind(1)
-    steps = [normalize_rows(first)]
-    for layer in later:
-        steps.append(normalize_rows(layer) @ steps[-1])
-    return torch.stack(steps, dim=1)
+    return torch.stack(list(rollouts(maps)), dim=1)
+
+
+def rollouts(maps: Tensor) -> Iterator[Tensor]:
+    """The entries of :func:`rollout`, (B, Q, K) each, one after the other."""
+    rolled: Tensor | None = None
+    for layer in maps.unbind(1):
+        shares = normalize_rows(layer)
+        rolled = shares if rolled is None else shares @ rolled
+        yield rolled
+
+
+def replaced(maps: Tensor, layers: Iterable[Tensor]) -> Tensor:
+    """What was made of each layer's map in turn, in the maps' own memory where no gradient needs them.
+
+    Args:
+        maps: (B, L, Q, K), not to be used any more.
+        layers: (B, Q, K) each, each made before the next is asked for.
+
+    Returns:
+        (B, L, Q, K).
+    """
+    if maps.requires_grad:
+        return torch.stack(list(layers), dim=1)
+    for place, layer in enumerate(layers):
+        maps[:, place] = layer
+    return maps
 
 
 def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
+from captum_norm.models.experts import routing_of, routing_of_scores
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
-from captum_norm.models.feed_forward_search import routing_of
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention
@@ -54,6 +54,7 @@ class FeedForwardTensors:
         normed: the final norm's output, or None where there is none.
         routing: what the router of a mixture of experts decided, or None.
         attend: attention's weights once more, all parts in the order of the first time: (examples, H, rows, K) each.
+        advance: to be told how many queries were treated with these.
     """
 
     written: Tensor
@@ -62,6 +63,7 @@ class FeedForwardTensors:
     normed: Tensor | None
     routing: Routing | None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]]
+    advance: Callable[[int], object]
 
     def rows(self, rows: slice, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
         """The tensors at some query positions, on a device and in another dtype."""
@@ -72,7 +74,7 @@ class FeedForwardTensors:
             routing = Routing(*tables)
         read, normed = (None if t is None else t[:, rows].to(device, dtype) for t in (self.read, self.normed))
         written, total = (t[:, rows].to(device, dtype) for t in (self.written, self.total))
-        return FeedForwardTensors(written, total, read, normed, routing, self.attend)
+        return FeedForwardTensors(written, total, read, normed, routing, self.attend, self.advance)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def record(
         budget: how much memory the making and reduction of attention weights may take at a time.
         chunk_bytes: the size of attention weights that is made at a time for speed; if None, what stays in a CPU's
             cache, and on another device as much as the budget allows.
-        advance: told how many queries have been treated since it was last called.
+        advance: told how many queries have been treated since it was last called; a reducer that attends to them once
+            more tells it, too.
         feed_forward: also hand on the tensors of the feed-forward blocks; each attention block is then finished when
             the one behind it is.
 
@@ -231,9 +234,12 @@ class _Recorder:
                 yield module, site.end, partial(self._arrive, block, site)
             for end in self._ends(block):
                 yield end.module, end.end, partial(self._arrive_behind, block, end)
-            feed_forward = block.feed_forward
-            if self._feed_forward and feed_forward is not None and feed_forward.experts is not None:
-                yield feed_forward.experts.module, "arguments", partial(self._route, block)
+            experts = None if block.feed_forward is None else block.feed_forward.experts
+            if self._feed_forward and experts is not None:
+                if experts.scorer is None:
+                    yield experts.module, "arguments", partial(self._route, block)
+                else:
+                    yield experts.scorer, "output", partial(self._score, block)
 
     def attention(
         self,
@@ -325,6 +331,9 @@ class _Recorder:
     def _route(self, block: Block, _module: nn.Module, tensors: list[Tensor]) -> None:
         self._open[block.attention].routing = routing_of(tensors)
 
+    def _score(self, block: Block, _module: nn.Module, scores: Tensor) -> None:
+        self._open[block.attention].routing = routing_of_scores(scores)
+
     def _ends(self, block: Block) -> frozenset[End]:
         """Where tensors of the feed-forward block are seen that are wanted."""
         if not self._feed_forward or block.feed_forward is None:
@@ -336,10 +345,10 @@ class _Recorder:
         if opened.tensors.keys() >= block.layout.sites and opened.behind.keys() >= self._ends(block):
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
-                opened.reducer.finish(_block_tensors(block, opened))
+                opened.reducer.finish(_block_tensors(block, opened, self._advance))
 
 
-def _block_tensors(block: Block, opened: _OpenBlock) -> BlockTensors:
+def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
     layout = block.layout
 
     def shaped(tensor: Tensor) -> Tensor:
@@ -361,7 +370,7 @@ def _block_tensors(block: Block, opened: _OpenBlock) -> BlockTensors:
         )
         written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
         routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
-        behind = FeedForwardTensors(written, behind_total, read, behind_normed, routing, opened.attend)
+        behind = FeedForwardTensors(written, behind_total, read, behind_normed, routing, opened.attend, advance)
     return BlockTensors(at(Site(layout.projection, "output")), residual, total, normed, behind)
 
 

@@ -53,7 +53,8 @@ class Parts:
         halves: whether the one inner module gives the gate's half first, then the other's.
         layer: the layer's name, with ``{}`` for the index, if not the family's.
         experts: the module with the experts.
-        router: the module that gives logits, coefficients and indices of the experts.
+        router: the module that gives logits, coefficients and indices of the experts; or, ``scaled``, the scores that
+            multiply what each expert reads.
         factor: h of the experts' other factor.
         branch_factor: what multiplies the output before the sum: a number or parameter inside the layer.
         centered: whether its norms are LayerNorms, if not as the family's.
@@ -70,6 +71,7 @@ class Parts:
     layer: str | None = None
     experts: str | None = None
     router: str | None = None
+    scaled: bool = False
     factor: Elementwise | None = None
     branch_factor: str | None = None
     centered: bool | None = None
@@ -130,12 +132,23 @@ PARTS = {
         inner=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
         outer="mlp.shared_expert.down_proj",
     ),
+    "llama4": replace(
+        EXPERTS,
+        inner=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
+        outer="feed_forward.shared_expert.down_proj",
+        experts="feed_forward.experts",
+        router="feed_forward.router",
+        scaled=True,
+    ),
     "gpt-oss": replace(EXPERTS, router="mlp.router", activation=clamped_swish, factor=clamped_shifted),
 }
 
 
-NOT_UNDERSTOOD = {"xmod", "llama4"}
-"""Families with adapters behind the network, or with experts that read the stream times their coefficient."""
+NOT_UNDERSTOOD = {
+    "xmod": "its language adapter, a second network with a residual connection of its own, follows, and no scope names "
+    "what is between the two"
+}
+"""Families without scopes behind the feed-forward network, and why."""
 
 EVERY = {name: parts.of(FAMILIES[name]) for name, parts in PARTS.items()}
 
@@ -162,10 +175,15 @@ def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNet
     module: Any = layer.get_submodule(parts.experts)
     router = layer.get_submodule(parts.router)
     with torch.no_grad():
-        _, coefficients, chosen = router(read.flatten(0, 1).to(router.weight.dtype))
+        routed = router(read.flatten(0, 1).to(router.weight.dtype))
     for expert in range(len(module.down_proj)):
         weight, out = (stacked[expert].detach().double() for stacked in (module.gate_up_proj, module.down_proj))
         biases = torch.zeros(1).double(), torch.zeros(1).double()
+        if parts.scaled:
+            scale = routed[0][:, expert].double().reshape(read.shape[:2])
+            inner = [(half, biases[0]) for half in weight.chunk(2, dim=1)]
+            yield DirectNetwork(inner, (out, biases[1]), parts.activation, scale=scale), torch.ones_like(scale)
+            continue
         if parts.factor is None:
             gate, up = weight.T.chunk(2, dim=1)
             inner, outer = [(gate, biases[0]), (up, biases[0])], (out.T, biases[1])
@@ -173,6 +191,7 @@ def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNet
             bias = module.gate_up_proj_bias[expert].detach().double()
             inner = [(weight[:, first::2], bias[first::2]) for first in (0, 1)]
             outer = (out, module.down_proj_bias[expert].detach().double())
+        _, coefficients, chosen = routed
         coefficient = (coefficients.double() * (chosen == expert)).sum(-1)
         yield DirectNetwork(inner, outer, parts.activation, parts.factor), coefficient.reshape(read.shape[:2])
 
@@ -187,7 +206,7 @@ def _read(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> li
         networks = []
         if parts.outer:
             one = torch.ones(read.shape[:2], dtype=torch.float64)
-            if parts.experts:
+            if parts.experts and not parts.scaled:
                 gate = layer.get_submodule("mlp.shared_expert_gate").weight.detach().double()
                 one = (read @ gate.T).sigmoid().squeeze(-1)
             networks.append((_dense(parts, layer), one))

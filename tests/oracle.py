@@ -198,15 +198,21 @@ def integrated_slopes(
 
 @dataclass
 class DirectNetwork:
-    """A feed-forward network in float64: inner maps (D, F) with biases (F,), the gate's first, and the outer map."""
+    """A feed-forward network in float64: inner maps (D, F) with biases (F,), the gate's first, and the outer map.
+
+    What it reads is multiplied by ``scale``, (B, Q), first.
+    """
 
     inner: list[tuple[Tensor, Tensor]]
     outer: tuple[Tensor, Tensor]
     activation: Elementwise
     factor: Elementwise | None = None
+    scale: Tensor | None = None
 
     def parts(self, vectors: Tensor, constant: Tensor, baseline: str = "zero") -> tuple[Tensor, Tensor]:
         """(B, Q, K, D) and what belongs to no key, (B, Q, D), through the network."""
+        if self.scale is not None:
+            vectors, constant = vectors * self.scale[:, :, None, None], constant * self.scale[:, :, None]
         biases = [constant @ weight + bias for weight, bias in self.inner]
         points = [vectors.sum(2) @ weight + z for (weight, _), z in zip(self.inner, biases, strict=True)]
         origins = [torch.zeros_like(z) for z in points] if baseline == "zero" else biases

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 
 from captum_norm.models.support import SupportedModel
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS
-from tests.families import KINDS
+from tests.families import FAMILIES, KINDS
 from tests.test_matrix import SCOPES
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,7 @@ Other models are found by their structure or refused with a reason: `captum-norm
 yours, and [Describe a new model](how-to/describe-a-model.md) what to do then, and what the layouts are. The scopes are
 explained in [Methods](methods.md).
 """
+WITHOUT = "`{model_type}` has no scopes behind its feed-forward network: {reason}."
 TAIL = """
 A model with a head on top of these layers (a classifier, a language model) has the same entry. Rows of one type differ
 in a setting that changes the layout. Models of fairseq and models built with `torch.nn` are tested as well.
@@ -89,7 +91,11 @@ def page(models: list[SupportedModel]) -> str:
     for kind, group in groupby(models, key=lambda model: model.kind):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
-    return "".join([*parts, TAIL])
+    reasons = [
+        WITHOUT.format(model_type=getattr(FAMILIES[name].build(), "config").model_type, reason=reason)  # noqa: B009
+        for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
+    ]
+    return "".join([*parts, *(f"\n{fill(reason, 120)}\n" for reason in reasons), TAIL])
 
 
 def _row(model: SupportedModel) -> tuple[str, ...]:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tqdm import tqdm
 from transformers import BertModel
 
-from captum_norm import NormAttribution, progress
+from captum_norm import NormAttribution, NormMeter, progress
+from captum_norm.attr._feed_forward import FeedForwardReducer
 from captum_norm.bars import bar, is_asked
 from captum_norm.cli import main
 from tests import encoder_decoders, families, tiny
@@ -63,6 +65,45 @@ def test_the_queries_of_an_encoder_and_a_decoder(finished: list[object]) -> None
     with progress(delay=0):
         NormAttribution(model).maps(inputs)
     queries = 2 * 2 * (9 + 6 + 6)  # examples, layers, positions of encoder, decoder, and decoder to encoder
+    assert (queries, queries) in finished
+
+
+@pytest.mark.parametrize("layers", [None, [1], [-1]])
+def test_a_bar_moves_while_the_vectors_of_a_layer_are_formed(
+    layers: list[int] | None, monkeypatch: pytest.MonkeyPatch, finished: list[object]
+) -> None:
+    ids = families.inputs("bert")
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0  # of padded queries no vectors are formed, but they are done with
+    forming: list[list[int]] = []
+    update, finish = tqdm.update, FeedForwardReducer.finish
+
+    def updating(bar: "tqdm[object]", count: float = 1) -> bool | None:
+        if forming:
+            forming[-1].append(int(count))
+        return update(bar, count)
+
+    def finishing(reducer: FeedForwardReducer, tensors: Any) -> None:
+        forming.append([])
+        finish(reducer, tensors)
+
+    monkeypatch.setattr(tqdm, "update", updating)
+    monkeypatch.setattr(FeedForwardReducer, "finish", finishing)
+    meter = NormMeter(families.build("bert"), vector_bytes=1)
+    with progress(delay=0):
+        meter.measure({"input_ids": ids, "attention_mask": mask}, scopes=["atb_ff"], layers=layers)
+    queries, measured = 3 * 11, 1 if layers == [1] else 2
+    assert (queries * (2 + measured),) * 2 in finished
+    assert len(forming) == measured
+    for steps in forming:
+        assert steps.count(1) >= queries - 4, steps
+
+
+def test_the_vectors_of_one_stack(finished: list[object]) -> None:
+    model, inputs = encoder_decoders.build("t5"), encoder_decoders.inputs("t5", batch=2, source=9, target=6)
+    with progress(delay=0):
+        NormMeter(model).measure(inputs, scopes=["atb_ff"], stacks=["cross"])
+    queries = 2 * 2 * (9 + 6 + 6) + 2 * 2 * 6  # those of attention, and once more those of decoder to encoder
     assert (queries, queries) in finished
 
 

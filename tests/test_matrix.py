@@ -247,9 +247,12 @@ def test_padding_and_batching_change_nothing(name: str, method: str, side: str) 
 def test_chunks_of_queries_change_nothing(name: str, method: str) -> None:
     model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)
     whole = METHODS[method](model).maps(inputs).self_attention
+    # Value zeroing runs the layer's own code on more or fewer copies; some of it computes in single precision.
+    again = method == "value zeroing" and FAMILIES[name].single
+    rtol, atol = (1e-6, 1e-8) if again else (1e-11, 1e-13)
     for chunk_bytes in (1, 3 * 4 * 11 * 5 * 4):
         chunked = METHODS[method](model, chunk_bytes=chunk_bytes).maps(inputs).self_attention
-        torch.testing.assert_close(chunked, whole, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(chunked, whole, rtol=rtol, atol=atol)
 
 
 @every_family

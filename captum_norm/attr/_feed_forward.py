@@ -165,8 +165,9 @@ class FeedForwardReducer:
         constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, start.scales)
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
+        left = len(end)
         for chosen in self._queries(behind):
-            flat = chosen.flat
+            flat, done = chosen.flat, 0
             routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
             reading = _Reading(self._behind, end[flat], constant[flat], routing, self._baseline)
             for vectors, local, key, own in self._vectors(start, chosen, reading.frozen.numbers_per_part):
@@ -175,10 +176,17 @@ class FeedForwardReducer:
                 for scope, steps in self._carries.items():
                     carried = steps.vector(through, stream, onward[scope].at(flat[local]))
                     sums[scope].add(carried, flat[local], key, own=own)
+                # Vectors come query by query, and the queries' own at last.
+                reached = int(local[-1])
+                behind.advance(reached - done)
+                done = reached
             stream = multiplied(self._behind.residual_factor, constant[flat])
             for scope, steps in self._carries.items():
                 unowned = steps.constant(reading.frozen.constant, stream, onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
+            behind.advance(len(flat) - done)
+            left -= len(flat)
+        behind.advance(left)
         for scope, summed_up in sums.items():
             self.maps[scope], self.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
         deltas = [summed_up.error(references[scope], self._real) for scope, summed_up in sums.items()]
@@ -212,7 +220,8 @@ class FeedForwardReducer:
             live[everyone, position] = False
         reduced, width = self._heads * self._values.shape[-1], start.residual.shape[-1]
         held = VALUES_PER_VECTOR * reduced + STEPS_PER_VECTOR * width + numbers_per_part
-        for index in live.nonzero().split(max(1, self._numbers // 2 // held)):
+        found = live.nonzero()
+        for index in found.split(max(1, self._numbers // 2 // held)) if len(found) else ():
             local, key = index.unbind(1)
             formed = self._formed(weights[local, :, key], example[local], key)
             yield start.carry.vector(formed, None, start.scales.at(flat[local])), local, key, False

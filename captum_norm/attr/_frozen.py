@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, Normalization
 from captum_norm.models.library import AttentionFunction
 from captum_norm.models.parameters import NormReader, accumulation_dtype
@@ -144,6 +145,11 @@ class _Watcher:
 
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         with self._working():
+            if inputs.isinf().any():
+                raise UnsupportedModelError(
+                    "an activation receives infinite numbers, to which no line from zero has a slope; expected a model "
+                    "without them, such as one without a router that masks experts before its sigmoid"
+                )
             active = self._rules.activation(function, inputs, output)
         self._latest = (active, function, inputs)
         return active

@@ -8,13 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
-from captum_norm.attr.measure import TOLERANCE, Wanted, as_layers, check_seen, check_stacks, layer_indices
-from captum_norm.errors import (
-    IncompleteDecompositionError,
-    InvalidInputError,
-    NonFiniteError,
-    UnsupportedModelError,
-)
+from captum_norm.attr._tolerance import expect_complete, expect_finite
+from captum_norm.attr._wanted import Wanted, as_layers, check_seen, check_stacks, layer_indices
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
@@ -104,15 +100,8 @@ class LayerwiseAttribution(AttentionMapAttribution):
         return stacked_maps(call, maps, deltas, causal=causal)
 
     def _checked(self, reducer: MapReducer, place: Place) -> MapReducer:
-        finite, delta = (number.item() for number in (reducer.map.detach().sum().isfinite(), reducer.delta.max()))
-        name, accepted = type(self.model).__name__, TOLERANCE[reducer.precision]
-        if not finite or delta != delta:
-            raise NonFiniteError(f"what {name} computes in {place} contains NaN or infinity")
-        if delta > accepted:
-            raise IncompleteDecompositionError(
-                f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
-                f"accepted {accepted:.0e} for {reducer.precision}"
-            )
+        expect_finite(self.model, place, reducer.map.detach().sum(), reducer.delta)
+        expect_complete(self.model, place, reducer.delta, reducer.precision)
         return reducer
 
 

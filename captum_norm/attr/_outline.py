@@ -1,6 +1,6 @@
 """How large what is asked for will be, seen on the first positions of the inputs, and whether there is room for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -82,9 +82,13 @@ def positions(call: ModelCall, role: Role, stack: Stack) -> tuple[int, int]:
     return queries.length or stack.positions[0], keys.length or stack.positions[1]
 
 
-def total_queries(call: ModelCall, stacks: Outline) -> int:
-    """How many queries all attention calls of a forward pass have together."""
-    return sum(stack.layers * call.batch * positions(call, role, stack)[0] for role, stack in stacks.items())
+def total_queries(call: ModelCall, stacks: Outline, twice: Callable[[Place], bool] | None = None) -> int:
+    """How many queries all attention calls of a forward pass have together; those of some layers count ``twice``."""
+    total = 0
+    for role, stack in stacks.items():
+        again = 0 if twice is None else sum(twice(Place(role, index)) for index in range(stack.layers))
+        total += (stack.layers + again) * call.batch * positions(call, role, stack)[0]
+    return total
 
 
 def may_be_large(call: ModelCall) -> bool:
@@ -100,10 +104,12 @@ class Kept:
     Attributes:
         layers: how many layers.
         maps: how many maps of each, those of single heads included.
+        copied: how many layers' maps are copied out of these in the end.
     """
 
     layers: int
     maps: int
+    copied: int = 0
 
 
 def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], accumulate: torch.dtype) -> None:
@@ -121,7 +127,7 @@ def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], acc
     for device in {stacks[role].device for role in kept}:
         here = {role: what for role, what in kept.items() if stacks[role].device == device}
         sizes = {role: _map_bytes(call, role, stacks[role], accumulate) for role in here}
-        results = sum(what.layers * what.maps * sizes[role] for role, what in here.items())
+        results = sum((what.layers * what.maps + what.copied) * sizes[role] for role, what in here.items())
         # Single maps become one tensor. A CPU gives its memory out as it is filled, while they are dropped.
         doubled = device.type != "cpu" and any(what.layers > 1 for what in here.values())
         needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())

@@ -13,7 +13,7 @@ from captum_norm.attr._target import (
     outside_inference,
     refuse_non_finite,
 )
-from captum_norm.attr.measure import Wanted, as_layers, layer_indices
+from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs, bind_inputs

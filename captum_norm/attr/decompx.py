@@ -17,7 +17,8 @@ from captum_norm.attr._target import (
     outside_inference,
     refuse_non_finite,
 )
-from captum_norm.attr.measure import TOLERANCE, as_layers, layer_indices
+from captum_norm.attr._tolerance import TOLERANCE
+from captum_norm.attr._wanted import as_layers, layer_indices
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block

@@ -1,8 +1,6 @@
 """Several norm analyses from one forward pass; what the attribution methods stand on."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
@@ -12,7 +10,6 @@ from captum_norm.attr._assembly import Measurements, assemble, stack_name
 from captum_norm.attr._feed_forward import VECTOR_BYTES, FeedForwardReducer
 from captum_norm.attr._outline import (
     PROBE_LENGTH,
-    Kept,
     Outline,
     expect_room,
     may_be_large,
@@ -22,6 +19,8 @@ from captum_norm.attr._outline import (
 from captum_norm.attr._products import ProductCache
 from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
 from captum_norm.attr._scopes import check_scopes, common_stages, require_one_stack
+from captum_norm.attr._tolerance import TOLERANCE, expect_complete, expect_finite, refuse_non_finite_weights
+from captum_norm.attr._wanted import Wanted, as_layers, check_seen, check_stacks, layer_indices
 from captum_norm.bars import bar, is_asked
 from captum_norm.errors import (
     IncompleteDecompositionError,
@@ -34,22 +33,11 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, as_index, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
-from captum_norm.models.parameters import present
 from captum_norm.models.resolver import resolve
-from captum_norm.models.stacks import Place, Role, StackName, encoder_of
-from captum_norm.recording import Reducer, ReducerFactory, record
-
-TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
-    {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-)
-"""The largest relative completeness error accepted, by the model's dtype.
-
-Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
-few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
-"""
+from captum_norm.models.stacks import Place, Role, StackName
+from captum_norm.recording import ReducerFactory, record
 
 Result = TypeVar("Result")
-Kind = TypeVar("Kind", bound=Reducer)
 
 
 class MeterOptions(TypedDict, total=False):
@@ -146,6 +134,7 @@ class NormMeter:
         weights: bool = False,
         per_head: bool = False,
         head_norms: bool = False,
+        maps: bool = True,
         layers: Sequence[int] | None = None,
         stacks: Collection[StackName] | None = None,
     ) -> dict[StackName, Measurements]:
@@ -161,6 +150,8 @@ class NormMeter:
             weights: also return the attention weights.
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
+            maps: whether to compute norms of pairs. Without them, at about half the cost, the scopes give their mixing
+                ratios and ``head_norms`` gives ‖f_h(x_j)‖; weights are returned as ever.
             layers: 0-based indices of the layers to measure, of each stack, negative ones from the last; all if None.
             stacks: which stacks of an encoder–decoder model to measure; all if None.
 
@@ -181,11 +172,18 @@ class NormMeter:
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
-        layers = as_layers(layers)
+        if not maps and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
+            raise InvalidInputError(
+                f"got maps=False and the scopes {', '.join(scopes)}; scopes behind a feed-forward network are measured "
+                "with their maps"
+            )
+        wanted = Wanted(scopes, weights, per_head, head_norms, as_layers(layers), stacks, maps=maps)
+        return self._measured(inputs, additional_forward_args, wanted)
+
+    def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> dict[StackName, Measurements]:
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            check_stacks(self.model, stacks)
-            wanted = Wanted(scopes, weights, per_head, head_norms, layers, stacks)
+            check_stacks(self.model, wanted.stacks)
             return self._attempt(lambda: self._measure(call, wanted))
 
     def _with_blocks(
@@ -199,7 +197,7 @@ class NormMeter:
         try:
             return work()
         except NonFiniteError:
-            _refuse_non_finite(self.model)
+            refuse_non_finite_weights(self.model)
             raise
         except (IncompleteDecompositionError, UnsupportedModelError):
             # A weight written through .data changes without a trace, and so does a module that was exchanged.
@@ -255,12 +253,12 @@ class NormMeter:
                 # Some argument does not fit an excerpt.
                 known = resolve(call, feed_forward=feed_forward)
             except UnsupportedModelError:
-                _refuse_non_finite(self.model)
+                refuse_non_finite_weights(self.model)
                 raise
             self._blocks = known
         return known
 
-    def _measure(self, call: ModelCall, wanted: "Wanted") -> dict[StackName, Measurements]:
+    def _measure(self, call: ModelCall, wanted: Wanted) -> dict[StackName, Measurements]:
         feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
         blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
         self._expect_room(call, wanted)
@@ -280,7 +278,9 @@ class NormMeter:
             wanted.note(place, reducer, reducers)
             return reducer
 
-        causal = self._record(call, make, blocks, budget, feed_forward=feed_forward)
+        forming = any(block.forms_vectors(scope) for block in (blocks or {}).values() for scope in wanted.scopes)
+        twice = wanted.has if forming else None
+        causal = self._record(call, make, blocks, budget, twice, feed_forward=feed_forward)
         check_seen(self.model, reducers, wanted)
         measured: dict[StackName, Measurements] = {}
         for role, found in reducers.items():
@@ -294,7 +294,7 @@ class NormMeter:
             measured[stack_name(role, causal=causal)] = assemble(call, role, layers, indices, wanted.scopes, baseline)
         return measured
 
-    def _expect_room(self, call: ModelCall, wanted: "Wanted") -> None:
+    def _expect_room(self, call: ModelCall, wanted: Wanted) -> None:
         """Refuse what cannot fit; see :func:`captum_norm.attr._outline.expect_room`."""
         if may_be_large(call):
             stacks = self._stacks(call)
@@ -308,17 +308,21 @@ class NormMeter:
         make: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
         budget: MemoryBudget,
+        twice: Callable[[Place], bool] | None = None,
         *,
         feed_forward: bool = False,
     ) -> bool:
-        """Record by this meter's options, with a bar; see :func:`captum_norm.recording.record`."""
-        total = total_queries(call, self._stacks(call)) if is_asked() else None
+        """Record by this meter's options, with a bar; see :func:`captum_norm.recording.record`.
+
+        ``twice`` says in which layers every query is attended to once more, None that in none.
+        """
+        total = total_queries(call, self._stacks(call), twice) if is_asked() else None
         with bar(type(self.model).__name__, total, "queries") as shown:
             return record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
 
     def _norm_reducer(
         self,
-        wanted: "Wanted",
+        wanted: Wanted,
         block: Block,
         weights: WeightReducer | None,
         budget: MemoryBudget,
@@ -330,125 +334,34 @@ class NormMeter:
         norms = vectors = None
         if fast or wanted.head_norms:
             norms = NormReducer(
-                block, fast, self._cache, dtype, budget, self._baseline, per_head=wanted.head_norms, real=real
+                block,
+                fast,
+                self._cache,
+                dtype,
+                budget,
+                self._baseline,
+                per_head=wanted.head_norms,
+                with_maps=wanted.maps,
+                real=real,
             )
         if formed:
             vectors = FeedForwardReducer(block, formed, dtype, budget, self._vector_bytes, self._baseline, real=real)
         return LayerReducer(weights, norms, vectors)
 
     def _check(self, place: Place, layer: LayerReducer) -> None:
-        numbers = [reducer.delta.max() for reducer in layer.measuring]
+        results = [reducer.delta for reducer in layer.measuring]
         if layer.norms is not None:
-            numbers.append(layer.norms.discrepancy.max())
+            results.append(layer.norms.discrepancy)
         if layer.weights is not None:
-            numbers.append(layer.weights.map.detach().sum())
-        if not all(number.isfinite() for number in numbers):
-            _refuse_non_finite(self.model)
-            raise NonFiniteError(f"what {type(self.model).__name__} computes in {place} contains NaN or infinity")
-        name = type(self.model).__name__
+            results.append(layer.weights.map.detach().sum())
+        expect_finite(self.model, place, *results)
         for reducer in layer.measuring:
-            delta, precision = reducer.delta.max().item(), reducer.precision
-            if delta > TOLERANCE[precision]:
-                raise IncompleteDecompositionError(
-                    f"the vectors of {place} do not add up to what {name} computed: relative error {delta:.1e}, "
-                    f"accepted {TOLERANCE[precision]:.0e} for {precision}"
-                )
+            expect_complete(self.model, place, reducer.delta, reducer.precision)
         if layer.norms is None:
             return
         discrepancy, dtype = layer.norms.discrepancy.max().item(), layer.norms.dtype
         if discrepancy > TOLERANCE[dtype]:
             raise IncompleteDecompositionError(
-                f"the fast norms of {place} of {name} differ from directly computed ones by {discrepancy:.1e}, "
-                f"accepted {TOLERANCE[dtype]:.0e} for {dtype}"
+                f"the fast norms of {place} of {type(self.model).__name__} differ from directly computed ones by "
+                f"{discrepancy:.1e}, accepted {TOLERANCE[dtype]:.0e} for {dtype}"
             )
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What was asked for: which maps of which layers and stacks."""
-
-    scopes: Sequence[Scope] = ()
-    weights: bool = False
-    per_head: bool = False
-    head_norms: bool = False
-    layers: Sequence[int] | None = None
-    stacks: Collection[StackName] | None = None
-
-    def has_stack(self, role: Role) -> bool:
-        """Whether a stack is among those asked for."""
-        return self.stacks is None or role in self.stacks
-
-    def has(self, place: Place) -> bool:
-        """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
-        some = self.layers is None or self.reach > 0 or place.index in self.layers
-        return some and self.has_stack(place.role)
-
-    @property
-    def reach(self) -> int:
-        """How far back from the last layer the negative indices go."""
-        return max(0, -min(self.layers or (), default=0))
-
-    def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
-        """Add a layer's reducer to those found; drop that of an unwanted layer too far back for negative indices."""
-        stack, last = found.setdefault(place.role, []), place.index - self.reach
-        stack.append(reducer)
-        if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
-            stack[last] = None
-
-    def kept(self, layers: int, heads: int) -> Kept:
-        """What is kept of a stack of so many layers and heads."""
-        maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
-        return Kept(layers if self.layers is None else len(self.layers), maps)
-
-
-def as_layers(layers: object) -> list[int] | None:
-    """Indices of layers from any sequence of integers; None stays None."""
-    if layers is None:
-        return None
-    if isinstance(layers, str) or not isinstance(layers, Iterable):
-        raise InvalidInputError(f"got layers {layers!r}; expected a sequence of integers")
-    return [as_index("layer", layer) for layer in layers]
-
-
-def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
-    """Indices into ``count`` layers, negative ones from the last; all of them for None."""
-    chosen = range(count) if layers is None else layers
-    if not chosen:
-        raise InvalidInputError(f"got an empty selection of layers; the model has {count}")
-    for layer in chosen:
-        if not -count <= layer < count:
-            raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}, or -{count} to -1")
-    return [layer % count for layer in chosen]
-
-
-def check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
-    """Refuse stacks that are not some of an encoder–decoder model's."""
-    if stacks is None:
-        return
-    if isinstance(stacks, str) or not stacks or not set(stacks) <= set(get_args(StackName)):
-        raise InvalidInputError(f"got stacks={stacks!r}; expected some of {', '.join(get_args(StackName))} in a list")
-    if encoder_of(model) is None:
-        raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
-
-
-def check_seen(model: nn.Module, seen: Collection[Role], wanted: Wanted) -> None:
-    """A stack whose attention has another form than the others' must not be left out in silence."""
-    encoder = encoder_of(model)
-    if encoder is None:
-        return
-    # A decoder's layer by itself is given what an encoder computed, and has none.
-    stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
-    missing = [name for name in stacks if wanted.has_stack(name) and name not in seen]
-    if missing:
-        raise UnsupportedModelError(
-            f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "
-            f"stacks={[name for name in get_args(StackName) if name in seen]}"
-        )
-
-
-def _refuse_non_finite(model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        with present(module):
-            for name, parameter in module.named_parameters(path, recurse=False):
-                if not parameter.detach().isfinite().all():
-                    raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')

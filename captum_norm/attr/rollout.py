@@ -5,9 +5,10 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from captum_norm.aggregation import rollout
+from captum_norm.aggregation import replaced, rollouts
 from captum_norm.attr._base import MapOptions
-from captum_norm.attr.measure import MeterOptions, layer_indices
+from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
+from captum_norm.attr.measure import MeterOptions
 from captum_norm.attr.weights import AttentionWeights
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
@@ -38,11 +39,16 @@ class AttentionRollout(AttentionWeights):
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         if options.per_head:
             raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
-        maps = super()._maps(inputs, additional_forward_args, options._replace(layers=None))
-        chosen = layer_indices(options.layers, maps.self_attention.shape[1])
+        layers = as_layers(options.layers)
+        wanted = Wanted(weights=True, stacks=options.stacks, copied=len(layers or ()))
+        maps = self._measured(inputs, additional_forward_args, wanted)
+        chosen = layer_indices(layers, maps.self_attention.shape[1])
 
         def roll(stack: Tensor | None) -> Tensor | None:
-            return None if stack is None else rollout(stack)[:, chosen]
+            if stack is None:
+                return None
+            rolled = replaced(stack, rollouts(stack))
+            return rolled if layers is None else rolled[:, chosen]
 
         return replace(maps, encoder=roll(maps.encoder), decoder=roll(maps.decoder), mixing_ratio=None)
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
-from captum_norm.attr.measure import TOLERANCE, MeterOptions, Wanted, as_layers, layer_indices
+from captum_norm.attr._tolerance import TOLERANCE
+from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
+from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import cosine_distance
 from captum_norm.maps import AttributionMaps
@@ -114,6 +116,8 @@ class ValueZeroing(AttentionMapAttribution):
         name, error = type(self.model).__name__, float(((again - before).norm() / before.norm()).detach())
         if error != error:
             raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
+        # Some files take norms, softmax or routing in single precision whatever the model's dtype.
+        precision = torch.float32 if precision == torch.float64 else precision
         if error > TOLERANCE[precision]:
             raise UnsupportedModelError(
                 f"layer {index} of {name}, run again, gives another output: relative error {error:.1e}, accepted "

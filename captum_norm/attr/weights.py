@@ -4,9 +4,10 @@ from typing import Any, Literal, Unpack, cast
 
 from torch import Tensor, nn
 
-from captum_norm.aggregation import add_half_identity
+from captum_norm.aggregation import add_half_identity, replaced
 from captum_norm.attr._assembly import Measurements
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
+from captum_norm.attr._wanted import Wanted, as_layers
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
@@ -52,16 +53,18 @@ class AttentionWeights(AttentionMapAttribution):
         if options.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         layers, per_head, stacks, *_ = options
-        measured = self._meter.measure(
-            inputs, additional_forward_args, weights=True, per_head=per_head, layers=layers, stacks=stacks
-        )
+        wanted = Wanted(weights=True, per_head=per_head, layers=as_layers(layers), stacks=stacks)
+        return self._measured(inputs, additional_forward_args, wanted)
+
+    def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> AttributionMaps:
+        measured = self._meter._measured(inputs, additional_forward_args, wanted)
 
         def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
             weights = cast(Tensor, stack.weights)  # asked for
             if self.scope == "attn":
                 return weights, stack.mixing_ratio["weights"]
             # The residual stream of cross-attention is at no key.
-            with_residual = weights / 2 if name == "cross" else add_half_identity(weights)
-            return with_residual, stack.mixing_ratio["weights_res"]
+            halved = (layer / 2 if name == "cross" else add_half_identity(layer) for layer in weights.unbind(1))
+            return replaced(weights, halved), stack.mixing_ratio["weights_res"]
 
         return attribution_maps(measured, choose)

@@ -83,7 +83,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts",
         metavar="FILE.toml",
-        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
+        help="declare parts of layers that are not found; see “Describe a new model” in the documentation",
     )
     parser.add_argument(
         "--out",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.functional import centred_ranks
 
 Coefficient = Literal["spearman", "kendall"]
 """Spearman's ρ, or Kendall's τ_b."""
@@ -69,17 +70,19 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     return torch.stack(tables).nanmean(0)
 
 
+def _ranks(values: Tensor) -> Tensor:
+    """(M, n) -> (M, n)."""
+    return torch.stack([centred_ranks(row) for row in values])
+
+
 def _signs(values: Tensor) -> Tensor:
-    """sign(x_i − x_j): (M, n) -> (M, n, n)."""
+    """sign(x_i − x_j): (M, n) -> (M, n²)."""
     later, earlier = values[:, :, None], values[:, None]
-    return (later > earlier).double() - (later < earlier).double()
+    return ((later > earlier).double() - (later < earlier).double()).flatten(1)
 
 
-# A coefficient is the cosine of two scores' features: of ranks, which are but for a constant and a factor the sums of a
-# score's signs against all others, or of the signs themselves.
-_FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"spearman": lambda values: _signs(values).sum(2), "kendall": lambda values: _signs(values).flatten(1)}
-)
+# A coefficient is the cosine of two scores' features.
+_FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"spearman": _ranks, "kendall": _signs})
 
 
 def _correlations(values: Tensor, coefficient: Coefficient) -> Tensor:

@@ -15,9 +15,10 @@ from captum_norm.functional.norms import (
     ratio,
     summed_norms,
     transformed_norms,
+    value_norms,
     weight_gram,
 )
-from captum_norm.functional.ranks import average_ranks, spearman
+from captum_norm.functional.ranks import average_ranks, centred_ranks, spearman
 
 __all__ = [
     "BIAS_SHARES",
@@ -36,6 +37,7 @@ __all__ = [
     "apply_linear",
     "average_ranks",
     "block_rows",
+    "centred_ranks",
     "chunks",
     "cosine_distance",
     "derivative",
@@ -55,6 +57,7 @@ __all__ = [
     "squared_length",
     "summed_norms",
     "transformed_norms",
+    "value_norms",
     "weight_gram",
     "written_by",
 ]

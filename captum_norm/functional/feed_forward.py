@@ -3,7 +3,8 @@
 A network is W_out applied to g(x W_in + b), or to g(x W_gate + b) ⊙ h(x W_up + c) where it is gated. At query i the
 slopes s_i (:mod:`captum_norm.functional.activation`) make it x ↦ x W_in diag(s_i) W_out up to a constant: for n parts
 two products of n × D × F, or, from some n on fewer operations, W_in diag(s_i) W_out once and n × D × D. In a mixture of
-experts each query has its experts and their coefficients, which are taken as given.
+experts each query has its experts and their coefficients, of what they read or what they give, which are taken as
+given.
 """
 
 from collections.abc import Iterable, Sequence
@@ -84,20 +85,27 @@ class Use(NamedTuple):
         network: the network.
         queries: indices of n queries, or None for all of them in order.
         coefficient: what its output is multiplied by, (n, 1), or None.
+        scale: what its input is multiplied by, (n, 1), or None.
     """
 
     network: Network
     queries: Tensor | None = None
     coefficient: Tensor | None = None
+    scale: Tensor | None = None
+
+    def reads(self, inputs: Tensor) -> Tensor:
+        """What it reads of the inputs of all queries, (N, D) -> (n, D)."""
+        here = inputs if self.queries is None else inputs[self.queries]
+        return here if self.scale is None else here * self.scale
 
 
 def written_by(uses: Iterable[Use], inputs: Tensor) -> Tensor:
     """The sum of the networks' outputs as the model computes it, (N, D) -> (N, D)."""
     total = torch.zeros_like(inputs)
-    for network, queries, coefficient in uses:
-        output = network.whole(inputs if queries is None else inputs[queries])
-        output = output if coefficient is None else output * coefficient
-        total = total + output if queries is None else total.index_add(0, queries, output)
+    for use in uses:
+        output = use.network.whole(use.reads(inputs))
+        output = output if use.coefficient is None else output * use.coefficient
+        total = total + output if use.queries is None else total.index_add(0, use.queries, output)
     return total
 
 
@@ -106,7 +114,7 @@ class _Share(NamedTuple):
 
     Attributes:
         network: the network.
-        slopes: of each inner map, the coefficient included, (n, F).
+        slopes: of each inner map, the coefficient and the scale included, (n, F).
         rows: the row of each of the N queries in the slopes, −1 where it has none; None where n = N.
     """
 
@@ -142,9 +150,8 @@ class FrozenFeedForward:
     def __init__(self, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> None:
         total, shares = torch.zeros_like(inputs), []
         for use in uses:
-            here, unowned = (inputs, constant) if use.queries is None else (inputs[use.queries], constant[use.queries])
-            points = [affine.whole(here) for affine in use.network.inner]
-            biases = [affine.whole(unowned) for affine in use.network.inner]
+            points = [affine.whole(use.reads(inputs)) for affine in use.network.inner]
+            biases = [affine.whole(use.reads(constant)) for affine in use.network.inner]
             origins = biases if baseline == "bias" else [torch.zeros_like(point) for point in points]
             slopes = use.network.slopes(origins, points)
             hidden = use.network.hidden(origins)
@@ -154,6 +161,8 @@ class FrozenFeedForward:
             if use.coefficient is not None:
                 slopes = tuple(slope * use.coefficient for slope in slopes)
                 output = output * use.coefficient
+            if use.scale is not None:
+                slopes = tuple(slope * use.scale for slope in slopes)
             rows = None
             if use.queries is None:
                 total = total + output

@@ -16,6 +16,16 @@ def average_ranks(values: Tensor) -> Tensor:
     return ranks[places]
 
 
+def centred_ranks(values: Tensor) -> Tensor:
+    """Twice the distances of n values' ranks from the mean rank, (n,) -> (n,): whole numbers, in float64.
+
+    Example:
+        >>> centred_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
+        [1.0, -2.0, 1.0]
+    """
+    return 2 * average_ranks(values) - (len(values) + 1)
+
+
 def spearman(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's rank correlation of two lists of n values, (n,) each -> scalar; NaN where one has a single value.
 
@@ -23,7 +33,6 @@ def spearman(first: Tensor, second: Tensor) -> Tensor:
         >>> spearman(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([10.0, 30.0, 20.0]))
         tensor(0.5000, dtype=torch.float64)
     """
-    ranks = [average_ranks(values) for values in (first, second)]
-    one, other = (rank - rank.mean() for rank in ranks)
-    correlation: Tensor = one @ other / (one.norm() * other.norm())
+    one, other = centred_ranks(first), centred_ranks(second)
+    correlation: Tensor = one @ other / (one.square().sum() * other.square().sum()).sqrt()
     return correlation

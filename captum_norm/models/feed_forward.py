@@ -161,6 +161,8 @@ class ExpertsReader:
         outer_bias: the biases, (experts, D), or None.
         transposed: True if the maps are (outputs, inputs).
         gating: what is between.
+        scorer: the module that gives a score for each expert, (N, experts), which multiplies what the expert reads;
+            None if the experts receive a routing, whose coefficients multiply what they give.
     """
 
     module: nn.Module
@@ -170,6 +172,7 @@ class ExpertsReader:
     outer_bias: str | None
     transposed: bool
     gating: Gating
+    scorer: nn.Module | None = None
 
     def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
         with present(self.module):
@@ -188,7 +191,11 @@ class ExpertsReader:
             if expert >= len(self.module.get_parameter(self.inner)):
                 continue  # where a router sends what it leaves out
             position, place = (routing.experts == expert).nonzero(as_tuple=True)
-            yield Use(self.network(expert), position, routing.coefficients[position, place, None].to(dtype))
+            coefficient = routing.coefficients[position, place, None].to(dtype)
+            if self.scorer is None:
+                yield Use(self.network(expert), position, coefficient)
+            else:
+                yield Use(self.network(expert), position, scale=coefficient)
 
 
 class End(NamedTuple):

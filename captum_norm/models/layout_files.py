@@ -1,20 +1,26 @@
 """Layouts declared in a file."""
 
 import tomllib
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward
 from captum_norm.models.layouts import Layout, Site, register_layout
 
-SITES = frozenset({"residual", "total", "minus"})
-KINDS = {field.name: bool if field.name == "normed_input" else str for field in fields(Layout)}
-NEEDED = ("attention", "projection", "residual", "total")
+FEED_FORWARD = "feed_forward"
+"""The key of the table, inside that of a class, that describes its feed-forward block."""
+
+Described = TypeVar("Described", Layout, FeedForwardLayout)
 
 
 def register_layouts(path: str | Path) -> tuple[str, ...]:
-    """Declare the layouts in a TOML file: one table for each class of layers, its keys those of :class:`Layout`.
+    """Declare the layouts in a TOML file.
+
+    It has a table for each class of layers, its keys those of :class:`Layout`. The keys of a table ``feed_forward``
+    inside are those of :class:`FeedForwardLayout`; where attention is found by itself, it may be the only thing there.
 
     Args:
         path: the file.
@@ -35,6 +41,12 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         ... residual = "input"
         ... total = "norm.input"
         ... final_norm = "norm"
+        ...
+        ... [FiledLayer.feed_forward]
+        ... inner = ["up"]
+        ... outer = "down"
+        ... total = "last_norm.input"
+        ... final_norm = "last_norm"
         ... ''')
         ...     file.flush()
         ...     register_layouts(file.name)
@@ -44,23 +56,47 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidInputError(f"cannot read layouts from {path}: {error}") from error
-    layouts = {name: _layout(f"[{name}] in {path}", table) for name, table in tables.items()}
-    for name, layout in layouts.items():
+    attention: dict[str, Layout] = {}
+    feed_forward: dict[str, FeedForwardLayout] = {}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise InvalidInputError(f"got {name} outside a table; expected [CLASS] before it")
+        behind = table.pop(FEED_FORWARD, None)
+        if behind is not None:
+            feed_forward[name] = _described(FeedForwardLayout, f"[{name}.{FEED_FORWARD}] in {path}", behind)
+        if table or behind is None:
+            attention[name] = _described(Layout, f"[{name}] in {path}", table)
+    for name, layout in attention.items():
         register_layout(name, layout)
-    return tuple(layouts)
+    for name, behind in feed_forward.items():
+        register_feed_forward(name, behind)
+    return tuple(tables)
 
 
-def _layout(place: str, table: Any) -> Layout:
-    if not isinstance(table, dict):
-        raise InvalidInputError(f"got {place.partition(' ')[0][1:-1]} outside a table; expected [CLASS] before it")
-    for key, value in table.items():
-        if key not in KINDS:
-            raise InvalidInputError(f'got the key "{key}" of {place}; expected some of {", ".join(KINDS)}')
-        if not isinstance(value, KINDS[key]):
-            kind = "true or false" if KINDS[key] is bool else "a text"
-            raise InvalidInputError(f"got {key} = {value!r} of {place}; expected {kind}")
-    missing = [key for key in NEEDED if key not in table]
+def _described(kind: type[Described], place: str, table: Any) -> Described:
+    if not isinstance(table, Mapping):
+        raise InvalidInputError(f"got {table!r} for {place}; expected a table")
+    kinds = get_type_hints(kind)
+    for key in table:
+        if key not in kinds:
+            raise InvalidInputError(f'got the key "{key}" of {place}; expected some of {", ".join(kinds)}')
+    parts = {key: _part(f"{key} = {value!r} of {place}", kinds[key], value) for key, value in table.items()}
+    missing = [part.name for part in fields(kind) if part.default is MISSING and part.name not in table]
     if missing:
         raise InvalidInputError(f"{place} has no {' and no '.join(missing)}")
-    parts: dict[str, Any] = {key: Site.parse(value) if key in SITES else value for key, value in table.items()}
-    return Layout(**parts)
+    return kind(**parts)
+
+
+def _part(described: str, kind: Any, value: Any) -> Any:
+    """A value as a layout's field of some type holds it."""
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise InvalidInputError(f"got {described}; expected true or false")
+    if kind == tuple[str, ...]:
+        if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
+            return tuple(value)
+        raise InvalidInputError(f"got {described}; expected a list of texts")
+    if not isinstance(value, str):
+        raise InvalidInputError(f"got {described}; expected a text")
+    return Site.parse(value) if kind in (Site, Site | None) else value

@@ -5,14 +5,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, BertModel
 
-from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, NotEnoughMemoryError
+from captum_norm import (
+    AttentionBlockAttribution,
+    AttentionRollout,
+    AttentionWeights,
+    NormAttribution,
+    NormMeter,
+    NotEnoughMemoryError,
+)
 from captum_norm.attr import _outline
 from captum_norm.attr._reducers import LayerReducer
 from tests import encoder_decoders, families
 
 LONG = 64
 MAP = LONG**2 * 4
+LAYERS = 12  # so many that nothing else of a model is as large as their maps
 
 
 @pytest.fixture(name="memory")
@@ -26,6 +36,11 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def long_input(name: str) -> torch.Tensor:
     return families.inputs(name, batch=1, length=LONG)
+
+
+def deep_bert() -> Any:
+    config = BertConfig(**families.TEXT | {"num_hidden_layers": LAYERS})
+    return families.randomized(lambda: BertModel(config), 0, torch.float32)
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2"])
@@ -82,6 +97,53 @@ def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
     with pytest.raises(NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
         meter.measure(inputs, scopes=["attn"])
     assert list(meter.measure(inputs, scopes=["attn"], stacks=["cross"])) == ["cross"]
+
+
+class LargeTensors(TorchDispatchMode):
+    """Counts the tensors that are made with as many bytes as given or more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
+        result = func(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in held:
+            self.count += result.untyped_storage().nbytes() >= self.size
+        return result
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda model: AttentionWeights(model, "attn_res"),
+        AttentionRollout,
+        lambda model: AttentionWeights(model, "attn_res", differentiable=True),
+        lambda model: AttentionRollout(model, differentiable=True),
+    ],
+    ids=["weights", "rollout", "differentiable weights", "differentiable rollout"],
+)
+def test_the_maps_of_all_layers_are_there_once(method: Any) -> None:
+    """What is made of weights takes their place; by the same numbers as where gradients need them."""
+    model, ids = deep_bert(), long_input("bert")
+    explain = method(model)
+    expected = method(model.double()).maps(ids).encoder
+    model.float()
+    with LargeTensors(LAYERS * MAP) as tensors:
+        maps = explain.maps(ids)
+    assert tensors.count == 1 or maps.encoder.requires_grad
+    assert (maps.encoder - expected).abs().max() < 1e-6
+
+
+def test_rolled_maps_that_are_copied_need_room_too(memory: dict[str, int]) -> None:
+    method, ids = AttentionRollout(families.build("bert")), long_input("bert")
+    memory["free"] = (2 + 2 + 3) * MAP - 1
+    every = method.maps(ids).self_attention
+    with pytest.raises(NotEnoughMemoryError):
+        method.maps(ids, layers=[1, 0])
+    memory["free"] += 1
+    assert torch.equal(method.maps(ids, layers=[1, 0]).self_attention, every[:, [1, 0]])
 
 
 def test_short_inputs_are_not_looked_at_beforehand(memory: dict[str, int]) -> None:

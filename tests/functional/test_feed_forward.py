@@ -35,7 +35,8 @@ def test_parts_add_up_either_way(name: str, baseline: Baseline, seed: int) -> No
     parts = torch.randn(QUERIES, PARTS, WIDTH, dtype=torch.float64)
     constant = torch.randn(QUERIES, WIDTH, dtype=torch.float64)
     some, coefficient = torch.tensor([0, 2, 3]), torch.randn(3, 1, dtype=torch.float64)
-    uses = [Use(network), Use(network, some, coefficient)]
+    scale = torch.randn(3, 1, dtype=torch.float64)
+    uses = [Use(network), Use(network, some, coefficient), Use(network, some, scale=scale)]
     whole = parts.sum(1) + constant
     frozen = FrozenFeedForward(uses, whole, constant, baseline)
     queries = torch.arange(QUERIES).repeat_interleave(PARTS)
@@ -46,7 +47,7 @@ def test_parts_add_up_either_way(name: str, baseline: Baseline, seed: int) -> No
     mixed = frozen.through(parts.flatten(0, 1)[few], queries[few], 10**9)
     torch.testing.assert_close(mixed, singly[few], rtol=1e-12, atol=1e-12)
     expected = network.whole(whole)
-    expected[some] += coefficient * network.whole(whole[some])
+    expected[some] += coefficient * network.whole(whole[some]) + network.whole(scale * whole[some])
     torch.testing.assert_close(written_by(uses, whole), expected)
     torch.testing.assert_close(singly.unflatten(0, (QUERIES, PARTS)).sum(1) + frozen.constant, expected)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.models import FeedForwardLayout, Site
-from captum_norm.models.feed_forward_search import routing_of
+from captum_norm.models.experts import routing_of
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.resolver import resolve
 from tests import encoder_decoders, families

@@ -9,18 +9,28 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import AttentionBlockAttribution, InvalidInputError, Layout, Site, UnsupportedModelError
+from captum_norm import (
+    AttentionBlockAttribution,
+    FeedForwardLayout,
+    InvalidInputError,
+    Layout,
+    Site,
+    UnsupportedModelError,
+)
 from captum_norm.cli import main
-from captum_norm.models import register_layouts, registered_layouts
+from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.tiny import bert_config, save_tiny
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "describe-a-model.md"
+NEWLINE = "\n"
+BEHIND = 'inner = ["i", "j"]\nouter = "o"\ntotal = "output"\n'
 RIGHT = 'attention = "a"\nprojection = "p"\nresidual = "input"\ntotal = "norm.input"\n'
 
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_norm.models.layouts._registered", {})
+    for module in ("layouts", "feed_forward"):
+        monkeypatch.setattr(f"captum_norm.models.{module}._registered", {})
 
 
 class UnknownLayer(nn.Module):
@@ -58,14 +68,17 @@ class UnknownModel(nn.Module):
         return self.layers(self.embedding(ids))
 
 
+def files_of_the_guide() -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_the_file_of_the_guide_describes_a_class_unknown_to_us(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, ids = UnknownModel().eval(), torch.tensor([[3, 1, 4, 1, 5]])
     with pytest.raises(UnsupportedModelError, match="Missing: a residual sum"):
         AttentionBlockAttribution(model).maps(ids)
-    shown = re.search(r"```toml\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
-    assert shown is not None
-    (tmp_path / "layers.toml").write_text(shown[1].replace("MacaronLayer", "UnknownLayer"), encoding="utf-8")
+    shown, _ = files_of_the_guide()
+    (tmp_path / "layers.toml").write_text(shown.replace("MacaronLayer", "UnknownLayer"), encoding="utf-8")
     assert register_layouts(tmp_path / "layers.toml") == ("UnknownLayer",)
     assert registered_layouts()["UnknownLayer"] == Layout(
         "attention", "attention.out", Site.parse("input"), Site.parse("feed_forward_norm.input"), normed_input=True
@@ -75,14 +88,75 @@ def test_the_file_of_the_guide_describes_a_class_unknown_to_us(tmp_path: Path) -
     assert maps.encoder.shape == (1, 2, 5, 5)
 
 
+class ScaledNetwork(nn.Module):
+    """A factor that the layer does not hold itself is not looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down, self.scale = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), 0.3
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        written: Tensor = self.down(self.act(self.up(hidden)))
+        return written
+
+
+class ScaledLayer(UnknownLayer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network, self.gain = ScaledNetwork(), nn.Parameter(torch.randn(8))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden)) * self.gain
+        fed: Tensor = self.network(self.feed_forward_norm(hidden)) * self.network.scale
+        return hidden + fed
+
+
+def test_a_file_describes_a_feed_forward_block_and_its_factors(tmp_path: Path) -> None:
+    """The second file of the guide; by the numbers of a network whose outer map holds the factor."""
+    torch.manual_seed(0)
+    model, ids = UnknownModel().eval(), torch.tensor([[3, 1, 4, 1, 5]])
+    model.layers = nn.Sequential(ScaledLayer(), ScaledLayer())
+    with pytest.raises(UnsupportedModelError, match="Missing: a residual sum"):
+        AttentionBlockAttribution(model, "atb_ff_res").maps(ids)
+    _, shown = files_of_the_guide()
+    (tmp_path / "layers.toml").write_text(shown, encoding="utf-8")
+    assert register_layouts(tmp_path / "layers.toml") == ("ScaledLayer",)
+    assert registered_layouts()["ScaledLayer"].branch_factor == "gain"
+    declared = registered_feed_forwards()["ScaledLayer"]
+    assert (declared.inner, declared.branch_factor) == (("network.up",), "network.scale")
+    maps = AttentionBlockAttribution(model, "atb_ff_res").maps(ids)
+    assert maps.convergence_delta is not None
+    assert maps.convergence_delta.max() < 1e-5
+    layer: Any
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.network.down.weight.mul_(0.3)
+            layer.network.down.bias.mul_(0.3)
+            layer.network.scale = 1.0
+    plain = AttentionBlockAttribution(model, "atb_ff_res").maps(ids)
+    torch.testing.assert_close(maps.encoder, plain.encoder)
+
+
+def test_a_feed_forward_block_alone(tmp_path: Path) -> None:
+    (tmp_path / "layers.toml").write_text(f"[Layer.feed_forward]\n{BEHIND}", encoding="utf-8")
+    assert register_layouts(tmp_path / "layers.toml") == ("Layer",)
+    assert registered_layouts() == {}
+    assert registered_feed_forwards() == {"Layer": FeedForwardLayout(("i", "j"), "o", Site("", "output"))}
+
+
 def test_every_key_is_read(tmp_path: Path) -> None:
     rest = 'minus = "mlp.output"\nbranch_norm = "b"\nfinal_norm = "f"\nbranch_factor = "s"\nresidual_factor = "r"\n'
-    (tmp_path / "layers.toml").write_text(f"[Layer]\n{RIGHT}{rest}normed_input = true\n", encoding="utf-8")
+    behind = f'{BEHIND}activation = "g"\nnorm = "n"\n{rest.partition(NEWLINE)[2]}'
+    text = f"[Layer]\n{RIGHT}{rest}normed_input = true\n[Layer.feed_forward]\n{behind}"
+    (tmp_path / "layers.toml").write_text(text, encoding="utf-8")
     register_layouts(tmp_path / "layers.toml")
     assert registered_layouts() == {
         "Layer": Layout(
             "a", "p", Site("", "input"), Site("norm", "input"), Site("mlp", "output"), "b", "f", True, "s", "r"
         )
+    }
+    assert registered_feed_forwards() == {
+        "Layer": FeedForwardLayout(("i", "j"), "o", Site("", "output"), "g", "n", "b", "f", "s", "r")
     }
 
 
@@ -96,13 +170,18 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         (f"[Layer]\n{RIGHT}final_norm = true\n", "got final_norm = True of [Layer]"),
         ('[Layer]\nattention = "a"\ntotal = "x.input"\n', "has no projection and no residual"),
         (f"[Layer]\n{RIGHT}".replace("norm.input", "norm"), 'got the site "norm"; expected NAME.input'),
+        ("[Layer]\n", "[Layer] in"),
+        (f"[Layer]\n{RIGHT}feed_forward = 1\n", "got 1 for [Layer.feed_forward] in"),
+        ('[Layer.feed_forward]\ninner = "i"\n', "got inner = 'i' of [Layer.feed_forward] in"),
+        ('[Layer.feed_forward]\ninner = ["i"]\n', "has no outer and no total"),
+        (f"[Layer.feed_forward]\n{BEHIND}minus = 'x'\n", 'got the key "minus" of [Layer.feed_forward]'),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_declared(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "layers.toml").write_text(f"[Good]\n{RIGHT}" * (text != RIGHT) + text, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=re.escape(problem)):
         register_layouts(tmp_path / "layers.toml")
-    assert registered_layouts() == {}
+    assert {**registered_layouts(), **registered_feed_forwards()} == {}
     with pytest.raises(InvalidInputError, match="cannot read layouts from"):
         register_layouts(tmp_path / "none.toml")
 

@@ -1,0 +1,231 @@
+r"""Which method is faithful: the tables of the documentation, ``python -m benchmarks.faithfulness``.
+
+All methods explain a sentiment classifier on the development set of SST-2, and a small causal language model on BLiMP's
+pairs of subject–verb agreement. Models that are not there yet are trained first.
+
+```console
+$ python -m benchmarks.faithfulness --sst2 DIR --blimp BLiMP.zip --text train.en.xz wikitext.txt \
+    --work build/faithfulness --out docs/which-method.md
+```
+
+``DIR`` holds ``train.tsv`` and ``dev.tsv``. What takes long is kept under ``--work``: the models ``sentiment`` and
+``language-model``, and one JSON file a comparison. A run that was broken off goes on behind the last of them.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import agreement, language_model, sentiment
+from captum_norm import AttentionBlockAttribution, Comparison, DecompX, NormAttribution, compare, progress
+from captum_norm.comparison.measures import MEASURES
+from captum_norm.loading import load
+from captum_norm.methods import METHODS
+
+PUBLISHED = {"GlobEnc": 0.307, "gradient × input": 0.310, "IG": 0.340, "ALTI": 0.416, "DecompX": 0.627}
+"""AOPC on SST-2 of BERT-base [Modarressi et al. 2023]."""
+OURS = {
+    "GlobEnc": "globenc",
+    "gradient × input": "input-gradient",
+    "IG": "integrated-gradients",
+    "ALTI": "alti",
+    "DecompX": "decompx, absdot",
+}
+QUICK = [name for name in METHODS if name not in ("value-zeroing", "gradient-shap", "occlusion", "shapley", "lime")]
+Row = Mapping[str, Any]
+
+INTRODUCTION = """\
+# Which method is faithful
+
+Written by `python -m benchmarks.faithfulness`. What the measures mean is in [Faithfulness](faithfulness.md), and
+[Compare methods](how-to/compare-methods.md) says how to make such a table for a model and texts of one's own. Times
+are of one thread of a machine that did other work, too: compare them with each other, not with other tables.
+"""
+
+
+def variants(model: Any, names: Iterable[str] = METHODS) -> agreement.Methods:
+    """The methods of some names, and others of their classes."""
+    return {
+        **{name: name for name in names},
+        "norm, attn_res_ln": NormAttribution(model, "attn_res_ln"),
+        "attention-block, atb_ff_res_ln": AttentionBlockAttribution(model, "atb_ff_res_ln"),
+        "decompx, absdot": DecompX(model, "absdot"),
+    }
+
+
+def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: Iterable[str]) -> Comparison:
+    """The development set, each sentence's predicted class explained."""
+    model, tokenizer = load(str(folder))
+    chosen = sentiment.read(data / "dev.tsv")[:examples]
+    inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt")
+    labels = [label for _, label in chosen]
+    return compare(
+        model,
+        inputs,
+        tokenizer=tokenizer,
+        labels=labels,
+        removal=removal,
+        methods=variants(model, names),
+        batch_size=32,
+    )
+
+
+def kept(path: Path, make: Callable[[], str]) -> Any:
+    """What is in a JSON file, which is made first if it is not there."""
+    if not path.exists():
+        content = make()
+        partial = path.with_suffix(".partial")
+        partial.write_text(content, encoding="utf-8")
+        partial.replace(path)
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def trained(folder: Path, train: Callable[[Path], None]) -> None:
+    """A model's folder, which is made first if it is not there."""
+    if not folder.exists():
+        partial = folder.with_suffix(".partial")
+        train(partial)
+        partial.rename(folder)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, all columns but the first to the right."""
+    lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def by_gain(content: Row) -> list[Row]:
+    """The methods that took the model, by falling relevance gain."""
+    return sorted((row for row in content["methods"] if row["refused"] is None), key=lambda row: -row["relevance_gain"])
+
+
+def measured(content: Row) -> str:
+    """The table of one comparison, and what was refused."""
+    header = ["", *(f"{measure.title} {measure.arrow}" for measure in MEASURES), "× forward"]
+    rows = by_gain(content)
+    best = {measure.name: measure.best({row["method"]: row[measure.name] for row in rows}) for measure in MEASURES}
+
+    def cell(row: Row, name: str) -> str:
+        if row[name] is None:
+            return "–"
+        shown = f"{row[name]:.3f}"
+        return f"**{shown}**" if row["method"] in best[name] else shown
+
+    lines = [
+        [row["method"], *(cell(row, measure.name) for measure in MEASURES), f"{row['forward_ratio']:.1f}"]
+        for row in rows
+    ]
+    refused = [f"- {row['method']}: {row['refused']}" for row in content["methods"] if row["refused"] is not None]
+    notes = [f"`{content['signature']}`", *(["Not for this model:\n\n" + "\n".join(refused)] if refused else [])]
+    return "\n\n".join([table(header, lines), *notes])
+
+
+def beside_published(content: Row) -> str:
+    """Our AOPC beside the published one, and whether the order is the same."""
+    aopc = {row["method"]: row["aopc"] for row in content["methods"]}
+    rows = [[name, f"{PUBLISHED[name]:.3f}", f"{aopc[OURS[name]]:.3f}"] for name in PUBLISHED]
+    ours = sorted(PUBLISHED, key=lambda name: aopc[OURS[name]])
+    same = "the same here" if ours == list(PUBLISHED) else f"here {' < '.join(ours)}"
+    return (
+        table(["AOPC ↑", "BERT-base, published", "MiniLM, here"], rows)
+        + f"\n\nPublished order: {' < '.join(PUBLISHED)}; {same}. The models differ, so compare orders, not numbers."
+    )
+
+
+def alike(content: Row, most: int = 8) -> str:
+    """Spearman's ρ between the most faithful methods."""
+    names = [row["method"] for row in by_gain(content)][:most]
+    rows = {row["method"]: row for row in content["agreement"]}
+    return table(["ρ", *names], [[name, *(f"{rows[name][other]:.2f}" for other in names)] for name in names])
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a page is written from."""
+
+    masked: Row
+    deleted: Row
+    agreement: Row
+
+
+def page(found: Found) -> str:
+    """The page of the documentation."""
+    masked, pairs = found.masked, found.agreement
+    classifier = (
+        f"The MiniLM encoder of the extra `demo`, fine-tuned (`benchmarks.sentiment`), labels {masked['accuracy']:.1%} "
+        f"of the {masked['examples']} sentences right. Explained is the class that it predicts; removed tokens become "
+        "the mask token."
+    )
+    causal = (
+        f"A GPT-2 of {pairs['layers']} layers, trained from scratch (`benchmarks.language_model`), reads the sentence "
+        "up to the verb. Explained is the logit of the right form less that of the wrong one; removed tokens become "
+        "the mean embedding."
+    )
+    parts = [
+        INTRODUCTION,
+        "## Sentiment: SST-2",
+        classifier,
+        measured(masked),
+        "### Beside the DecompX paper",
+        beside_published(masked),
+        "### Removed tokens deleted instead",
+        "The same sentences without the tokens, which move together. Methods of many forward passes are left out.",
+        measured(found.deleted),
+        "### How alike the rankings are",
+        "Mean over sentences of Spearman's ρ between the scores of two methods, the eight of the highest gain.",
+        alike(masked),
+        "## Agreement: BLiMP",
+        causal,
+        agreement.known(pairs),
+        measured(pairs["comparison"]),
+        agreement.found(pairs),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def main() -> None:
+    """Train what is missing, compare, and write the page."""
+    parser = argparse.ArgumentParser(description="Write the tables of faithfulness in the documentation.")
+    parser.add_argument("--sst2", type=Path, required=True, help="folder with train.tsv and dev.tsv")
+    parser.add_argument("--blimp", type=Path, required=True, help="BLiMP.zip")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="what the language model is trained on")
+    parser.add_argument("--work", type=Path, default=Path("build/faithfulness"), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, help="the page (default: standard output)")
+    parser.add_argument("--examples", type=int, help="how many sentences of SST-2 (default: all)")
+    parser.add_argument("--pairs", type=int, default=300, help="of each paradigm of BLiMP (default: %(default)s)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    classifier, causal = work / "sentiment", work / "language-model"
+    trained(classifier, lambda folder: sentiment.train(arguments.sst2, folder))
+    trained(causal, lambda folder: language_model.train(arguments.text, folder))
+
+    def masked() -> str:
+        return sst2(classifier, arguments.sst2, arguments.examples, "mask", METHODS).to_json()
+
+    def deleted() -> str:
+        return sst2(classifier, arguments.sst2, arguments.examples, "delete", QUICK).to_json()
+
+    def agreed() -> str:
+        return agreement.compared(causal, arguments.blimp, arguments.pairs, variants)
+
+    with progress():
+        found = Found(
+            kept(work / "sst2-masked.json", masked),
+            kept(work / "sst2-deleted.json", deleted),
+            kept(work / "agreement.json", agreed),
+        )
+    if arguments.out is None:
+        print(page(found))
+    else:
+        arguments.out.write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What results are held to: that they are numbers, and that vectors add up to what the model computed."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import IncompleteDecompositionError, NonFiniteError
+from captum_norm.models.parameters import present
+from captum_norm.models.stacks import Place
+
+TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
+    {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+)
+"""The largest relative completeness error accepted, by the model's dtype.
+
+Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
+few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
+"""
+
+
+def expect_finite(model: nn.Module, place: Place, *results: Tensor) -> None:
+    """Refuse a layer's results with NaN or infinity.
+
+    Raises:
+        NonFiniteError: if there are any.
+    """
+    if not all(result.isfinite().all() for result in results):
+        raise NonFiniteError(f"what {type(model).__name__} computes in {place} contains NaN or infinity")
+
+
+def expect_complete(model: nn.Module, place: Place, delta: Tensor, precision: torch.dtype) -> None:
+    """Refuse a layer whose vectors do not add up.
+
+    Args:
+        model: the model.
+        place: the layer's place in it.
+        delta: completeness error, (B,).
+        precision: the dtype that the layer computes in.
+
+    Raises:
+        IncompleteDecompositionError: if an error is above the tolerance.
+    """
+    largest = delta.max().item()
+    if largest > TOLERANCE[precision]:
+        raise IncompleteDecompositionError(
+            f"the vectors of {place} do not add up to what {type(model).__name__} computed: relative error "
+            f"{largest:.1e}, accepted {TOLERANCE[precision]:.0e} for {precision}"
+        )
+
+
+def refuse_non_finite_weights(model: nn.Module) -> None:
+    """Refuse a model with a weight that is NaN or infinity.
+
+    Raises:
+        NonFiniteError: with its name.
+    """
+    for path, module in model.named_modules():
+        with present(module):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                if not parameter.detach().isfinite().all():
+                    raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')

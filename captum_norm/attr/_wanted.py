@@ -1,0 +1,107 @@
+"""What is asked for of a model's layers, and whether the model has it."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, get_args
+
+from torch import nn
+
+from captum_norm.attr._outline import Kept
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.inputs import as_index
+from captum_norm.models.layouts import Scope
+from captum_norm.models.stacks import Place, Role, StackName, encoder_of
+from captum_norm.recording import Reducer
+
+Kind = TypeVar("Kind", bound=Reducer)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for: which maps of which layers and stacks.
+
+    Without ``maps`` of norms there are mixing ratios and lengths of transformed vectors alone. ``copied`` layers' maps
+    are copied out of these in the end.
+    """
+
+    scopes: Sequence[Scope] = ()
+    weights: bool = False
+    per_head: bool = False
+    head_norms: bool = False
+    layers: Sequence[int] | None = None
+    stacks: Collection[StackName] | None = None
+    maps: bool = True
+    copied: int = 0
+
+    def has_stack(self, role: Role) -> bool:
+        """Whether a stack is among those asked for."""
+        return self.stacks is None or role in self.stacks
+
+    def has(self, place: Place) -> bool:
+        """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
+        some = self.layers is None or self.reach > 0 or place.index in self.layers
+        return some and self.has_stack(place.role)
+
+    @property
+    def reach(self) -> int:
+        """How far back from the last layer the negative indices go."""
+        return max(0, -min(self.layers or (), default=0))
+
+    def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
+        """Add a layer's reducer to those found; drop that of an unwanted layer too far back for negative indices."""
+        stack, last = found.setdefault(place.role, []), place.index - self.reach
+        stack.append(reducer)
+        if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
+            stack[last] = None
+
+    def kept(self, layers: int, heads: int) -> Kept:
+        """What is kept of a stack of so many layers and heads."""
+        maps = self.weights * (heads if self.per_head else 1)
+        if self.maps:
+            maps += len(self.scopes) + self.head_norms * heads
+        return Kept(layers if self.layers is None else len(self.layers), maps, self.copied)
+
+
+def as_layers(layers: object) -> list[int] | None:
+    """Indices of layers from any sequence of integers; None stays None."""
+    if layers is None:
+        return None
+    if isinstance(layers, str) or not isinstance(layers, Iterable):
+        raise InvalidInputError(f"got layers {layers!r}; expected a sequence of integers")
+    return [as_index("layer", layer) for layer in layers]
+
+
+def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
+    """Indices into ``count`` layers, negative ones from the last; all of them for None."""
+    chosen = range(count) if layers is None else layers
+    if not chosen:
+        raise InvalidInputError(f"got an empty selection of layers; the model has {count}")
+    for layer in chosen:
+        if not -count <= layer < count:
+            raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}, or -{count} to -1")
+    return [layer % count for layer in chosen]
+
+
+def check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
+    """Refuse stacks that are not some of an encoder–decoder model's."""
+    if stacks is None:
+        return
+    if isinstance(stacks, str) or not stacks or not set(stacks) <= set(get_args(StackName)):
+        raise InvalidInputError(f"got stacks={stacks!r}; expected some of {', '.join(get_args(StackName))} in a list")
+    if encoder_of(model) is None:
+        raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
+
+
+def check_seen(model: nn.Module, seen: Collection[Role], wanted: Wanted) -> None:
+    """A stack whose attention has another form than the others' must not be left out in silence."""
+    encoder = encoder_of(model)
+    if encoder is None:
+        return
+    # A decoder's layer by itself is given what an encoder computed, and has none.
+    stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
+    missing = [name for name in stacks if wanted.has_stack(name) and name not in seen]
+    if missing:
+        raise UnsupportedModelError(
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "
+            f"stacks={[name for name in get_args(StackName) if name in seen]}"
+        )

@@ -1,0 +1,102 @@
+"""Finding the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import permutations, product
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.functional import Elementwise, written_by
+from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
+from captum_norm.models.feed_forward_networks import KNOWN, cuts_of, is_elementwise
+from captum_norm.models.parameters import accumulation_dtype, equal, reproduces
+from captum_norm.models.tracing import Call, Trace
+
+
+def routing_of(tensors: Sequence[Tensor]) -> Routing | None:
+    """The routing among what a module receives: indices and coefficients, (N, n) each."""
+    tables = [tensor for tensor in tensors if tensor.dim() == 2]
+    indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
+    for index in indices:
+        for coefficients in tables:
+            if coefficients.is_floating_point() and coefficients.shape == index.shape:
+                return Routing(index, coefficients)
+    return None
+
+
+def routing_of_scores(scores: Tensor) -> Routing:
+    """The routing by scores of all experts, (N, experts), where those with the score 0 give nothing."""
+    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
+
+
+def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
+    """Experts that each read all positions times their scores, and what they give together, (N, D)."""
+    positions = read.flatten(0, -2)
+    for call in trace.calls:
+        count = call.inputs.numel() // read.numel()
+        if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
+            continue
+        for scored in trace.calls_on(read):
+            scores = scored.output
+            if scores.shape != (len(positions), count):
+                continue
+            spread = positions.repeat(count, 1) * scores.T.reshape(-1, 1)
+            if equal(spread, call.inputs):
+                summed = call.output.reshape(count, *positions.shape).sum(0)
+                together = Call(call.module, positions, summed, call.order)
+                experts = read_experts(together, routing_of_scores(scores), scored.module)
+                if experts is not None:
+                    yield experts, summed
+
+
+def read_experts(call: Call, routing: Routing, scorer: nn.Module | None = None) -> ExpertsReader | None:
+    """The experts of a module with stacked maps, if they reproduce its output."""
+    module, width = call.module, call.inputs.shape[-1]
+    own = dict(module.named_parameters(recurse=False))
+    stacked = [name for name, parameter in own.items() if parameter.dim() == 3]
+    biases = [name for name, parameter in own.items() if parameter.dim() == 2]
+    for (inner, outer), transposed in product(permutations(stacked, 2), (True, False)):
+        into, out = (own[name].mT if transposed else own[name] for name in (inner, outer))
+        if into.shape[1] != width or out.shape[2] != width:
+            continue
+        inner_bias = next((name for name in biases if own[name].shape[1] == into.shape[2]), None)
+        outer_bias = next((name for name in biases if own[name].shape[1] == width and name != inner_bias), None)
+        for cuts in cuts_of(into.shape[2], out.shape[1]):
+            for activation, factor in _expert_functions(module):
+                gating = Gating(activation, factor, cuts)
+                reader = ExpertsReader(module, inner, outer, inner_bias, outer_bias, transposed, gating, scorer)
+                if _reproduces_experts(reader, routing, call):
+                    return reader
+    return None
+
+
+def _expert_functions(module: nn.Module) -> Iterator[tuple[Elementwise, Elementwise | None]]:
+    """What may be between experts' maps: modules inside, clamped factors as in GPT-OSS, known functions."""
+    for child in module.children():
+        yield child.forward, None
+    limit, sharpness = getattr(module, "limit", None), getattr(module, "alpha", None)
+    if isinstance(limit, (int, float)) and isinstance(sharpness, (int, float)):
+        yield partial(_clamped_gate, limit=limit, sharpness=sharpness), partial(_clamped_factor, limit=limit)
+    for function in KNOWN:
+        yield function, None
+
+
+def _clamped_gate(gate: Tensor, limit: float, sharpness: float) -> Tensor:
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(sharpness * gate)
+
+
+def _clamped_factor(other: Tensor, limit: float) -> Tensor:
+    return other.clamp(-limit, limit) + 1
+
+
+def _reproduces_experts(reader: ExpertsReader, routing: Routing, call: Call) -> bool:
+    inputs = call.inputs.reshape(-1, call.inputs.shape[-1]).to(accumulation_dtype(call.inputs.dtype))
+    with torch.no_grad():
+        uses = list(reader.uses(routing, inputs.dtype))
+        computed = written_by(uses, inputs)
+    return reproduces(computed, call.output, computed) and all(
+        is_elementwise(use.network.activation, use.network.inner[0].whole(inputs)) for use in uses[:1]
+    )
