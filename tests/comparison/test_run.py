@@ -1,8 +1,8 @@
 """Every number of a comparison, derived once more, one example at a time."""
 
 import random
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from statistics import correlation
 from typing import Any
 
@@ -35,7 +35,7 @@ def batch() -> tuple[Any, Tensor, Tensor]:
 def make(name: str, model: Any, **options: Any) -> Attribution:
     """A method as a user would make it."""
     about: dict[str, Any] = {"tokenizer": TOKENIZER, "keep_special": True, "baseline": "mask", **options}
-    return {
+    made: dict[str, Callable[[], Any]] = {
         "norm": lambda: captum_norm.NormAttribution(model),
         "attention-block": lambda: captum_norm.AttentionBlockAttribution(model),
         "globenc": lambda: captum_norm.GlobEnc(model),
@@ -49,7 +49,9 @@ def make(name: str, model: Any, **options: Any) -> Attribution:
         "input-gradient": lambda: TokenAttribution(model, InputXGradient),
         "integrated-gradients": lambda: TokenAttribution(model, IntegratedGradients, n_steps=30, **about),
         "occlusion": lambda: TokenAttribution(model, Occlusion, **about),
-    }[name]()
+    }
+    method: Attribution = made[name]()
+    return method
 
 
 def numbers(comparison: Comparison) -> dict[str, Any]:
@@ -59,6 +61,12 @@ def numbers(comparison: Comparison) -> dict[str, Any]:
         for row in comparison._rows("methods")
     ]
     return {"methods": rows} | {name: comparison._rows(name) for name in ("scores", "agreement", "curves")}
+
+
+def probability(model: Any, ids: Tensor, target: int, removed: frozenset[int]) -> float:
+    """Of a class without some tokens."""
+    with torch.no_grad():
+        return float(model(**without(model, ids, set(removed), "mask")).logits[0].softmax(0)[target])
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -78,17 +86,14 @@ def test_scores_and_faithfulness_of_each_example_alone(seed: int) -> None:
         assert found.removable[row, real].nonzero().flatten().tolist() == removable
         assert not found.removable[row, ~real].any()
 
-        @cache
-        def output(removed: frozenset[int], alone: Tensor = alone, target: int = target) -> float:
-            with torch.no_grad():
-                return float(model(**without(model, alone, set(removed), "mask")).logits[0].softmax(0)[target])
+        output = cache(partial(probability, model, alone, target))
 
         for name, result in found.results.items():
             scores = make(name, model).attribute(alone[None], target=target)[0]
             torch.testing.assert_close(result.scores[row, real], scores.detach(), rtol=1e-5, atol=1e-9)
             assert not result.scores[row, ~real].any()
             own = result.scores[row, real].tolist()
-            for measure, value in derived(lambda gone, of=output: of(frozenset(gone)), own, removable, True).items():
+            for measure, value in derived(lambda gone: output(frozenset(gone)), own, removable, True).items():  # noqa: B023
                 actual = getattr(result.faithfulness, measure)[row]
                 expected = torch.tensor(value, dtype=torch.float64)
                 torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11, equal_nan=True)
@@ -206,8 +211,8 @@ def test_targets_of_each_example_differences_and_labels() -> None:
             float(model(alone).logits[0].softmax(0)[target].detach()), abs=1e-12
         )
 
-    target = Difference([2, 0, 1], 0)
-    pair = compare(model, ids, mask, methods=["decompx", "saliency"], target=target, batch_size=2, **STANDARD)
+    pairs = Difference([2, 0, 1], 0)
+    pair = compare(model, ids, mask, methods=["decompx", "saliency"], target=pairs, batch_size=2, **STANDARD)
     assert pair.explained == "logit"
     assert list(pair.targets) == ["LABEL_2 − LABEL_0", "LABEL_0 − LABEL_0", "LABEL_1 − LABEL_0"]
     for row, first in enumerate([2, 0, 1]):
@@ -304,7 +309,7 @@ class Constant(Attribution):
 
 def test_methods_of_the_user_and_their_names() -> None:
     model, ids, mask = batch()
-    methods = {
+    methods: dict[str, str | Attribution] = {
         "ALTI": "alti",
         "norms, last block": captum_norm.NormAttribution(model, "attn_res_ln", "mean"),
         "from left": Constant(model, -1.0),
@@ -324,13 +329,14 @@ def test_methods_of_the_user_and_their_names() -> None:
 
 def test_what_is_refused_altogether() -> None:
     model, ids, mask = batch()
-    for methods, message in (
+    refusals: list[tuple[Any, str]] = [
         ("alti", "got methods='alti'; expected a list"),
         ([], "got no methods"),
         (["alti", "magic"], "got the method 'magic'; expected a method of Captum or one of norm, "),
         ({"token": "alti"}, "got a method called 'token'"),
         ({"wide": Constant(model, 1.0, width=3)}, "no method takes the model and these inputs; wide: Constant gives"),
-    ):
+    ]
+    for methods, message in refusals:
         with pytest.raises(InvalidInputError, match=message):
             compare(model, ids, mask, methods=methods, **STANDARD)
     with pytest.raises(InvalidInputError, match="example 1 has no token that may be removed"):
@@ -339,9 +345,9 @@ def test_what_is_refused_altogether() -> None:
         compare(model, ids, mask, methods=["alti"], labels=[0, 1], **STANDARD)
     with pytest.raises(InvalidInputError, match="keep_special=True without a tokenizer"):
         compare(model, ids, mask, methods=["alti"])
-    sizes = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "num_heads": 4, "num_layers": 1, "d_ff": 16}
+    config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, num_heads=4, num_layers=1, d_ff=16)
     with pytest.raises(UnsupportedModelError, match="encoder–decoder"):
-        compare(hf.T5ForConditionalGeneration(hf.T5Config(**sizes)), ids, **STANDARD)
+        compare(hf.T5ForConditionalGeneration(config), ids, **STANDARD)
 
 
 def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
