@@ -108,7 +108,11 @@ def measured(content: Row) -> str:
     """The table of one comparison, and what was refused."""
     header = ["", *(f"{measure.title} {measure.arrow}" for measure in MEASURES), "× forward"]
     rows = by_gain(content)
-    best = {measure.name: measure.best({row["method"]: row[measure.name] for row in rows}) for measure in MEASURES}
+    values = {
+        measure.name: {row["method"]: row[measure.name] for row in rows if row[measure.name] is not None}
+        for measure in MEASURES
+    }
+    best = {measure.name: measure.best(values[measure.name]) for measure in MEASURES}
 
     def cell(row: Row, name: str) -> str:
         if row[name] is None:
