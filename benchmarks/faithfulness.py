@@ -26,6 +26,7 @@ from captum_norm import AttentionBlockAttribution, Comparison, DecompX, NormAttr
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
+from captum_norm.models import Scope
 
 PUBLISHED = {"GlobEnc": 0.307, "gradient × input": 0.310, "IG": 0.340, "ALTI": 0.416, "DecompX": 0.627}
 """AOPC on SST-2 of BERT-base [Modarressi et al. 2023]."""
@@ -48,12 +49,14 @@ are of one thread of a machine that did other work, too: compare them with each 
 """
 
 
-def variants(model: Any, names: Iterable[str] = METHODS) -> agreement.Methods:
-    """The methods of some names, and others of their classes."""
+def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = False) -> agreement.Methods:
+    """The methods of some names, and others of their classes: up to the last norm of post-norm layers if wanted."""
+    norm: Scope = "attn_res_ln" if last_norm else "attn_res"
+    block: Scope = "atb_ff_res_ln" if last_norm else "atb_ff_res"
     return {
         **{name: name for name in names},
-        "norm, attn_res_ln": NormAttribution(model, "attn_res_ln"),
-        "attention-block, atb_ff_res_ln": AttentionBlockAttribution(model, "atb_ff_res_ln"),
+        f"norm, {norm}": NormAttribution(model, norm),
+        f"attention-block, {block}": AttentionBlockAttribution(model, block),
         "decompx, absdot": DecompX(model, "absdot"),
     }
 
@@ -64,15 +67,8 @@ def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: It
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt")
     labels = [label for _, label in chosen]
-    return compare(
-        model,
-        inputs,
-        tokenizer=tokenizer,
-        labels=labels,
-        removal=removal,
-        methods=variants(model, names),
-        batch_size=32,
-    )
+    methods = variants(model, names, last_norm=True)
+    return compare(model, inputs, tokenizer=tokenizer, labels=labels, removal=removal, methods=methods)
 
 
 def kept(path: Path, make: Callable[[], str]) -> Any:
