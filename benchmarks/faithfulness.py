@@ -26,7 +26,6 @@ from captum_norm import AttentionBlockAttribution, Comparison, DecompX, NormAttr
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
-from captum_norm.models import Scope
 
 PUBLISHED = {"GlobEnc": 0.307, "gradient × input": 0.310, "IG": 0.340, "ALTI": 0.416, "DecompX": 0.627}
 """AOPC on SST-2 of BERT-base [Modarressi et al. 2023]."""
@@ -51,12 +50,12 @@ are of one thread of a machine that did other work, too: compare them with each 
 
 def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = False) -> agreement.Methods:
     """The methods of some names, and others of their classes: up to the last norm of post-norm layers if wanted."""
-    norm: Scope = "attn_res_ln" if last_norm else "attn_res"
-    block: Scope = "atb_ff_res_ln" if last_norm else "atb_ff_res"
+    norms = NormAttribution(model, "attn_res_ln" if last_norm else "attn_res")
+    blocks = AttentionBlockAttribution(model, "atb_ff_res_ln" if last_norm else "atb_ff_res")
     return {
         **{name: name for name in names},
-        f"norm, {norm}": NormAttribution(model, norm),
-        f"attention-block, {block}": AttentionBlockAttribution(model, block),
+        f"norm, {norms.scope}": norms,
+        f"attention-block, {blocks.scope}": blocks,
         "decompx, absdot": DecompX(model, "absdot"),
     }
 
