@@ -148,6 +148,11 @@ def _run(options: argparse.Namespace) -> None:
         register_layouts(options.layouts)
     text = _text(options.text)
     model, tokenizer = load(options.model)
+    if model.config.is_encoder_decoder:
+        raise InvalidInputError(
+            f"got the encoder–decoder model {type(model).__name__}; this command explains models with one stack of "
+            "layers. In Python maps() explains all three stacks of it"
+        )
     method = _method(model, options)
     target = _target(model, tokenizer, options)
     if not tokenizer(text, add_special_tokens=False)["input_ids"]:
