@@ -26,6 +26,21 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Series:
+    """A published share, in %, for each layer.
+
+    Attributes:
+        text: what it is of.
+        paper: as the paper prints them, first layer first.
+        find: the same in a result, given the layer, from 1.
+    """
+
+    text: str
+    paper: str
+    find: Callable[[int], Find]
+
+
+@dataclass(frozen=True)
 class Claim:
     """One finding of a paper as a condition on the numbers of a result.
 
@@ -52,6 +67,7 @@ class Experiment:
         source: which paper, and what it was run on.
         numbers: the numbers.
         claims: the findings that need no number of the paper.
+        series: the numbers of layers.
         note: what else the paper reports.
         tables: tables of the result that the page shows whole.
     """
@@ -61,6 +77,7 @@ class Experiment:
     source: str
     numbers: tuple[Number, ...]
     claims: tuple[Claim, ...]
+    series: tuple[Series, ...] = ()
     note: str = ""
     tables: tuple[str, ...] = ()
 
@@ -99,9 +116,7 @@ def constant(number: float) -> Find:
     return lambda _: number
 
 
-def rows(
-    result: AnalysisResult, table: str, column: str, where: Mapping[str, Cell | tuple[Cell, ...]]
-) -> list[float]:
+def rows(result: AnalysisResult, table: str, column: str, where: Mapping[str, Cell | tuple[Cell, ...]]) -> list[float]:
     """The numbers of a column in the rows whose other cells are as given."""
     found = result.table(table)
     wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in where.items()}
@@ -131,19 +146,17 @@ def _of_variant(name: str, column: str = "mean") -> Find:
     return cell("variants", column, variant=name)
 
 
-def _layers(category: str | tuple[str, ...] | None, papers: str) -> tuple[Number, ...]:
-    what = "[MASK]" if category else "all tokens"
-    return tuple(
-        Number(
-            f"AttnResLn-N, layer {layer}, {what}",
-            f"{paper} %",
-            cell("end-of-block", "mean", layer=layer, category=category)
-            if category
-            else cell("layers", "mean", layer=layer, variant="AttnResLn-N"),
-            ".0%",
-        )
-        for layer, paper in enumerate(papers.split(), 1)
-    )
+def _of_sink(column: str, category: str | None = None) -> Find:
+    """Of the layer and special token with the greatest weight: a value of that token, or in that layer of another."""
+
+    def find(result: AnalysisResult) -> float | None:
+        found = result.table("layers")
+        places = [place for place, name in enumerate(found.column("category")) if name in (*CLS, *END)]
+        weights, layers, names = (found.column(name) for name in ("weight", "layer", "category"))
+        sink = max(places, key=lambda place: weights[place] or 0)
+        return cell("layers", column, layer=layers[sink], category=category or names[sink])(result)
+
+    return find
 
 
 EXPERIMENTS = (
@@ -171,6 +184,8 @@ EXPERIMENTS = (
             Number("ρ(α, ‖f(x)‖), [SEP], here also `</s>`", "−.69", _of_pairs(END)),
             Number("ρ(α, ‖f(x)‖), comma and period", "−.25", _of_pairs(POINTS)),
             Number("ρ(α, ‖f(x)‖), other", "−.06", _of_pairs(OTHER)),
+            Number("Σα of [CLS], greatest of a layer", "", greatest("layers", "weight", category=CLS)),
+            Number("Σ‖αf(x)‖ of [CLS], greatest of a layer", "0–.4", greatest("layers", "product", category=CLS)),
             Number("Σα of [SEP], greatest of a layer", ".55–.6", greatest("layers", "weight", category=END)),
             Number("Σ‖αf(x)‖ of [SEP], greatest of a layer", "0–.4", greatest("layers", "product", category=END)),
             Number("Σ‖αf(x)‖ of other, greatest of a layer", "1.8–3.4", greatest("layers", "product", category=OTHER)),
@@ -181,11 +196,10 @@ EXPERIMENTS = (
             Claim("the same of comma and period", _of_pairs(POINTS), constant(0)),
             Claim("of [SEP] more than of other: ρ is less", _of_pairs(END), _of_pairs(OTHER)),
             Claim(
-                "less arrives from [CLS] than from other: Σ‖αf(x)‖, mean over layers",
-                _of_pairs(CLS, "product"),
-                _of_pairs(OTHER, "product"),
+                "where a special token gets the most weight, less arrives from it than from other: Σ‖αf(x)‖",
+                _of_sink("product"),
+                _of_sink("product", OTHER),
             ),
-            Claim("the same of [SEP]", _of_pairs(END, "product"), _of_pairs(OTHER, "product")),
         ),
     ),
     Experiment(
@@ -219,18 +233,16 @@ EXPERIMENTS = (
             Number("mean, AttnRes-W", "48.6 % (48.21 %)", _of_variant("AttnRes-W"), ".1%"),
             Number("mean, AttnRes-N", "22.3 % (22.25 %)", _of_variant("AttnRes-N"), ".1%"),
             Number("mean, AttnResLn-N", "18.8 % (18.75 %)", _of_variant("AttnResLn-N"), ".1%"),
-            *_layers(None, "24 20 19 21 19 20 20 20 17 19 15 11"),
-            *_layers(MASK, "15 17 16 21 21 25 25 30 25 22 19 10"),
             Number("ρ(rank, Attn-W)", ".159", _of_variant("Attn-W", "frequency"), ".3f"),
             Number("ρ(rank, Attn-N)", "−.387", _of_variant("Attn-N", "frequency"), ".3f"),
             Number("ρ(rank, AttnRes-N)", "−.839", _of_variant("AttnRes-N", "frequency"), ".3f"),
             Number("ρ(rank, AttnResLn-N)", "−.544", _of_variant("AttnResLn-N", "frequency"), ".3f"),
         ),
         (
-            Claim("by norms less is mixed than by weights", _of_variant("Attn-N"), _of_variant("Attn-W"), ".1%"),
-            Claim("and with the residual, too", _of_variant("AttnRes-N"), _of_variant("AttnRes-W"), ".1%"),
-            Claim("normalisation leaves less mixed", _of_variant("AttnResLn-N"), _of_variant("AttnRes-N"), ".1%"),
-            Claim("less than half of an output is mixed in", _of_variant("AttnResLn-N"), constant(0.5), ".1%"),
+            Claim("by norms less is mixed than by weights", _of_variant("Attn-N"), _of_variant("Attn-W"), ".2%"),
+            Claim("and with the residual, too", _of_variant("AttnRes-N"), _of_variant("AttnRes-W"), ".2%"),
+            Claim("normalisation leaves less mixed", _of_variant("AttnResLn-N"), _of_variant("AttnRes-N"), ".2%"),
+            Claim("less than half of an output is mixed in", _of_variant("AttnResLn-N"), constant(0.5), ".2%"),
             Claim("less is mixed in later layers: ρ with depth", _of_variant("AttnResLn-N", "depth"), constant(0)),
             Claim(
                 "more is mixed at frequent tokens, by AttnRes-N: ρ(rank)",
@@ -239,6 +251,18 @@ EXPERIMENTS = (
             ),
             Claim("the same by AttnResLn-N", _of_variant("AttnResLn-N", "frequency"), constant(0)),
             Claim("not so by Attn-W", constant(0), _of_variant("Attn-W", "frequency")),
+        ),
+        series=(
+            Series(
+                "AttnResLn-N in %, all tokens",
+                "24 20 19 21 19 20 20 20 17 19 15 11",
+                lambda layer: cell("layers", "mean", layer=layer, variant="AttnResLn-N"),
+            ),
+            Series(
+                "AttnResLn-N in %, [MASK]",
+                "15 17 16 21 21 25 25 30 25 22 19 10",
+                lambda layer: cell("end-of-block", "mean", layer=layer, category=MASK),
+            ),
         ),
         note=(
             "The paper also has RoBERTa-base (`--model roberta-base`): Attn-W 95.8 %, Attn-N 84.4 %, AttnRes-W 47.9 %, "

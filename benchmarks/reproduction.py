@@ -1,4 +1,4 @@
-r"""The papers' experiments on the models at hand, as a page of the documentation: ``python -m benchmarks.reproduction``.
+r"""The papers' experiments on the models at hand, as a page of the docs: ``python -m benchmarks.reproduction``.
 
 ```console
 $ python -m benchmarks.reproduction --corpus train.en.xz --out docs/reproduction.md
@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,24 +29,24 @@ from transformers import PreTrainedTokenizerFast
 from alignment.fairseq.dictionary import EOS, SPECIAL, read_dictionary
 from alignment.normalization import tokenize
 from alignment.shipped import load_shipped_model
-from benchmarks.alignment_error import MODELS, table
-from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number
+from benchmarks.alignment_error import MODELS
+from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, Series
 from captum_norm.analysis import report
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
 from captum_norm.analysis.plots import as_file, draw
 from captum_norm.analysis.results import AnalysisResult
-from captum_norm.loading import DEFAULT_MODEL, load
+from captum_norm.loading import load
 from captum_norm.visualization.files import write_whole
 
 INTRODUCTION = """\
 # Reproducing the papers
 
-Written by `python -m benchmarks.reproduction`. For each number that the papers report: what they report, the command that
-measures it on their model, and the same analysis on the two models that come with this package. Those are
-not the papers' models, so their numbers need not be the papers'; whether the papers' findings hold for them is in the
-tables *Findings*, which compare numbers of the run and nothing else. What each analysis computes is in
-[Analyses](analyses.md).
+Written by `python -m benchmarks.reproduction`. For each number that the papers report: what they report, the command
+that measures it on their model, and the same analysis on two models that come with this package. Those are not the
+papers' models, so their numbers need not be the papers'; whether the papers' findings hold for them is in the tables of
+findings, which compare numbers of the run and nothing else: *holds* says which of two numbers is smaller, not that they
+are far apart. What each analysis computes is in [Analyses](analyses.md).
 
 `bert-base-uncased` is fetched from the Hugging Face hub by the commands below. `wikipedia.txt` stands for a text with a
 sequence in each line; the paper of 2020 has 992 from Wikipedia, of two segments each.
@@ -69,8 +69,9 @@ Kobayashi et al. 2020, section 5: alignment error rate × 100 of a German–Engl
 $ norm-align sweep --model checkpoint_best.pt --data data-bin --corpus rwth=rwth-de-en
 ```
 
-repeats the experiment on a model of fairseq and the gold alignments of RWTH, without arguments on the model and the story
-that come with the package. What it finds on the translation models here is in [Alignment error rates](alignment-error.md).
+repeats the experiment on a model of fairseq and the gold alignments of RWTH, without arguments on the model and the
+story that come with the package. What it finds on the translation models here is in
+[Alignment error rates](alignment-error.md).
 
 ## Faithfulness
 
@@ -83,7 +84,10 @@ The DecompX paper reports AOPC (higher is better) of BERT-base:
 
 How to measure it, and the choices that change it, are in [Faithfulness](faithfulness.md).
 """
-FIGURES = {"special-tokens": 2, "mixing-ratio": 1, "dispersion": 1}
+FIGURES: Mapping[str, Sequence[str]] = {
+    "special-tokens": ("weight-by-layer", "product-by-layer"),
+    "mixing-ratio": ("variants-by-layer",),
+}
 
 
 @dataclass(frozen=True)
@@ -177,17 +181,26 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
         if experiment.numbers:
             header = ["measure", "BERT-base, paper", *titles]
             yield table(header, [[number.text, number.paper, *_values(number, found)] for number in experiment.numbers])
+        for series in experiment.series:
+            yield _by_layer(series, found, titles)
         if experiment.claims:
             yield "Findings:\n"
-            yield table(["finding", *titles], [[claim.text, *_verdicts(claim, found)] for claim in experiment.claims])
+            rows = [[claim.text, *_verdicts(claim, found)] for claim in experiment.claims]
+            yield table(["finding", *titles], rows, left=1 + len(titles))
         if experiment.note:
             yield experiment.note
         yield from _tables(experiment, runs)
-        for plot in found[0].plots[: FIGURES.get(name, 0)]:
+        for plot in (plot for plot in found[0].plots if plot.name in FIGURES.get(name, ())):
             image = images / f"reproduction-{name}-{plot.name}.png"
             write_whole(image, as_file(draw(found[0], plot), "png", plot.title))
             yield f"![{plot.title}, {titles[0]}.](_static/{image.name})\n\n{plot.title}, {titles[0]}.\n"
     yield TRANSLATION
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """A table in Markdown, all but the first ``left`` columns to the right."""
+    rule = ["---" if place < left else "--:" for place in range(len(header))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
 
 
 def _corpora(runs: Sequence[Run]) -> str:
@@ -197,7 +210,7 @@ def _corpora(runs: Sequence[Run]) -> str:
         layers = max(row for row in run.results["special-tokens"].table("layers").column("layer") if row is not None)
         counts = [f"{corpus[name]:,}" for name in ("texts", "tokens")]
         rows.append([run.subject.title, corpus["name"], str(layers), *counts, f"`{corpus['sha256'][:16]}…`"])
-    return table(["model", "text", "layers", "lines", "tokens", "SHA-256"], rows)
+    return table(["model", "text", "layers", "lines", "tokens", "SHA-256"], rows, left=2)
 
 
 def _times(runs: Sequence[Run]) -> str:
@@ -210,6 +223,17 @@ def _times(runs: Sequence[Run]) -> str:
 
 def _values(number: Number, results: Sequence[AnalysisResult]) -> list[str]:
     return [_shown(number.find(result), number.form) for result in results]
+
+
+def _by_layer(series: Series, results: Sequence[AnalysisResult], titles: Sequence[str]) -> str:
+    published = series.paper.split()
+    layers = range(1, 1 + len(published))
+    rows = [["BERT-base, paper", *published]]
+    for title, result in zip(titles, results, strict=True):
+        values = [series.find(layer)(result) for layer in layers]
+        if any(value is not None for value in values):
+            rows.append([title, *("" if value is None else f"{100 * value:.0f}" for value in values)])
+    return table([f"{series.text}, by layer", *map(str, layers)], rows)
 
 
 def _verdicts(claim: Claim, results: Sequence[AnalysisResult]) -> list[str]:
