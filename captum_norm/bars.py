@@ -38,6 +38,16 @@ def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[Non
         _asked.reset(token)
 
 
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Show no bar inside: for the parts of a computation that shows one of its own."""
+    token = _asked.set(None)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
+
+
 def is_asked() -> bool:
     """Whether a bar may be shown here."""
     return _asked.get() is not None

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "captum_norm"
 
 FOUNDATION = {"bars", "errors", "functional", "memory"}
 METHODS = FOUNDATION | {"aggregation", "attr", "maps", "models", "recording"}
-RESULTS = METHODS | {"loading", "visualization"}
+RESULTS = METHODS | {"loading", "runs", "visualization"}
 PUBLIC = RESULTS | {"analysis", "compare", "evaluation"}
 
 # What each module or package directly under captum_norm may import, besides itself, from the others.
@@ -24,6 +24,7 @@ ALLOWED = {
     "maps": FOUNDATION,
     "models": FOUNDATION,
     "loading": FOUNDATION,
+    "runs": {"errors"},
     "recording": FOUNDATION | {"models"},
     "attr": FOUNDATION | {"aggregation", "maps", "models", "recording"},
     "visualization": METHODS,
@@ -44,6 +45,7 @@ THIRD_PARTY = {
     "memory": {"torch"},
     "aggregation": {"torch"},
     "maps": {"torch"},
+    "runs": {"filelock"},
 }
 
 # The translation side and the libraries whose models are recognised by their structure alone.

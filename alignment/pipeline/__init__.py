@@ -2,6 +2,6 @@
 
 from alignment.pipeline.blocks import Aligner, ExtractionCounts
 from alignment.pipeline.extraction import BadLines, extract
-from alignment.pipeline.team import torchrun_rank
+from captum_norm.runs import torchrun_rank
 
 __all__ = ["Aligner", "BadLines", "ExtractionCounts", "extract", "torchrun_rank"]

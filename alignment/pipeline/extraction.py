@@ -11,10 +11,10 @@ from typing import IO, Literal, get_args
 from alignment.formats import TextSource
 from alignment.formats.text import write_lines
 from alignment.pipeline.blocks import Aligner, Block, BlockAligner, ExtractionCounts, ParallelText
-from alignment.pipeline.journal import Journal, Setting
+from alignment.pipeline.journal import Journal
 from alignment.pipeline.progress import Progress, to_stderr
-from alignment.pipeline.team import Team
 from captum_norm import InvalidInputError
+from captum_norm.runs import Setting, Team
 
 BadLines = Literal["empty", "stop"]
 """What becomes of a bad line: an empty line of the output, or the end of the run."""
@@ -162,12 +162,12 @@ def _align_share(blocks: Iterator[Block], aligner: BlockAligner, journal: Journa
     for block in blocks:
         number, bad = block.index + 1, 0
         if block.index % team.size == team.rank:
-            counts = journal.finished(block)
+            counts = journal.counts(block)
             # A run that let bad lines pass may be continued by one that does not: those it names.
             fresh = counts is None or (aligner.stop and counts.bad_lines > 0)
             if counts is None or fresh:
                 aligned = aligner(block)
-                journal.write(block, aligned)
+                journal.finish(block, aligned)
                 counts = aligned.counts
             bad = counts.bad_lines
         # The blocks of the others are taken to be as far as the last one of this process.

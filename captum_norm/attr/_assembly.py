@@ -23,11 +23,13 @@ class Measurements:
 
     Attributes:
         weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not asked for.
-        norms: for each scope the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K).
-        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not asked for.
+        norms: for each scope the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K); empty without maps.
+        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not asked for, or without maps.
         transformed_norms: ‖f_h(x_j)‖, (B, L, H, K); None if not asked for.
         mixing_ratio: (B, L, Q) for each scope, and for ``"weights"`` and ``"weights_res"`` (of A and of (A + I)/2) if
             weights were asked for.
+        residual_norm: ‖r_i‖ of the residual stream that joins attention's output, (B, L, Q): what attention reads, in a
+            post-norm layer; None without scopes up to the attention block's end.
         convergence_delta: relative completeness error, (B, L); None without scopes.
         real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
@@ -43,6 +45,7 @@ class Measurements:
     head_norms: Tensor | None
     transformed_norms: Tensor | None
     mixing_ratio: Mapping[str, Tensor]
+    residual_norm: Tensor | None
     convergence_delta: Tensor | None
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
@@ -77,7 +80,7 @@ def assemble(
         return stack(parts, {-2: queries, -1: keys})
 
     blocks = [block for index in indices if (block := layers[index].block) is not None]
-    per_head = bool(norms) and norms[0].per_head
+    per_head, with_maps = bool(norms) and norms[0].per_head, not norms or norms[0].with_maps
     ratios: dict[str, Tensor] = {
         scope: stack([layer.mixing_ratio(scope) for layer in layers.values()], {-1: queries}) for scope in scopes
     }
@@ -86,10 +89,11 @@ def assemble(
         ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
     return Measurements(
         weights=maps(vars(layer).pop("map") for layer in weights) if weights else None,
-        norms={scope: maps(layer.take_map(scope) for layer in layers.values()) for scope in scopes},
-        head_norms=maps(vars(layer).pop("head_map") for layer in norms) if per_head else None,
+        norms={scope: maps(layer.take_map(scope) for layer in layers.values()) for scope in scopes if with_maps},
+        head_norms=maps(vars(layer).pop("head_map") for layer in norms) if per_head and with_maps else None,
         transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
         mixing_ratio=ratios,
+        residual_norm=stack([layer.residual_norm for layer in norms], {-1: queries}) if norms else None,
         convergence_delta=stack([layer.delta for layer in layers.values()], {}) if scopes else None,
         real=real_queries(call, role, count),
         tokens=call.tokens,

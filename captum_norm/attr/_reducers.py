@@ -22,6 +22,7 @@ from captum_norm.functional import (
     relative_error,
     summed_norms,
     transformed_norms,
+    value_norms,
 )
 from captum_norm.functional.norms import CACHED_ELEMENTS
 from captum_norm.memory import MemoryBudget
@@ -68,21 +69,31 @@ class WeightReducer:
         return ratio(others.clamp(min=0), own + 1 if residual else own)
 
 
-class _Form:
+class _Sketch:
+    """Σ_j Σ_h α_hj f_h(x_j) behind one set of frozen norms, on the random directions; see :func:`random_directions`."""
+
+    def __init__(self, values: Tensor, products: Products, queries: int) -> None:
+        self._projected_keys = values.transpose(1, 2) @ products.sketch
+        self.sketch = values.new_empty(len(values), queries, products.sketch.shape[-1])
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
+
+
+class _Form(_Sketch):
     """The norms of Σ_h α_hj f_h(x_j) behind one set of frozen norms, still to be divided by the queries' σ."""
 
     def __init__(self, values: Tensor, products: Products, queries: int, limit: int) -> None:
+        super().__init__(values, products, queries)
         self.form = key_gram(values, products.gram, limit)
-        self._projected_keys = values.transpose(1, 2) @ products.sketch
         batch, keys, _, _ = values.shape
         self.norms = values.new_empty(batch, queries, keys)
-        self.sketch = values.new_empty(batch, queries, products.sketch.shape[-1])
         self._scale = values.new_empty(batch, queries, 1)
         self._difference = values.new_empty(batch, queries)
 
     def consume(self, weights: Tensor, part: Part) -> None:
+        super().consume(weights, part)
         self.norms[part] = summed_norms(weights, self.form[part.examples])
-        self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
 
     def finish_rows(self, rows: slice, keys: Tensor, direct: Tensor, scales: Scales) -> None:
         """Note the queries' 1/σ, and how far one fast norm of each is from the directly computed one.
@@ -131,6 +142,7 @@ class NormReducer:
         budget: how much memory pieces of the computation may take.
         baseline: where the paths of the integrated gradients start in the feed-forward network of a parallel layer.
         per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
+        with_maps: whether to keep maps at all; without them ‖f_h(x_j)‖ is all that is kept of heads.
         real: True at real positions, (B, Q), or None where all are.
 
     Attributes:
@@ -140,12 +152,14 @@ class NormReducer:
         dtype: what norms are computed in.
         positions: Q.
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
-        maps: (B, Q, K) of each scope.
+        with_maps: whether maps are kept.
+        maps: (B, Q, K) of each scope, with ``with_maps``.
         mixing_ratio: (B, Q) of each scope.
-        head_map: (B, H, Q, K), with ``per_head``.
+        residual_norm: length of the residual stream, (B, Q).
+        head_map: (B, H, Q, K), with ``per_head`` and ``with_maps``.
         transformed: (B, H, K), with ``per_head``.
         delta: completeness error, the largest of the scopes' and of the attention output's alone, (B,).
-        discrepancy: of fast from direct norms on the diagonal, (B,).
+        discrepancy: of fast from direct norms on the diagonal, (B,); 0 without maps.
     """
 
     def __init__(
@@ -158,6 +172,7 @@ class NormReducer:
         baseline: Baseline,
         *,
         per_head: bool,
+        with_maps: bool,
         real: Tensor | None,
     ) -> None:
         self.block = block
@@ -167,13 +182,14 @@ class NormReducer:
         self.dtype = dtype
         self.scopes = tuple(scopes)
         self.per_head = per_head
+        self.with_maps = with_maps
         self.positions = 0
         self.precision = block.precision_at(scopes)
         self._real = real
         self._carries = {scope: block.carry(scope, dtype) for scope in scopes}
         every = [*self._carries.values(), *([Carry()] if per_head else [])]
         self._distinct = {_norms(carry): carry for carry in every}
-        self._forms: dict[tuple[bool, bool], _Form] = {}
+        self._sketches: dict[tuple[bool, bool], _Sketch] = {}
         self._values: Tensor
         self._cross = False
         # One key of each query, its own in self-attention: its vectors are computed directly, too.
@@ -181,6 +197,7 @@ class NormReducer:
         self._sampled_weights: Tensor
         self.maps: dict[Scope, Tensor] = {}
         self.mixing_ratio: dict[Scope, Tensor] = {}
+        self.residual_norm: Tensor
         self.head_map: Tensor
         self.transformed: Tensor
         self.delta: Tensor
@@ -196,17 +213,23 @@ class NormReducer:
         limit = piece_elements(self._budget, values)
         for norms, carry in self._distinct.items():
             products = self._cache.get(self.block, carry, heads, self.dtype)
-            self._forms[norms] = _Form(values, products, queries, limit)
+            self._sketches[norms] = (
+                _Form(values, products, queries, limit) if self.with_maps else _Sketch(values, products, queries)
+            )
+            if self.per_head and norms == _norms(Carry()):
+                sketch = self._sketches[norms]
+                self.transformed = (
+                    transformed_norms(sketch.form) if isinstance(sketch, _Form) else value_norms(values, products.gram)
+                )
         self._sampled_weights = values.new_empty(batch, heads, queries)
-        if self.per_head:
-            self.transformed = transformed_norms(self._forms[_norms(Carry())].form)
+        if self.per_head and self.with_maps:
             self.head_map = values.new_empty(batch, heads, queries, keys)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights = weights.to(self.dtype)
-        for form in self._forms.values():
-            form.consume(weights, part)
-        if self.per_head:
+        for sketch in self._sketches.values():
+            sketch.consume(weights, part)
+        if self.per_head and self.with_maps:
             self.head_map[part.examples, :, part.rows] = head_norms(weights, self.transformed[part.examples])
         keys = self._sampled_keys[part.rows].expand(*weights.shape[:2], -1)
         self._sampled_weights[part.examples, :, part.rows] = weights.gather(3, keys.unsqueeze(3)).squeeze(3)
@@ -217,8 +240,10 @@ class NormReducer:
         weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
+        self.residual_norm = self._values.new_empty(batch, queries)
         for rows in chunks(queries, batch * width, piece_elements(self._budget, self._values)):
             here = tensors.rows(rows, self.dtype)
+            self.residual_norm[:, rows] = torch.linalg.vector_norm(here.residual, dim=-1)
             keys = self._sampled_keys[rows]
             sampled_weights = self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
             values = self._values[:, keys if self._cross else rows]
@@ -226,18 +251,23 @@ class NormReducer:
             own = torch.zeros_like(sampled) if self._cross else sampled
             others = here.projected - own if bias is None else here.projected - own - bias
             for norms, carry in self._distinct.items():
-                form, attention = self._forms[norms], CarriedAttention.of(carry, own, others)
+                form, attention = self._sketches[norms], CarriedAttention.of(carry, own, others)
                 scales = carry.scales(here.projected, here.total)
-                direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
-                form.finish_rows(rows, keys, direct, scales)
+                if isinstance(form, _Form):
+                    direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
+                    form.finish_rows(rows, keys, direct, scales)
                 sketch = form.sketch[:, rows]
                 for scope, pieces in finished.items():
                     steps = self._carries[scope]
                     if _norms(steps) == norms:
                         residual, reference = self._ends(scope, here)
                         pieces.append(block_rows(steps, scales, attention, residual, bias, sketch, reference))
-        discrepancies = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in self._forms.values()]
-        self.discrepancy = torch.stack(discrepancies).amax(0)
+        discrepancies = [
+            form.discrepancy(self._sampled_keys, self._sampled_weights)
+            for form in self._sketches.values()
+            if isinstance(form, _Form)
+        ]
+        self.discrepancy = torch.stack(discrepancies or [self._values.new_zeros(batch)]).amax(0)
         deltas = []
         last_scopes = {_norms(carry): scope for scope, carry in self._carries.items()}
         for scope, pieces in finished.items():
@@ -246,12 +276,14 @@ class NormReducer:
             deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
             deltas.append(relative_error(whole.squared_attention_error, whole.squared_attention, self._real))
             norms = _norms(self._carries[scope])
-            self.maps[scope] = self._forms[norms].divided(last=last_scopes[norms] == scope)
-            if self._carries[scope].residual and not self._cross:
-                self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
+            form = self._sketches[norms]
+            if isinstance(form, _Form):
+                self.maps[scope] = form.divided(last=last_scopes[norms] == scope)
+                if self._carries[scope].residual and not self._cross:
+                    self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
         # Only the results outlive the layer.
-        self._forms.clear()
+        self._sketches.clear()
         del self._values, self._sampled_keys, self._sampled_weights
 
     def _ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:

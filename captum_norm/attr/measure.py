@@ -146,6 +146,7 @@ class NormMeter:
         weights: bool = False,
         per_head: bool = False,
         head_norms: bool = False,
+        maps: bool = True,
         layers: Sequence[int] | None = None,
         stacks: Collection[StackName] | None = None,
     ) -> dict[StackName, Measurements]:
@@ -161,6 +162,8 @@ class NormMeter:
             weights: also return the attention weights.
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
+            maps: whether to compute norms of pairs. Without them, at about half the cost, the scopes give their mixing
+                ratios and ``head_norms`` gives ‖f_h(x_j)‖; weights are returned as ever.
             layers: 0-based indices of the layers to measure, of each stack, negative ones from the last; all if None.
             stacks: which stacks of an encoder–decoder model to measure; all if None.
 
@@ -181,11 +184,16 @@ class NormMeter:
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
+        if not maps and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
+            raise InvalidInputError(
+                f"got maps=False and the scopes {', '.join(scopes)}; scopes behind a feed-forward network are measured "
+                "with their maps"
+            )
         layers = as_layers(layers)
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
             check_stacks(self.model, stacks)
-            wanted = Wanted(scopes, weights, per_head, head_norms, layers, stacks)
+            wanted = Wanted(scopes, weights, per_head, head_norms, layers, stacks, maps)
             return self._attempt(lambda: self._measure(call, wanted))
 
     def _with_blocks(
@@ -330,7 +338,15 @@ class NormMeter:
         norms = vectors = None
         if fast or wanted.head_norms:
             norms = NormReducer(
-                block, fast, self._cache, dtype, budget, self._baseline, per_head=wanted.head_norms, real=real
+                block,
+                fast,
+                self._cache,
+                dtype,
+                budget,
+                self._baseline,
+                per_head=wanted.head_norms,
+                with_maps=wanted.maps,
+                real=real,
             )
         if formed:
             vectors = FeedForwardReducer(block, formed, dtype, budget, self._vector_bytes, self._baseline, real=real)
@@ -373,6 +389,7 @@ class Wanted:
     head_norms: bool = False
     layers: Sequence[int] | None = None
     stacks: Collection[StackName] | None = None
+    maps: bool = True
 
     def has_stack(self, role: Role) -> bool:
         """Whether a stack is among those asked for."""
@@ -397,7 +414,9 @@ class Wanted:
 
     def kept(self, layers: int, heads: int) -> Kept:
         """What is kept of a stack of so many layers and heads."""
-        maps = len(self.scopes) + self.weights * (heads if self.per_head else 1) + self.head_norms * heads
+        maps = self.weights * (heads if self.per_head else 1)
+        if self.maps:
+            maps += len(self.scopes) + self.head_norms * heads
         return Kept(layers if self.layers is None else len(self.layers), maps)
 
 

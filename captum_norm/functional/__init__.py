@@ -15,6 +15,7 @@ from captum_norm.functional.norms import (
     ratio,
     summed_norms,
     transformed_norms,
+    value_norms,
     weight_gram,
 )
 from captum_norm.functional.ranks import average_ranks, spearman
@@ -55,6 +56,7 @@ __all__ = [
     "squared_length",
     "summed_norms",
     "transformed_norms",
+    "value_norms",
     "weight_gram",
     "written_by",
 ]

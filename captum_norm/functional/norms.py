@@ -86,6 +86,22 @@ def transformed_norms(form: Tensor) -> Tensor:
     return _root(form.diagonal(dim1=1, dim2=2).transpose(1, 2))
 
 
+def value_norms(values: Tensor, gram: Tensor) -> Tensor:
+    """‖f_h(x_j)‖ alone: what :func:`transformed_norms` gives, from the d×d blocks of the gram on its diagonal.
+
+    Args:
+        values: (B, K, H, d).
+        gram: :func:`weight_gram` of the output projection, (H·d, H·d).
+
+    Returns:
+        (B, H, K).
+    """
+    heads, width = values.shape[2:]
+    own = gram.unflatten(0, (heads, width)).unflatten(2, (heads, width)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    per_head = values.transpose(1, 2)  # (B, H, K, d)
+    return _root((per_head @ own * per_head).sum(-1))
+
+
 def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
     """‖α_ij f_h(x_j)‖ per head [Kobayashi et al. 2020, section 3].
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from alignment import Alignment
-from alignment.pipeline import extract, team, torchrun_rank
-from alignment.pipeline.team import Team
+from alignment.pipeline import extract, torchrun_rank
 from captum_norm import InvalidInputError
+from captum_norm.runs import Team, team
 from tests.alignment.pipeline import runs
 from tests.alignment.pipeline.runs import Batch, check_result, expected, write_text
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from captum_norm import InvalidInputError
+from captum_norm.errors import InvalidInputError
 
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0

@@ -1,0 +1,166 @@
+"""Text of any size in blocks: by lines, or by documents that blank lines separate."""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Literal, cast, get_args
+
+from captum_norm.errors import InvalidInputError
+
+Unit = Literal["lines", "documents"]
+"""What is one text: a line, or all lines up to a blank one."""
+
+_OPENERS: Mapping[str, Callable[[Path], object]] = MappingProxyType(
+    {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive texts.
+
+    Attributes:
+        index: which block of the corpus, from 0.
+        texts: each with the number of its first line, from 1.
+    """
+
+    index: int
+    texts: tuple[tuple[int, str], ...]
+
+    def digest(self) -> str:
+        """A hash of the texts: two blocks that have the same are the same."""
+        digest = hashlib.blake2b(digest_size=16)
+        for number, text in self.texts:
+            digest.update(f"{number} {text}\n".encode())
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        return f"the texts from line {self.texts[0][0]} to line {self.texts[-1][0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusFacts:
+    """What is known of a corpus when it has been read once.
+
+    Attributes:
+        texts: how many texts there are.
+        sha256: a hash of the texts, a line feed behind each: of a file without blank lines that ends with a line feed,
+            the file's own.
+    """
+
+    texts: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text file; blank lines are no texts.
+
+    Attributes:
+        path: the file, UTF-8; ``.gz``, ``.xz`` and ``.bz2`` are decompressed.
+        unit: what is one text.
+        limit: read only so many texts; all if None.
+        name: what results call it; the file's name if None.
+
+    Raises:
+        InvalidInputError: there is no such file, or an option is none.
+
+    Example:
+        >>> corpus = Corpus(SAMPLE, limit=2)
+        >>> corpus.facts().texts
+        2
+    """
+
+    path: str | PathLike[str]
+    unit: Unit = "lines"
+    limit: int | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not Path(self.path).is_file():
+            raise InvalidInputError(f"cannot read {self.path}: there is no such file")
+        if self.unit not in get_args(Unit):
+            raise InvalidInputError(f"got unit={self.unit!r}; expected one of {', '.join(get_args(Unit))}")
+        if self.limit is not None and self.limit < 1:
+            raise InvalidInputError(f"got limit={self.limit}; expected at least 1")
+
+    def __str__(self) -> str:
+        return Path(self.path).name if self.name is None else self.name
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Each text with the number of its first line, from 1.
+
+        Raises:
+            InvalidInputError: a line is not UTF-8, or a compressed file is damaged.
+        """
+        return islice(self._lines() if self.unit == "lines" else self._documents(), self.limit)
+
+    def blocks(self, size: int) -> Iterator[Block]:
+        """The texts in blocks of ``size``, the last one perhaps smaller."""
+        texts = self.texts()
+        for index in count():
+            block = tuple(islice(texts, size))
+            if not block:
+                return
+            yield Block(index, block)
+
+    def facts(self) -> CorpusFacts:
+        """How many texts there are, and their hash; reads all of them.
+
+        Raises:
+            InvalidInputError: there is none; see :meth:`texts`.
+        """
+        digest, texts = hashlib.sha256(), 0
+        for _, text in self.texts():
+            digest.update(f"{text}\n".encode())
+            texts += 1
+        if not texts:
+            raise InvalidInputError(f"{self.path} has no text: all its lines are blank")
+        return CorpusFacts(texts, digest.hexdigest())
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        return ((number, line) for number, line in self._all_lines() if line.strip())
+
+    def _documents(self) -> Iterator[tuple[int, str]]:
+        first, gathered = 1, list[str]()
+        for number, line in self._all_lines():
+            if line.strip():
+                first = first if gathered else number
+                gathered.append(line)
+            elif gathered:
+                yield first, "\n".join(gathered)
+                gathered = []
+        if gathered:
+            yield first, "\n".join(gathered)
+
+    def _all_lines(self) -> Iterator[tuple[int, str]]:
+        path = Path(self.path)
+        stream = _OPENERS[path.suffix](path) if path.suffix in _OPENERS else path.open("rb")
+        with cast(BinaryIO, stream) as lines:
+            for number in count(1):
+                try:
+                    line = next(lines).decode()
+                except StopIteration:
+                    return
+                except UnicodeDecodeError as error:
+                    found = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the line"
+                    raise InvalidInputError(
+                        f"{path}, line {number}: got {found}, expected UTF-8; convert the file"
+                    ) from error
+                except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
+                    raise InvalidInputError(
+                        f"{path}, line {number}: the file is damaged or cut short ({error}); make it anew"
+                    ) from error
+                yield number, line.removesuffix("\n").removesuffix("\r")
+
+
+SAMPLE = Path(__file__).parent / "data" / "europarl-en.txt"
+"""The text that comes with the package: sentences of the European Parliament's proceedings, one a line."""

@@ -1,0 +1,161 @@
+"""How much of each output comes from other positions than its own [Kobayashi et al. 2021]."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.results import Column, Plot, Table
+from captum_norm.analysis.sequences import Batch
+from captum_norm.analysis.statistics import Grid, Moments, RankedCounts, Statistic, number
+from captum_norm.attr import Measurements
+from captum_norm.functional import spearman
+from captum_norm.models.layouts import Scope
+
+RATIOS = Grid(-24, 1, 10)
+
+_SCOPES: tuple[Scope, ...] = ("attn", "attn_res", "attn_res_ln", "atb")
+_TITLES = {
+    "weights": "Attn-W",
+    "attn": "Attn-N",
+    "weights_res": "AttnRes-W",
+    "attn_res": "AttnRes-N",
+    "attn_res_ln": "AttnResLn-N",
+    "atb": "ATB-N",
+}
+
+
+class MixingRatio(Analysis):
+    """Mixing ratios of the paper's five variants, or of those that the model's layers have, by layer and category.
+
+    Means are over all tokens, the masked ones being a category. Spearman's correlation with depth is that of the
+    layers' means with the layers' numbers; that with frequency is over all tokens that are not masked, of the rank of
+    the token's frequency with the mean of its ratios over layers, which are put in bins of 1/1024 of an octave.
+    """
+
+    name = "mixing-ratio"
+    description = (
+        "How much of each output of attention comes from other positions than its own, as far as attention, the "
+        "residual connection and the normalisation go, by weights (W) and by norms (N) [Kobayashi et al. 2021]."
+    )
+    needs_ranks = True
+    mask_rate = 0.12
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        # Where there is a norm behind the residual connection, or nothing at all, the block ends at a scope before.
+        has_end = {"attn_res_ln", "attn_res"} & set(setting.scopes)
+        self._scopes = [scope for scope in _SCOPES if scope in setting.scopes and (scope != "atb" or not has_end)]
+        self._variants = [name for name in _TITLES if name in {"weights", "weights_res", *self._scopes}]
+        categories = len(setting.categories.names)
+        self._ratios = Moments(setting.layers, len(self._variants), categories)
+        self._frequencies = RankedCounts(len(self._variants), RATIOS)
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """See :class:`Analysis`."""
+        return {"ratios": self._ratios, "frequencies": self._frequencies}
+
+    def _asked(self) -> Asked:
+        return {"scopes": self._scopes, "weights": True, "maps": False}
+
+    def update(self, batch: Batch, measured: Measurements) -> None:
+        """Take in a batch."""
+        ratios = torch.stack([measured.mixing_ratio[name] for name in self._variants], -1).cpu()  # (B, L, S, V)
+        ratios = ratios.transpose(1, 2)[batch.real]  # (N, L, V)
+        categories = batch.categories[batch.real]
+        members = torch.nn.functional.one_hot(categories, len(self.setting.categories.names)).bool()
+        self._ratios.add(ratios.unsqueeze(-1), members[:, None, None])
+        if self.setting.ranks is not None:
+            visible = ~batch.masked[batch.real]
+            ids = batch.ids[batch.real][visible]
+            self._frequencies.add(self.setting.ranks[ids], ratios[visible].double().mean(1).T)
+
+    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """See :class:`Analysis`."""
+        return {name: measured.mixing_ratio[name].transpose(1, 2) for name in self._variants}
+
+    def findings(self) -> Findings:
+        """What the statistics say."""
+        names, layers = self.setting.categories.names, range(self.setting.layers)
+        seen = [place for place in range(len(names)) if self._ratios.count[..., place].any()]
+        pooled = self._ratios.over(2)  # (L, V)
+        depth = torch.arange(self.setting.layers)
+        correlations = self._frequencies.spearman()
+        variants = Table(
+            "variants",
+            "Mixing ratio, all tokens: mean over layers, layers with the least and the greatest mean, and Spearman's ρ",
+            (
+                Column("variant", "variant"),
+                Column("mean", "mean mixing ratio"),
+                Column("min", "least mean of a layer"),
+                Column("max", "greatest mean of a layer"),
+                Column("depth", "Spearman's ρ with depth"),
+                Column("frequency", "Spearman's ρ with frequency rank"),
+            ),
+            [
+                (
+                    _TITLES[name],
+                    number(pooled.mean[:, place].mean()),
+                    number(pooled.mean[:, place].min()),
+                    number(pooled.mean[:, place].max()),
+                    number(spearman(depth, torch.from_numpy(pooled.mean[:, place]))),
+                    number(correlations[place]),
+                )
+                for place, name in enumerate(self._variants)
+            ],
+        )
+        measures = (
+            Column("mean", "mixing ratio"),
+            Column("sd", "SD over tokens"),
+            Column("min", "least"),
+            Column("max", "greatest"),
+            Column("tokens", "tokens"),
+        )
+
+        def row(moments: Moments, *place: int) -> tuple[float | None, ...]:
+            found = (moments.mean, moments.deviation, moments.least, moments.greatest)
+            return *(number(values[place]) for values in found), int(moments.count[place])
+
+        by_layer = Table(
+            "layers",
+            "Mixing ratio by layer and variant, all tokens",
+            (Column("layer", "layer"), Column("variant", "variant"), *measures),
+            [
+                (layer + 1, _TITLES[name], *row(pooled, layer, place))
+                for place, name in enumerate(self._variants)
+                for layer in layers
+            ],
+        )
+        by_category = Table(
+            "categories",
+            "Mixing ratio by layer, variant and category of token",
+            (Column("layer", "layer"), Column("variant", "variant"), Column("category", "category"), *measures),
+            [
+                (layer + 1, _TITLES[name], names[category], *row(self._ratios, layer, place, category))
+                for place, name in enumerate(self._variants)
+                for layer in layers
+                for category in seen
+            ],
+        )
+        last = self._variants[-1]
+        end = Table(
+            "end-of-block",
+            f"Mixing ratio at the end of the attention block ({_TITLES[last]}) by layer and category of token",
+            (Column("layer", "layer"), Column("category", "category"), *measures),
+            [
+                (layer + 1, names[category], *row(self._ratios, layer, len(self._variants) - 1, category))
+                for layer in layers
+                for category in seen
+            ],
+        )
+        summary: dict[str, float | None] = {}
+        for found in variants.rows:
+            summary[f"mean {found[0]}"] = found[1]  # type: ignore[assignment]
+            summary[f"Spearman's ρ with frequency rank, {found[0]}"] = found[5]  # type: ignore[assignment]
+        plots = [
+            Plot("variants-by-layer", "line", "Mixing ratio by layer", "layers", "layer", "mean", "variant", "sd"),
+            Plot("categories-by-layer", "line", end.title, "end-of-block", "layer", "mean", "category"),
+        ]
+        return Findings(summary, [variants, by_layer, end, by_category], plots)

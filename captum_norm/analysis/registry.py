@@ -1,0 +1,11 @@
+"""The analyses by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from captum_norm.analysis.analysis import Analysis
+from captum_norm.analysis.mixing_ratio import MixingRatio
+from captum_norm.analysis.special_tokens import SpecialTokens
+
+ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType({kind.name: kind for kind in (SpecialTokens, MixingRatio)})
+"""The analyses by the names that the command line gives them."""

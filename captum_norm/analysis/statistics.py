@@ -1,0 +1,275 @@
+"""Sufficient statistics: small, whatever the corpus, and merged by adding.
+
+A run makes one set of them for each block of the corpus and adds the sets up in the order of the blocks, so the order
+of every floating-point addition follows from the corpus alone, and one process, several, or one that was killed and
+started again get the same numbers, bit for bit. Sums are in float64, counts are whole numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+
+
+class Statistic:
+    """Arrays that are merged one by one: added, unless ``joins`` names another way.
+
+    Attributes:
+        parts: the arrays by name.
+    """
+
+    joins: ClassVar[Mapping[str, np.ufunc]] = MappingProxyType({})
+
+    def __init__(self, parts: dict[str, Array]) -> None:
+        self.parts = parts
+
+    def merge(self, other: Self) -> None:
+        """Take in what another part of the corpus gave."""
+        for name, part in self.parts.items():
+            self.joins.get(name, np.add)(part, other.parts[name], out=part)
+
+
+class Moments(Statistic):
+    """Number, mean, population standard deviation, least and greatest of the values in each of a number of cells.
+
+    Args:
+        shape: that of the cells.
+
+    Example:
+        >>> moments = Moments(2)
+        >>> moments.add(torch.tensor([[1.0, 5.0], [3.0, 7.0]]), torch.tensor([[True, True], [True, False]]))
+        >>> moments.mean.tolist(), moments.deviation.tolist()
+        ([2.0, 5.0], [1.0, 0.0])
+    """
+
+    joins = MappingProxyType({"least": np.minimum, "greatest": np.maximum})
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(
+            {
+                "count": np.zeros(shape, np.int64),
+                "total": np.zeros(shape),
+                "squares": np.zeros(shape),
+                "least": np.full(shape, np.inf),
+                "greatest": np.full(shape, -np.inf),
+            }
+        )
+
+    def add(self, values: Tensor, present: Tensor) -> None:
+        """Take in values (N, ...) where ``present`` is True; both broadcast to (N, *shape)."""
+        values, present = torch.broadcast_tensors(values.double(), present)
+        kept = values.where(present, 0)
+        added = {
+            "count": present.sum(0),
+            "total": kept.sum(0),
+            "squares": kept.square().sum(0),
+            "least": values.where(present, torch.inf).amin(0),
+            "greatest": values.where(present, -torch.inf).amax(0),
+        }
+        for name, part in self.parts.items():
+            self.joins.get(name, np.add)(part, added[name].cpu().numpy(), out=part)
+
+    @property
+    def count(self) -> Array:
+        """How many values there are."""
+        return self.parts["count"]
+
+    @property
+    def mean(self) -> Array:
+        """Their mean; NaN where there is none."""
+        return _ratio(self.parts["total"], self.count)
+
+    @property
+    def deviation(self) -> Array:
+        """Their standard deviation, that of the whole population; NaN where there is none."""
+        variance = _ratio(self.parts["squares"], self.count) - self.mean**2
+        return _root(variance)
+
+    @property
+    def least(self) -> Array:
+        """The least value; infinite where there is none."""
+        return self.parts["least"]
+
+    @property
+    def greatest(self) -> Array:
+        """The greatest value; infinite where there is none."""
+        return self.parts["greatest"]
+
+    def over(self, *axes: int) -> "Moments":
+        """The values of all cells along some axes taken together."""
+        pooled = Moments()
+        ways = {"least": np.min, "greatest": np.max}
+        pooled.parts = {name: np.asarray(ways.get(name, np.sum)(part, axis=axes)) for name, part in self.parts.items()}
+        return pooled
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Bins for positive numbers, 2^bits of equal width in every octave from 2^low to 2^high, without a gap.
+
+    What lies outside is counted in the first or last bin. A bin's number is read off the exponent and the first bits of
+    the mantissa, so finding it costs four whole-number operations.
+
+    Attributes:
+        low: exponent of the lowest edge.
+        high: exponent of the highest edge.
+        bits: how finely octaves are divided; the values in one bin differ by at most 2^-bits of themselves.
+
+    Example:
+        >>> Grid(-1, 1, 1).places(torch.tensor([0.0, 0.5, 0.75, 1.0, 1.4, 9.0])).tolist()
+        [0, 0, 1, 2, 2, 3]
+    """
+
+    low: int
+    high: int
+    bits: int
+
+    @property
+    def size(self) -> int:
+        """How many bins there are."""
+        return (self.high - self.low) << self.bits
+
+    def places(self, values: Tensor) -> Tensor:
+        """The bin of each value, int32."""
+        first = (127 + self.low) << self.bits
+        return (values.float().contiguous().view(torch.int32) >> (23 - self.bits)).sub_(first).clamp_(0, self.size - 1)
+
+
+class Counts(Statistic):
+    """How many pairs of values are in each field of a grid, for each of a number of groups: Spearman's correlation.
+
+    Values in one bin share their rank, so the correlation is that of values rounded to the grid. Where each axis has
+    at least n bins in use with at most 1/n of the values each, the error is at most about 1/n².
+
+    Args:
+        groups: how many groups there are.
+        rows: the bins of the first value.
+        columns: the bins of the second value.
+    """
+
+    def __init__(self, groups: int, rows: Grid, columns: Grid) -> None:
+        super().__init__({"count": np.zeros((groups, rows.size, columns.size), np.int64)})
+
+    def add(self, fields: Tensor) -> None:
+        """Take in pairs by the number of their field: (group · rows + row) · columns + column."""
+        count = self.parts["count"]
+        found = torch.bincount(fields.flatten(), minlength=count.size)
+        count += found.cpu().numpy()[: count.size].reshape(count.shape)
+
+    def spearman(self) -> list[float]:
+        """Spearman's correlation in each group; NaN where a value does not vary."""
+        return [_correlation(table) for table in self.parts["count"]]
+
+
+class RankedCounts(Statistic):
+    """Spearman's correlation of values with numbers whose ranks are known beforehand, such as frequencies of tokens.
+
+    The ranks are exact, only the values are put in bins; see :class:`Grid`.
+
+    Args:
+        groups: how many kinds of values there are.
+        grid: their bins.
+    """
+
+    def __init__(self, groups: int, grid: Grid) -> None:
+        self._grid = grid
+        super().__init__(
+            {
+                "count": np.zeros((groups, grid.size), np.int64),
+                "rank": np.zeros((groups, grid.size)),
+                "square": np.zeros(groups),
+            }
+        )
+
+    def add(self, ranks: Tensor, values: Tensor) -> None:
+        """Take in the ranks (N,) and the values (groups, N)."""
+        ranks, places = ranks.double().cpu(), self._grid.places(values).cpu()
+        size = self._grid.size
+        for group, row in enumerate(places):
+            self.parts["count"][group] += torch.bincount(row, minlength=size).numpy()
+            self.parts["rank"][group] += torch.bincount(row, weights=ranks, minlength=size).numpy()
+            self.parts["square"][group] += ranks.square().sum().item()
+
+    def spearman(self) -> list[float]:
+        """Spearman's correlation of each kind of values with the ranks; NaN where one of them does not vary."""
+        return [
+            _from_sums(count, rank, square)
+            for count, rank, square in zip(self.parts["count"], self.parts["rank"], self.parts["square"], strict=True)
+        ]
+
+
+def midranks(counts: Array) -> Array:
+    """The rank, in shares of the number of values, of the values in each of a number of bins in ascending order.
+
+    Values in one bin share the mean of their ranks.
+
+    Example:
+        >>> midranks(np.array([1, 2, 1])).tolist()
+        [0.25, 0.625, 1.0]
+    """
+    total = counts.sum()
+    ranks: Array = (counts.cumsum() - (counts - 1) / 2) / max(total, 1)
+    return ranks
+
+
+def dump(statistics: Mapping[str, Statistic]) -> bytes:
+    """Statistics as bytes that :func:`restore` reads."""
+    arrays = {f"{name}/{part}": array for name, found in statistics.items() for part, array in found.parts.items()}
+    stream = BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
+    return stream.getvalue()
+
+
+def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
+    """Give fresh statistics the values of those that :func:`dump` wrote."""
+    with np.load(BytesIO(content), allow_pickle=False) as arrays:
+        for name, found in statistics.items():
+            found.parts = {part: arrays[f"{name}/{part}"] for part in found.parts}
+
+
+def number(value: Any) -> float | None:
+    """A cell of a table: None for what is not finite."""
+    return float(value) if np.isfinite(value) else None
+
+
+def numbers(values: Sequence[Any] | Array) -> list[float | None]:
+    """Cells of a table."""
+    return [number(value) for value in np.asarray(values, dtype=np.float64).flat]
+
+
+def _root(variance: Array) -> Array:
+    """Of what rounding may have pushed below zero."""
+    root: Array = np.sqrt(np.maximum(variance, 0))
+    return root
+
+
+def _ratio(total: Array, count: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        ratio: Array = total / count
+    return ratio
+
+
+def _correlation(table: Array) -> float:
+    rows, columns = table.sum(1), table.sum(0)
+    ranks = midranks(rows)
+    return _from_sums(columns, ranks @ table, float(rows @ ranks**2))
+
+
+def _from_sums(count: Array, rank: Array, square: float) -> float:
+    """The correlation of ranks, by bins of the values: how many there are, the sum of their ranks, of all squares."""
+    number = count.sum()
+    if not number:
+        return float("nan")
+    own = midranks(count)
+    mean, own_mean = rank.sum() / number, own @ count / number
+    covariance = (own - own_mean) @ (rank - mean * count)
+    variances = (square - number * mean**2) * (count @ (own - own_mean) ** 2)
+    return float(covariance / np.sqrt(variances)) if variances > 0 else float("nan")

@@ -1,0 +1,6 @@
+"""Long runs over text in blocks: what is finished is kept, and several processes may share the work; needs no torch."""
+
+from captum_norm.runs.journal import Journal, Setting
+from captum_norm.runs.team import Team, torchrun_rank
+
+__all__ = ["Journal", "Setting", "Team", "torchrun_rank"]
