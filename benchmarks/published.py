@@ -92,20 +92,6 @@ def cell(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
     return find
 
 
-def extreme(table: str, column: str, of: str, *, least: bool = False) -> Find:
-    """The cell of ``column`` in the row in which that of ``of`` is the greatest, or the least."""
-
-    def find(result: AnalysisResult) -> float | None:
-        pairs = [
-            (key, value)
-            for key, value in zip(result.table(table).column(of), result.table(table).column(column), strict=True)
-            if isinstance(key, float) and isinstance(value, float)
-        ]
-        return (min if least else max)(pairs)[1] if pairs else None
-
-    return find
-
-
 def greatest(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
     """The greatest of the cells of a column in the rows whose other cells are as given."""
     return lambda result: max(rows(result, table, column, where), default=None)
@@ -165,13 +151,13 @@ EXPERIMENTS = (
         "How much transformed vectors differ in length",
         "Kobayashi et al. 2020; 992 Wikipedia sequences, 12 layers of 12 heads",
         (
-            Number("‖f(x)‖, mean over heads", "5.15", cell("overall", "mean", measure="‖f(x)‖")),
-            Number("SD, mean over heads", "1.17", cell("overall", "sd", measure="‖f(x)‖")),
-            Number("coefficient of variation, mean over heads", ".22", cell("overall", "cv", measure="‖f(x)‖")),
-            Number("the greatest of a head", ".37", greatest("heads", "f_cv")),
-            Number("mean ‖f(x)‖ of that head", "4.26", extreme("heads", "f_mean", "f_cv")),
-            Number("the least of a head", ".12", extreme("heads", "f_cv", "f_cv", least=True)),
-            Number("mean ‖f(x)‖ of that head", "4.00", extreme("heads", "f_mean", "f_cv", least=True)),
+            Number("‖f(x)‖, mean over heads", "5.15", cell("overall", "mean", what="mean over heads")),
+            Number("SD, mean over heads", "1.17", cell("overall", "sd", what="mean over heads")),
+            Number("coefficient of variation, mean over heads", ".22", cell("overall", "cv", what="mean over heads")),
+            Number("greatest of a head", ".37", cell("overall", "cv", what="largest variation")),
+            Number("‖f(x)‖ of that head, mean", "4.26", cell("overall", "mean", what="largest variation")),
+            Number("least of a head", ".12", cell("overall", "cv", what="smallest variation")),
+            Number("‖f(x)‖ of that head, mean", "4.00", cell("overall", "mean", what="smallest variation")),
         ),
         (),
     ),
@@ -208,7 +194,7 @@ EXPERIMENTS = (
         "Kobayashi et al. 2020; the same sequences. A small rank is that of a frequent token",
         (
             Number("ρ(rank, ‖f(x)‖)", ".75", cell("correlation", "spearman", measure="‖f(x)‖")),
-            Number("ρ(rank, α)", ".06", cell("correlation", "spearman", measure="weight α")),
+            Number("ρ(rank, α)", ".06", cell("correlation", "spearman", measure="attention weight α")),
         ),
         (
             Claim(
@@ -218,7 +204,7 @@ EXPERIMENTS = (
             ),
             Claim(
                 "weights say less of frequency than lengths do: size of ρ",
-                size(cell("correlation", "spearman", measure="weight α")),
+                size(cell("correlation", "spearman", measure="attention weight α")),
                 size(cell("correlation", "spearman", measure="‖f(x)‖")),
             ),
         ),

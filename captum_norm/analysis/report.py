@@ -217,7 +217,8 @@ def _cells(cells: Sequence[Cell]) -> list[_Cell]:
 def _headline(value: float | None) -> str:
     if value is None:
         return "–"
-    return _minus(f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else f"{value:.3g}")
+    size = abs(value)
+    return _minus(f"{value:{',.0f' if size >= 1000 or value == round(value) else '.3f' if 0.001 < size < 1 else '.3g'}}")
 
 
 def _minus(number: str) -> str:
