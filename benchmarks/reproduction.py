@@ -111,7 +111,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-    """What the analyses found in one model, by their names, and how long each took in seconds."""
+    """What the analyses found in one model, by their names, and how many seconds of processor time each took."""
 
     subject: Subject
     results: dict[str, AnalysisResult]
@@ -128,7 +128,7 @@ def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
     """The encoder of the English–French model, over the pieces that it reads, written to a file as words."""
     model, tokenizer = load_shipped_model("en-fr")
     dictionary = read_dictionary(MODELS / "dictionary.txt", model.config.vocab_size)
-    path = folder / f"{Path(corpus.path).name}-{corpus.limit}.pieces"
+    path = folder / "pieces.txt"
     if not path.exists():
         encoded = (tokenizer.encode_source([tokenize(text, "en")])[0].ids[:-1] for _, text in corpus.texts())
         lines = (" ".join(dictionary.symbols[index] for index in ids) for ids in encoded)
@@ -150,13 +150,13 @@ def run(subject: Subject, folder: Path) -> Run:
         took = out / "seconds.json"
         if not took.exists():
             out.mkdir(parents=True, exist_ok=True)
-            start = time.perf_counter()
+            start = time.process_time()
             result = analyze(
                 name, subject.model, subject.tokenizer, subject.corpus, out=out, model_name=subject.title, report=print
             )
             assert result is not None
             report.write(result, out)
-            write_whole(took, json.dumps(time.perf_counter() - start).encode())
+            write_whole(took, json.dumps(time.process_time() - start).encode())
         results[name], seconds[name] = report.read(out), json.loads(took.read_text())
         print(f"{subject.title}: {name}, {seconds[name]:.0f} s", flush=True)
     return Run(subject, results, seconds)
@@ -218,7 +218,10 @@ def _times(runs: Sequence[Run]) -> str:
     versions = ", ".join(f"{name} {found}" for name, found in runs[0].results[names[0]].metadata["versions"].items())
     machine = f"{platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
     rows = [[run.subject.title, *(f"{run.seconds[name]:,.0f}" for name in names)] for run in runs]
-    return f"Seconds, from loaded model to written report ({machine}; {versions}):\n\n" + table(["model", *names], rows)
+    return (
+        f"Seconds of processor time, from the loaded model to the written report ({machine}; {versions}):\n\n"
+        + table(["model", *names], rows)
+    )
 
 
 def _values(number: Number, results: Sequence[AnalysisResult]) -> list[str]:
@@ -278,10 +281,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.restart:
         shutil.rmtree(arguments.work, ignore_errors=True)
-    arguments.work.mkdir(parents=True, exist_ok=True)
-    corpus = Corpus(arguments.corpus, limit=arguments.sentences, name=f"{arguments.corpus.name}")
-    subjects = [sentence_encoder(corpus), translation_encoder(corpus, arguments.work)]
-    runs = [run(subject, arguments.work) for subject in subjects]
+    corpus = Corpus(arguments.corpus, limit=arguments.sentences)
+    folder = arguments.work / f"{corpus}-{arguments.sentences}"
+    folder.mkdir(parents=True, exist_ok=True)
+    subjects = [sentence_encoder(corpus), translation_encoder(corpus, folder)]
+    runs = [run(subject, folder) for subject in subjects]
     images = arguments.out.parent / "_static"
     images.mkdir(exist_ok=True)
     write_whole(arguments.out, "\n".join(page(runs, images)).encode())
