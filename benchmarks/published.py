@@ -270,6 +270,6 @@ EXPERIMENTS = (
         "Kobayashi et al. 2024, which has figures, no numbers to compare with",
         (),
         (),
-        tables=("layers",),
+        tables=("components",),
     ),
 )

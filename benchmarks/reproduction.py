@@ -87,6 +87,7 @@ How to measure it, and the choices that change it, are in [Faithfulness](faithfu
 FIGURES: Mapping[str, Sequence[str]] = {
     "special-tokens": ("weight-by-layer", "product-by-layer"),
     "mixing-ratio": ("variants-by-layer",),
+    "contextualization-change": ("change",),
 }
 
 
@@ -137,7 +138,8 @@ def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
     pieces.pre_tokenizer = WhitespaceSplit()
     end = SPECIAL[EOS]
     pieces.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, EOS)])
-    plain = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token=end, pad_token="<pad>", unk_token="<unk>")
+    special = {"eos_token": end, "pad_token": "<pad>", "unk_token": "<unk>"}
+    plain = PreTrainedTokenizerFast(tokenizer_object=pieces, **special)  # type: ignore[no-untyped-call]
     return Subject("en-fr", "en-fr, encoder", model, plain, Corpus(path, name=f"{corpus}, in pieces"))
 
 
