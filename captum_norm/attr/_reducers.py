@@ -156,6 +156,7 @@ class NormReducer:
         maps: (B, Q, K) of each scope, with ``with_maps``.
         mixing_ratio: (B, Q) of each scope.
         residual_norm: length of the residual stream, (B, Q).
+        norm_scale: 1/σ of the norm behind the residual sum, (B, Q); None if no scope goes through one.
         head_map: (B, H, Q, K), with ``per_head`` and ``with_maps``.
         transformed: (B, H, K), with ``per_head``.
         delta: completeness error, the largest of the scopes' and of the attention output's alone, (B,).
@@ -198,6 +199,7 @@ class NormReducer:
         self.maps: dict[Scope, Tensor] = {}
         self.mixing_ratio: dict[Scope, Tensor] = {}
         self.residual_norm: Tensor
+        self.norm_scale: Tensor | None = None
         self.head_map: Tensor
         self.transformed: Tensor
         self.delta: Tensor
@@ -241,6 +243,8 @@ class NormReducer:
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         self.residual_norm = self._values.new_empty(batch, queries)
+        if any(carry.final is not None for carry in self._distinct.values()):
+            self.norm_scale = self._values.new_empty(batch, queries)
         for rows in chunks(queries, batch * width, piece_elements(self._budget, self._values)):
             here = tensors.rows(rows, self.dtype)
             self.residual_norm[:, rows] = torch.linalg.vector_norm(here.residual, dim=-1)
@@ -253,6 +257,8 @@ class NormReducer:
             for norms, carry in self._distinct.items():
                 form, attention = self._sketches[norms], CarriedAttention.of(carry, own, others)
                 scales = carry.scales(here.projected, here.total)
+                if self.norm_scale is not None and scales.final is not None:
+                    self.norm_scale[:, rows] = scales.final.squeeze(-1)
                 if isinstance(form, _Form):
                     direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
                     form.finish_rows(rows, keys, direct, scales)
