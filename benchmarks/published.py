@@ -70,6 +70,7 @@ class Experiment:
         series: the numbers of layers.
         note: what else the paper reports.
         tables: tables of the result that the page shows whole.
+        lines: the most lines it reads here, where a line costs much.
     """
 
     analysis: str
@@ -80,6 +81,7 @@ class Experiment:
     series: tuple[Series, ...] = ()
     note: str = ""
     tables: tuple[str, ...] = ()
+    lines: int | None = None
 
 
 def cell(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
@@ -271,5 +273,6 @@ EXPERIMENTS = (
         (),
         (),
         tables=("components",),
+        lines=500,
     ),
 )

@@ -15,7 +15,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +153,11 @@ def run(subject: Subject, folder: Path) -> Run:
         if not took.exists():
             out.mkdir(parents=True, exist_ok=True)
             start = time.process_time()
+            corpus = subject.corpus
+            if experiment.lines is not None:
+                corpus = replace(corpus, limit=min(experiment.lines, corpus.limit or experiment.lines))
             result = analyze(
-                name, subject.model, subject.tokenizer, subject.corpus, out=out, model_name=subject.title, report=print
+                name, subject.model, subject.tokenizer, corpus, out=out, model_name=subject.title, report=print
             )
             assert result is not None
             report.write(result, out)
@@ -178,6 +181,8 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
             f"$ captum-norm analyze {name} --model bert-base-uncased --corpus wikipedia.txt --out bert-{name}\n"
             "```\n"
         )
+        if experiment.lines is not None:
+            yield f"Here of the first {experiment.lines:,} lines.\n"
         found = [run.results[name] for run in runs]
         titles = [run.subject.title for run in runs]
         if experiment.numbers:
