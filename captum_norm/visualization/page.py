@@ -96,19 +96,11 @@ def render_page(
         >>> "&lt;script&gt;" in render_page(["<script>"], [1.0], title="Norms", unit="norm")
         True
     """
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     same_length(tokens, len(scores), "scores")
     keys = tokens if key_tokens is None else key_tokens
     entries = sum(panel.map.numel() for panel in panels)
-    environment = Environment(
-        loader=PackageLoader("captum_norm.visualization", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html").render(
+    return from_template(
+        "page.html",
         title=title,
         unit=unit,
         facts=facts,
@@ -141,6 +133,25 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
         'norms.html'
     """
     return write_whole(path, page.encode())
+
+
+def from_template(name: str, **content: Any) -> str:
+    """A page from one of the templates; what is put in is escaped unless it is markup.
+
+    Args:
+        name: a file beside ``base.html``, which has what pages share: colours for light and dark, type and tables.
+        content: what the template calls by name, ``title`` always.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("captum_norm.visualization", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name).render(**content)
 
 
 def _tokens(tokens: Sequence[str], scores: Sequence[float]) -> list[_Token]:
