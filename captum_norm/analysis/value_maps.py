@@ -1,7 +1,6 @@
 """Attention's affine map f and the normalisation behind it, as matrices read off a model."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +42,7 @@ class _Values:
 
     def __init__(self) -> None:
         self.flat: Tensor
-        self.heads = 0
+        self.own_heads = self.heads = 0
 
     def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:  # noqa: ARG002
         self.flat = values.transpose(1, 2).flatten(0, 1).flatten(1)
@@ -82,8 +81,7 @@ def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[AffineMap
             values.append((block, _Values()))
             return values[-1][1]
 
-        with ExitStack() as stack:
-            stack.enter_context(hooked(_hooks(blocks.values(), found)))
+        with hooked(_hooks(blocks.values(), found)):
             record(call, make, blocks)
         return [_affine_map(block, layer, found) for block, layer in values]
 
@@ -143,8 +141,9 @@ def _columns(values: Tensor, outputs: Tensor) -> list[int] | None:
     flat = outputs.flatten(0, -2)
     if len(flat) != len(values) or flat.shape[1] < values.shape[1]:
         return None
-    places = {
-        np.ascontiguousarray(column).tobytes(): place for place, column in enumerate(flat.T.cpu().float().numpy())
-    }
-    chosen = [places.get(np.ascontiguousarray(column).tobytes()) for column in values.T.cpu().float().numpy()]
-    return None if None in chosen else chosen  # type: ignore[return-value]
+    ours, theirs = (
+        [np.ascontiguousarray(column).tobytes() for column in rows.T.cpu().float().numpy()] for rows in (values, flat)
+    )
+    places = {column: place for place, column in enumerate(theirs)}
+    chosen = [places[column] for column in ours if column in places]
+    return chosen if len(chosen) == len(ours) else None
