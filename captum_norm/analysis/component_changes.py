@@ -120,8 +120,8 @@ class ComponentChanges(Analysis):
         queries, keys = looked_at.nonzero(as_tuple=True)
         both = torch.stack([changes, -changes]).where(listed[looked_at], -torch.inf)  # (2, C, L, n)
         found, places = both.topk(min(_KEPT, both.shape[-1]))
-        better = (found >= self._pairs.thresholds()[..., None]) & found.isfinite()
-        rows, words = [], []
+        better = (found >= self._pairs.thresholds()[..., None]) & (found > 0)
+        rows, words = list[tuple[float, ...]](), list[tuple[str, str]]()
         for direction, component, layer, place in better.nonzero().tolist():
             pair = places[direction, component, layer, place]
             query, key = int(queries[pair]), int(keys[pair])

@@ -278,7 +278,7 @@ def _setting(
         texts=texts,
         ranks=ranks,
         stages=meter.stages(inputs) if kind.needs_stages else (),
-        decode=encoder.tokenizer.decode,
+        decode=lambda ids: str(encoder.tokenizer.decode(ids)),
         example=inputs,
     )
 

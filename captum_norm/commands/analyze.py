@@ -108,6 +108,7 @@ def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from captum_norm.analysis.engine import analyze
+    from captum_norm.analysis.report import write
     from captum_norm.loading import load
     from captum_norm.models import register_layouts
 
@@ -137,9 +138,16 @@ def _run(options: argparse.Namespace) -> None:
             command=" ".join(["captum-norm", *sys.argv[1:]]),
             report=lambda message: Console(stderr=True).print(message, markup=False, highlight=False),
         )
-    if result is not None:
-        console = Console()
-        show(result, console)
+    if result is None:
+        return
+    console = Console()
+    show(result, console)
+    if options.out is not None:
+        try:
+            written = write(result, options.out)
+        except OSError as error:
+            raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
+        console.print(f"wrote {len(written)} files into {options.out}", markup=False, highlight=False, soft_wrap=True)
 
 
 def show(result: "AnalysisResult", console: "Console") -> None:
