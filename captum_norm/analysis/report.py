@@ -218,7 +218,9 @@ def _headline(value: float | None) -> str:
     if value is None:
         return "–"
     size = abs(value)
-    return _minus(f"{value:{',.0f' if size >= 1000 or value == round(value) else '.3f' if 0.001 < size < 1 else '.3g'}}")
+    return _minus(
+        f"{value:{',.0f' if size >= 1000 or value == round(value) else '.3f' if 0.001 < size < 1 else '.3g'}}"
+    )
 
 
 def _minus(number: str) -> str:
@@ -231,4 +233,5 @@ def _facts(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
         if isinstance(value, Mapping):
             yield from _facts(value, f"{prefix}{name} ")
         else:
-            yield f"{prefix}{name}", ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            values = value if isinstance(value, list | tuple) else [value]
+            yield f"{prefix}{name}", ", ".join("–" if item is None else str(item) for item in values)

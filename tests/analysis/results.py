@@ -38,7 +38,7 @@ RESULT = AnalysisResult(
         "model": "tiny",
         "corpus": {"name": "text & more", "sha256": "ab", "lines": 2},
         "seed": 0,
-        "settings": {"layers": [1, 2]},
+        "settings": {"layers": [1, 2], "limit": None},
         "command": "captum-norm analyze special-tokens --corpus 'text'",
     },
 )

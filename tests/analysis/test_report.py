@@ -61,6 +61,7 @@ def test_page_has_the_numbers_and_escapes_the_words(folder: Path, outline: Outli
     assert outline.of("p") == ["What <special> tokens give."]
     assert outline.of("dd")[:4] == ["2.68", "251,234", "–", "−0.500"]
     facts = dict(zip(outline.of("dt"), outline.of("dd"), strict=True))
+    assert facts["settings limit"] == "–"
     assert [facts[name] for name in ("model", "corpus name", "corpus lines", "seed", "settings layers", "command")] == [
         "tiny",
         "text & more",
