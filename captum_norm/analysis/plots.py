@@ -7,6 +7,7 @@ hatches do it. Nothing of pyplot is touched, and no date is in the files: the sa
 
 import math
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ _PAGE = 7.0
 _HEIGHT = 2.5
 _CELL = 0.42
 _CHARACTERS = 14  # of a legend in an inch
+_LABEL_CHARACTERS = 10  # of an axis's label in an inch of the figure
 _HANDLE_CHARACTERS = 7
 # A line of more points has a marker on about so many of them.
 _MOST_MARKERS = 16
@@ -73,11 +75,11 @@ def draw(result: AnalysisResult, plot: Plot) -> "Figure":
         figure = Figure(figsize=(_COLUMN, _HEIGHT), dpi=300, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
-        axes.set_xlabel(table.label(plot.x), parse_math=False)
+        axes.set_xlabel(_wrapped(table.label(plot.x), _COLUMN), parse_math=False)
         if plot.kind == "heat":
             _heat(figure, axes, table, plot)
         else:
-            axes.set_ylabel(table.label(plot.y), parse_math=False)
+            axes.set_ylabel(_wrapped(table.label(plot.y), _HEIGHT), parse_math=False)
             axes.spines[["top", "right"]].set_visible(False)
             (_bars if plot.kind == "grouped-bars" else _points)(figure, axes, table, plot)
             if plot.series is not None:
@@ -185,7 +187,6 @@ def _heat(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
 
     if plot.value is None:
         raise InvalidInputError(f"got no value for the heat plot {plot.name}; name the column that is the colour")
-    axes.set_ylabel(table.label(plot.y), parse_math=False)
     across, down = (_distinct(table.column(name)) for name in (plot.x, plot.y))
     places = zip(table.column(plot.y), table.column(plot.x), strict=True)
     at = _once(plot, {row: (down.index(y), across.index(x)) for row, (y, x) in enumerate(places)})
@@ -210,12 +211,14 @@ def _heat(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
         rasterized=field.size > _MOST_VECTORS,
     )
     axes.invert_yaxis()
-    figure.set_size_inches(_CELL * len(across) + 1.5, max(_CELL * 0.8 * len(down) + 0.8, 1.6))
+    height = max(_CELL * 0.8 * len(down) + 0.8, 1.6)
+    figure.set_size_inches(_CELL * len(across) + 1.5, height)
+    axes.set_ylabel(_wrapped(table.label(plot.y), height), parse_math=False)
     _name(axes, "x", across)
     _name(axes, "y", down)
     axes.tick_params(length=0)
     bar = figure.colorbar(image, ax=axes)
-    bar.set_label(table.label(plot.value), parse_math=False)
+    bar.set_label(_wrapped(table.label(plot.value), height), parse_math=False)
     texts = _short(known)
     for (row, column), text in zip(np.argwhere(~np.isnan(field)), texts, strict=True):
         red, green, blue = scale((field[row, column] - low) / (high - low), bytes=True)[:3]
@@ -257,6 +260,11 @@ def _places(axes: "Axes", table: Table, plot: Plot) -> list[float]:
     words = _distinct(cells)
     _name(axes, "x", words)
     return [float(words.index(cell)) for cell in cells]
+
+
+def _wrapped(label: str, inches: float) -> str:
+    """An axis's label in lines that fit beside it."""
+    return textwrap.fill(label, int(_LABEL_CHARACTERS * inches), break_long_words=False)
 
 
 def _name(axes: "Axes", axis: str, words: Sequence[Cell]) -> None:

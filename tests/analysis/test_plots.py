@@ -127,6 +127,15 @@ def test_long_lines_have_few_markers() -> None:
     assert len(line.get_xdata()) == 100  # type: ignore[arg-type]
 
 
+def test_long_labels_are_wrapped() -> None:
+    words = "how much of what arrives comes from elsewhere"
+    result = result_of(("x", [1]), (words, [1]), ("v", [1.0]))
+    line = axes_of(draw(result, Plot("p", "line", "P", "t", "x", words)))
+    assert line.get_ylabel() == "how much of what arrives\ncomes from elsewhere"
+    heat = draw(result, Plot("p", "heat", "P", "t", "x", "v", value=words))
+    assert heat.axes[1].get_ylabel() == "how much of what\narrives comes\nfrom elsewhere"
+
+
 def test_many_series_differ_without_colour() -> None:
     count = 30
     result = result_of(("x", [1] * count), ("y", [1.0] * count), ("s", [str(index) for index in range(count)]))
