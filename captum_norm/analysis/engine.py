@@ -278,6 +278,8 @@ def _setting(
         texts=texts,
         ranks=ranks,
         stages=meter.stages(inputs) if kind.needs_stages else (),
+        decode=lambda ids: str(encoder.tokenizer.decode(ids)),
+        example=inputs,
     )
 
 
