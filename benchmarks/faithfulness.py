@@ -48,12 +48,14 @@ are of one thread of a machine that did other work, too: compare them with each 
 """
 
 
-def variants(model: Any, names: Iterable[str] = METHODS) -> agreement.Methods:
-    """The methods of some names, and others of their classes."""
+def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = False) -> agreement.Methods:
+    """The methods of some names, and others of their classes: up to the last norm of post-norm layers if wanted."""
+    norms = NormAttribution(model, "attn_res_ln" if last_norm else "attn_res")
+    blocks = AttentionBlockAttribution(model, "atb_ff_res_ln" if last_norm else "atb_ff_res")
     return {
         **{name: name for name in names},
-        "norm, attn_res_ln": NormAttribution(model, "attn_res_ln"),
-        "attention-block, atb_ff_res_ln": AttentionBlockAttribution(model, "atb_ff_res_ln"),
+        f"norm, {norms.scope}": norms,
+        f"attention-block, {blocks.scope}": blocks,
         "decompx, absdot": DecompX(model, "absdot"),
     }
 
@@ -64,15 +66,8 @@ def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: It
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt")
     labels = [label for _, label in chosen]
-    return compare(
-        model,
-        inputs,
-        tokenizer=tokenizer,
-        labels=labels,
-        removal=removal,
-        methods=variants(model, names),
-        batch_size=32,
-    )
+    methods = variants(model, names, last_norm=True)
+    return compare(model, inputs, tokenizer=tokenizer, labels=labels, removal=removal, methods=methods)
 
 
 def kept(path: Path, make: Callable[[], str]) -> Any:
@@ -108,7 +103,11 @@ def measured(content: Row) -> str:
     """The table of one comparison, and what was refused."""
     header = ["", *(f"{measure.title} {measure.arrow}" for measure in MEASURES), "× forward"]
     rows = by_gain(content)
-    best = {measure.name: measure.best({row["method"]: row[measure.name] for row in rows}) for measure in MEASURES}
+    values = {
+        measure.name: {row["method"]: row[measure.name] for row in rows if row[measure.name] is not None}
+        for measure in MEASURES
+    }
+    best = {measure.name: measure.best(values[measure.name]) for measure in MEASURES}
 
     def cell(row: Row, name: str) -> str:
         if row[name] is None:
