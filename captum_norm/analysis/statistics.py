@@ -8,6 +8,7 @@ started again get the same numbers, bit for bit. Sums are in float64, counts are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import isfinite
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -240,7 +241,8 @@ def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
 
 def number(value: Any) -> float | None:
     """A cell of a table: None for what is not finite."""
-    return float(value) if np.isfinite(value) else None
+    plain = float(value)
+    return plain if isfinite(plain) else None
 
 
 def numbers(values: Sequence[Any] | Array) -> list[float | None]:
