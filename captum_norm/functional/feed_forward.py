@@ -261,7 +261,7 @@ class FrozenFeedForward:
 
 
 def _selected(matrix: Tensor, axis: int, index: Tensor) -> Tensor:
-    """Some rows or columns; of a matrix that is stored by columns as of its transpose, which is several times faster."""
+    """Some rows or columns; of a matrix stored by columns as of its transpose, which is several times faster."""
     if matrix.stride(0) < matrix.stride(1):
         return matrix.mT.index_select(1 - axis, index).mT
     return matrix.index_select(axis, index)
