@@ -1,12 +1,12 @@
 """What is asked for of a model's layers, and whether the model has it."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
 from torch import nn
 
-from captum_norm.attr._outline import Kept
+from captum_norm.attr._outline import Kept, Outline
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import as_index
 from captum_norm.models.layouts import Scope
@@ -46,6 +46,11 @@ class Wanted:
     def reach(self) -> int:
         """How far back from the last layer the negative indices go."""
         return max(0, -min(self.layers or (), default=0))
+
+    def counted(self, stacks: Outline) -> "Wanted":
+        """The same without negative indices, where the stacks asked for have as many layers as each other."""
+        counts = {stack.layers for role, stack in stacks.items() if self.has_stack(role)}
+        return replace(self, layers=layer_indices(self.layers, *counts)) if len(counts) == 1 else self
 
     def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
         """Add a layer's reducer to those found; drop that of an unwanted layer too far back for negative indices."""

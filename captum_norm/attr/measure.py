@@ -260,6 +260,9 @@ class NormMeter:
 
     def _measure(self, call: ModelCall, wanted: Wanted) -> dict[StackName, Measurements]:
         feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(wanted.scopes)
+        if feed_forward and wanted.reach:
+            # Vectors of layers that nobody asked for would take far longer than counting the layers.
+            wanted = wanted.counted(self._stacks(call))
         blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
         self._expect_room(call, wanted)
         budget = MemoryBudget(self._memory_budget)
