@@ -240,7 +240,8 @@ def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
 
 def number(value: Any) -> float | None:
     """A cell of a table: None for what is not finite."""
-    return float(value) if np.isfinite(value) else None
+    found = float(value)
+    return found if np.isfinite(found) else None
 
 
 def numbers(values: Sequence[Any] | Array) -> list[float | None]:
