@@ -99,6 +99,16 @@ def headline(name: str) -> Find:
     return lambda result: result.summary[name]
 
 
+def last(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
+    """The cell of a column in the last row whose other cells are as given."""
+
+    def find(result: AnalysisResult) -> float | None:
+        found = rows(result, table, column, where)
+        return found[-1] if found else None
+
+    return find
+
+
 def greatest(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
     """The greatest of the cells of a column in the rows whose other cells are as given."""
     return lambda result: max(rows(result, table, column, where), default=None)
@@ -177,7 +187,7 @@ EXPERIMENTS = (
             Number("ρ(α, ‖f(x)‖), [SEP], here also `</s>`", "−.69", _of_pairs(END)),
             Number("ρ(α, ‖f(x)‖), comma and period", "−.25", _of_pairs(POINTS)),
             Number("ρ(α, ‖f(x)‖), other", "−.06", _of_pairs(OTHER)),
-            Number("Σα of [CLS], greatest of a layer", "", greatest("layers", "weight", category=CLS)),
+            Number("Σα of [CLS], greatest of a layer", "–", greatest("layers", "weight", category=CLS)),
             Number("Σ‖αf(x)‖ of [CLS], greatest of a layer", "0–.4", greatest("layers", "product", category=CLS)),
             Number("Σα of [SEP], greatest of a layer", ".55–.6", greatest("layers", "weight", category=END)),
             Number("Σ‖αf(x)‖ of [SEP], greatest of a layer", "0–.4", greatest("layers", "product", category=END)),
@@ -236,7 +246,12 @@ EXPERIMENTS = (
             Claim("and with the residual, too", _of_variant("AttnRes-N"), _of_variant("AttnRes-W"), ".2%"),
             Claim("normalisation leaves less mixed", _of_variant("AttnResLn-N"), _of_variant("AttnRes-N"), ".2%"),
             Claim("less than half of an output is mixed in", _of_variant("AttnResLn-N"), constant(0.5), ".2%"),
-            Claim("less is mixed in later layers: ρ with depth", _of_variant("AttnResLn-N", "depth"), constant(0)),
+            Claim(
+                "less is mixed in the last layer than in the first",
+                last("layers", "mean", variant="AttnResLn-N"),
+                cell("layers", "mean", variant="AttnResLn-N"),
+                ".2%",
+            ),
             Claim(
                 "more is mixed at frequent tokens, by AttnRes-N: ρ(rank)",
                 _of_variant("AttnRes-N", "frequency"),

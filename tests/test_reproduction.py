@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, cell, constant, greatest
+from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, cell, constant, greatest, last
 from benchmarks.reproduction import _values, _verdicts
 from captum_norm.analysis.corpus import SAMPLE, Corpus
 from captum_norm.analysis.engine import analyze
@@ -36,6 +36,7 @@ def test_cells_are_those_of_the_row_asked_for() -> None:
     assert cell("layers", "norm", layer=2, category="$x$")(RESULT) == 1 / 3
     assert cell("layers", "norm", layer=1, category=("[SEP]", "[CLS]"))(RESULT) == 0.25
     assert cell("layers", "norm", layer=4)(RESULT) is None
+    assert last("layers", "norm", category="[CLS]")(RESULT) == 1.0
     assert greatest("layers", "norm", category="$x$")(RESULT) == 12.0
 
 

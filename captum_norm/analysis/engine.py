@@ -110,7 +110,7 @@ def analyze(
     processes compute alike (same device, same number of threads).
 
     Args:
-        name: which one, of :data:`ANALYSES`.
+        name: which one, of :data:`~captum_norm.analysis.registry.ANALYSES`.
         model: a Transformer of Hugging Face; of an encoder–decoder model the encoder is measured. It is left as it is.
         tokenizer: its tokenizer.
         corpus: the text.
