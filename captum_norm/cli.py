@@ -3,12 +3,12 @@
 A new subcommand is one file in :mod:`captum_norm.commands` and one entry here.
 """
 
-from captum_norm.commands import compare, demo, explain, models
+from captum_norm.commands import analyze, compare, demo, explain, models
 from captum_norm.commands.program import Program
 
 main = Program(
     "captum-norm",
     "Explain Transformers by the norms of the vectors they add up.",
-    (explain.COMMAND, compare.COMMAND, models.COMMAND, demo.COMMAND),
+    (explain.COMMAND, compare.COMMAND, analyze.COMMAND, models.COMMAND, demo.COMMAND),
 ).main
 """Run ``captum-norm``, as :meth:`captum_norm.commands.program.Program.main` says."""

@@ -59,7 +59,8 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except TypeError as error:  # a tokenizer that is not told that its file is missing opens None
             raise OSError("one of its files is missing") from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+    # Without its files T5's tokenizer makes up a vocabulary of special tokens and a space.
+    if not any(token.strip("▁") for token in tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)):
         raise InvalidInputError(f"cannot load a tokenizer for {name_or_path}: it comes with no vocabulary")
     return tokenizer
 
@@ -165,5 +166,7 @@ def _said_plainly(what: str) -> Iterator[None]:
 
 
 def _first_sentence(error: Exception) -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    line, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    if line.rstrip().endswith(":"):
+        line = " ".join(part.strip() for part in [line, *rest])
     return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")

@@ -16,8 +16,8 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # No intersphinx: the build works offline, so other projects' names are plain text. Overloads, and annotations that
 # stand in quotes because their imports wait, show names as written; a type variable has no page.
-_ELSEWHERE = r"(captum|collections|matplotlib|numpy|os|pathlib|rich|sacrebleu|torch|transformers)\..*"
-_NAMES = r"alignment\.subwords\.Piece|Figure|pd\.DataFrame|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
+_ELSEWHERE = r"(captum|collections|matplotlib|numpy|os|pathlib|pd|rich|sacrebleu|torch|transformers)\..*"
+_NAMES = r"alignment\.subwords\.Piece|Figure|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
 nitpick_ignore_regex = [("py:.*", rf"{_ELSEWHERE}|{_NAMES}")]
 
 myst_enable_extensions = ["deflist", "dollarmath"]

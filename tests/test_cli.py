@@ -363,6 +363,13 @@ def test_scope_that_the_layers_lack(capsys: pytest.CaptureFixture[str], gpt2: st
     assert list(tmp_path.iterdir()) == []
 
 
+def test_encoder_decoder_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = transformers.BartConfig(vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1)
+    folder = save_tiny(transformers.BartModel(config), tmp_path)
+    said = refused(capsys, "explain", TEXT, "--model", str(folder))
+    assert "got the encoder–decoder model BartModel; this command explains models with one stack" in said
+
+
 def test_model_without_attention(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = transformers.FNetConfig(
         vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12

@@ -30,7 +30,7 @@ ALLOWED = {
     "recording": FOUNDATION | {"models"},
     "attr": FOUNDATION | {"aggregation", "maps", "models", "recording"},
     "visualization": METHODS,
-    "analysis": RESULTS,
+    "analysis": RESULTS | {"versions"},
     "comparison": RESULTS | {"evaluation", "methods", "versions"},
     "evaluation": RESULTS,
     "__init__": PUBLIC,

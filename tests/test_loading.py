@@ -179,6 +179,22 @@ def test_weights_of_another_shape(folder: Path) -> None:
     assert "6 tensors of BertModel are missing or of another shape" in refusal(folder)
 
 
+def test_a_vocabulary_that_was_made_up(tmp_path: Path) -> None:
+    config = transformers.T5Config(vocab_size=120, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2)
+    transformers.T5EncoderModel(config).save_pretrained(tmp_path)
+    assert refusal(tmp_path) == f"cannot load a tokenizer for {tmp_path}: it comes with no vocabulary"
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaModel(config).save_pretrained(tmp_path)
+    said = refusal(tmp_path)
+    assert said.startswith(f"cannot load a tokenizer for {tmp_path}: ")
+    assert not said.endswith("one of")
+
+
 def test_no_vocabulary(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()

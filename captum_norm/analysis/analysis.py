@@ -1,8 +1,8 @@
 """What every analysis is made of."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Self, TypedDict
 
 from torch import Tensor
@@ -31,6 +31,8 @@ class Setting:
         ranks: of each token id its frequency's rank among all tokens of the corpus in shares of their number, small for
             frequent tokens, (V,); None where the analysis does not ask for it.
         stages: the scopes through the layer; empty where the analysis does not ask for them.
+        decode: the text of some token ids.
+        example: what the model may be called with to see its structure.
     """
 
     meter: NormMeter
@@ -42,6 +44,8 @@ class Setting:
     texts: Sequence[str] = ()
     ranks: Tensor | None = None
     stages: tuple[Stage, ...] = ()
+    decode: Callable[[list[int]], str] = str
+    example: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

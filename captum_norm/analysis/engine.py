@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +27,7 @@ from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.stacks import encoder_of
 from captum_norm.runs import Journal, Team
+from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -185,7 +185,7 @@ def analyze(
         **settings,
         "tokens": tokens is not None,
         "device": next(model.parameters()).device.type,
-        **_versions(),
+        **versions(),
     }
     with _folder(out) as folder:
         journal = Journal(folder / f"{name}.parts", f"{folder / name}", job)
@@ -216,7 +216,7 @@ def analyze(
             "corpus": {"name": str(corpus), "sha256": facts.sha256, **vars(counts)},
             "seed": seed,
             "settings": settings,
-            "versions": _versions(),
+            "versions": versions(),
             "command": command,
         },
         tables=found.tables,
@@ -278,6 +278,8 @@ def _setting(
         texts=texts,
         ranks=ranks,
         stages=meter.stages(inputs) if kind.needs_stages else (),
+        decode=lambda ids: str(encoder.tokenizer.decode(ids)),
+        example=inputs,
     )
 
 
@@ -327,7 +329,3 @@ def _digest(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("captum-norm", "torch", "transformers")}

@@ -4,8 +4,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from captum_norm.analysis.analysis import Analysis
+from captum_norm.analysis.component_changes import ComponentChanges
+from captum_norm.analysis.dispersion import Dispersion
+from captum_norm.analysis.expansion_rate import ExpansionRate
+from captum_norm.analysis.frequency import Frequency
 from captum_norm.analysis.mixing_ratio import MixingRatio
 from captum_norm.analysis.special_tokens import SpecialTokens
 
-ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType({kind.name: kind for kind in (SpecialTokens, MixingRatio)})
+ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType(
+    {kind.name: kind for kind in (Dispersion, SpecialTokens, Frequency, MixingRatio, ExpansionRate, ComponentChanges)}
+)
 """The analyses by the names that the command line gives them."""

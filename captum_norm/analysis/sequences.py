@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +27,15 @@ class TokenSequence:
         window: which part of the text it is, from 0.
         ids: token ids, special tokens included, as the model reads them.
         masked: the positions at which the mask token replaces another.
+        words: the number of the word in the text that each token is a part of, None for special tokens; None where the
+            tokenizer does not tell.
     """
 
     line: int
     window: int
     ids: list[int]
     masked: frozenset[int]
+    words: list[int | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,14 @@ class Encoder:
         )
         owners = encoded["overflow_to_sample_mapping"] if self.windows else range(len(texts))
         found, previous, window = [], None, 0
-        for owner, ids, special in zip(owners, encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
+        parts = zip(owners, encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
+        for index, (owner, ids, special) in enumerate(parts):
             window = window + 1 if owner == previous else 0
             previous = owner
-            ordinary = [place for place, is_special in enumerate(special) if not is_special]
-            if ordinary:
-                found.append(self._masked(texts[owner][0], window, ids, ordinary))
-        return found
+            if not all(special):
+                words = encoded.word_ids(index) if self.tokenizer.is_fast else None
+                found.append(TokenSequence(texts[owner][0], window, ids, frozenset(), words))
+        return [self._masked(sequence) for sequence in found] if self.mask_rate else found
 
     def batches(self, sequences: Sequence[TokenSequence], batch_tokens: int) -> Iterator[Batch]:
         """The sequences by length, as many at a time as ``batch_tokens`` tokens allow, padding included."""
@@ -125,14 +129,15 @@ class Encoder:
             yield self._batch(ordered[start:end])
             start = end
 
-    def _masked(self, line: int, window: int, ids: list[int], ordinary: list[int]) -> TokenSequence:
-        masked: frozenset[int] = frozenset()
-        if self.mask_rate:
-            number = max(1, int(len(ordinary) * self.mask_rate))
-            masked = frozenset(random.Random(f"{self.seed} {line} {window}").sample(ordinary, number))
-            mask = int(self.tokenizer.mask_token_id)
-            ids = [mask if place in masked else token for place, token in enumerate(ids)]
-        return TokenSequence(line, window, ids, masked)
+    def _masked(self, sequence: TokenSequence) -> TokenSequence:
+        special = set(self.tokenizer.all_special_ids)
+        ordinary = [place for place, token in enumerate(sequence.ids) if token not in special]
+        number = min(len(ordinary), max(1, int(len(ordinary) * self.mask_rate)))
+        dice = random.Random(f"{self.seed} {sequence.line} {sequence.window}")
+        masked = frozenset(dice.sample(ordinary, number))
+        mask = int(self.tokenizer.mask_token_id)
+        ids = [mask if place in masked else token for place, token in enumerate(sequence.ids)]
+        return replace(sequence, ids=ids, masked=masked)
 
     def _batch(self, sequences: Sequence[TokenSequence]) -> Batch:
         shape = len(sequences), len(sequences[-1].ids)

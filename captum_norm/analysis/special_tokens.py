@@ -12,8 +12,8 @@ from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import Counts, Grid, Moments, Statistic, number
 from captum_norm.attr import Measurements
 
-WEIGHTS = Grid(-24, 0, 4)
-LENGTHS = Grid(-10, 10, 4)
+WEIGHTS = Grid(-20, 0, 4)
+LENGTHS = Grid(-10, 10, 5)
 
 _MEASURES = {"weight": "attention weight α", "transformed": "‖f(x)‖", "product": "‖αf(x)‖"}
 
@@ -24,7 +24,7 @@ class SpecialTokens(Analysis):
     In each sequence that has the category, with all tokens as queries i: α is the mean over i of Σ_{j∈G} α_ij, ‖αf(x)‖
     the mean over i of Σ_{j∈G} ‖α_ij f(x_j)‖, ‖f(x)‖ the mean over j∈G; then their mean over sequences. Spearman's
     correlation is that of α_ij with ‖f(x_j)‖ over all pairs of the corpus and all heads of all layers, of a causal
-    model the pairs that look back, with both values put in bins of 1/16 of an octave.
+    model the pairs that look back, with α put in bins of 1/16 and ‖f(x)‖ in bins of 1/32 of an octave.
     """
 
     name = "special-tokens"
@@ -68,12 +68,12 @@ class SpecialTokens(Analysis):
     def _count_pairs(self, weights: Tensor, lengths: Tensor, categories: Tensor, counted: Tensor) -> None:
         """One layer at a time: the fields of its pairs take as much memory as its weights."""
         size = WEIGHTS.size * LENGTHS.size
-        outside = (~counted).int()[:, None] * (self._categories * size)
+        left_out = ~counted[:, None]
         groups = (categories * size).int()[:, None]
         for layer in range(weights.shape[1]):
             columns = LENGTHS.places(lengths[:, layer]) + groups  # (B, H, K)
             fields = WEIGHTS.places(weights[:, layer]).mul_(LENGTHS.size).add_(columns[:, :, None])
-            self._pairs.add(fields.add_(outside))
+            self._pairs.add(fields.masked_fill_(left_out, self._categories * size))
 
     def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:
         """See :class:`Analysis`."""

@@ -159,7 +159,10 @@ class Counts(Statistic):
         super().__init__({"count": np.zeros((groups, rows.size, columns.size), np.int64)})
 
     def add(self, fields: Tensor) -> None:
-        """Take in pairs by the number of their field: (group · rows + row) · columns + column."""
+        """Take in pairs by the number of their field: (group · rows + row) · columns + column.
+
+        Those whose number is that of all fields are left out.
+        """
         count = self.parts["count"]
         found = torch.bincount(fields.flatten(), minlength=count.size)
         count += found.cpu().numpy()[: count.size].reshape(count.shape)

@@ -30,6 +30,7 @@ class Measurements:
             weights were asked for.
         residual_norm: ‖r_i‖ of the residual stream that joins attention's output, (B, L, Q): what attention reads, in a
             post-norm layer; None without scopes up to the attention block's end.
+        norm_scale: 1/σ of the normalisation behind that sum, (B, L, Q); None without a scope that goes through one.
         convergence_delta: relative completeness error, (B, L); None without scopes.
         real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
@@ -46,6 +47,7 @@ class Measurements:
     transformed_norms: Tensor | None
     mixing_ratio: Mapping[str, Tensor]
     residual_norm: Tensor | None
+    norm_scale: Tensor | None
     convergence_delta: Tensor | None
     real: Tensor
     tokens: Sequence[Sequence[str]] | None
@@ -79,6 +81,7 @@ def assemble(
     def maps(parts: Iterable[Tensor]) -> Tensor:
         return stack(parts, {-2: queries, -1: keys})
 
+    scales = [layer.norm_scale for layer in norms if layer.norm_scale is not None]
     blocks = [block for index in indices if (block := layers[index].block) is not None]
     per_head, with_maps = bool(norms) and norms[0].per_head, not norms or norms[0].with_maps
     ratios: dict[str, Tensor] = {
@@ -94,6 +97,7 @@ def assemble(
         transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
         mixing_ratio=ratios,
         residual_norm=stack([layer.residual_norm for layer in norms], {-1: queries}) if norms else None,
+        norm_scale=stack(scales, {-1: queries}) if norms and len(scales) == len(norms) else None,
         convergence_delta=stack([layer.delta for layer in layers.values()], {}) if scopes else None,
         real=real_queries(call, role, count),
         tokens=call.tokens,

@@ -156,6 +156,7 @@ class NormReducer:
         maps: (B, Q, K) of each scope, with ``with_maps``.
         mixing_ratio: (B, Q) of each scope.
         residual_norm: length of the residual stream, (B, Q).
+        norm_scale: 1/σ of the norm behind the residual sum, (B, Q); None if no scope goes through one.
         head_map: (B, H, Q, K), with ``per_head`` and ``with_maps``.
         transformed: (B, H, K), with ``per_head``.
         delta: completeness error, the largest of the scopes' and of the attention output's alone, (B,).
@@ -198,6 +199,7 @@ class NormReducer:
         self.maps: dict[Scope, Tensor] = {}
         self.mixing_ratio: dict[Scope, Tensor] = {}
         self.residual_norm: Tensor
+        self.norm_scale: Tensor | None = None
         self.head_map: Tensor
         self.transformed: Tensor
         self.delta: Tensor
@@ -222,6 +224,9 @@ class NormReducer:
                     transformed_norms(sketch.form) if isinstance(sketch, _Form) else value_norms(values, products.gram)
                 )
         self._sampled_weights = values.new_empty(batch, heads, queries)
+        self.residual_norm = values.new_empty(batch, queries)
+        if any(carry.final is not None for carry in self._distinct.values()):
+            self.norm_scale = values.new_empty(batch, queries)
         if self.per_head and self.with_maps:
             self.head_map = values.new_empty(batch, heads, queries, keys)
 
@@ -240,7 +245,6 @@ class NormReducer:
         weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
-        self.residual_norm = self._values.new_empty(batch, queries)
         for rows in chunks(queries, batch * width, piece_elements(self._budget, self._values)):
             here = tensors.rows(rows, self.dtype)
             self.residual_norm[:, rows] = torch.linalg.vector_norm(here.residual, dim=-1)
@@ -252,7 +256,7 @@ class NormReducer:
             others = here.projected - own if bias is None else here.projected - own - bias
             for norms, carry in self._distinct.items():
                 form, attention = self._sketches[norms], CarriedAttention.of(carry, own, others)
-                scales = carry.scales(here.projected, here.total)
+                scales = self._scales(carry, here, rows)
                 if isinstance(form, _Form):
                     direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
                     form.finish_rows(rows, keys, direct, scales)
@@ -262,12 +266,7 @@ class NormReducer:
                     if _norms(steps) == norms:
                         residual, reference = self._ends(scope, here)
                         pieces.append(block_rows(steps, scales, attention, residual, bias, sketch, reference))
-        discrepancies = [
-            form.discrepancy(self._sampled_keys, self._sampled_weights)
-            for form in self._sketches.values()
-            if isinstance(form, _Form)
-        ]
-        self.discrepancy = torch.stack(discrepancies or [self._values.new_zeros(batch)]).amax(0)
+        self.discrepancy = self._largest_discrepancy()
         deltas = []
         last_scopes = {_norms(carry): scope for scope, carry in self._carries.items()}
         for scope, pieces in finished.items():
@@ -285,6 +284,19 @@ class NormReducer:
         # Only the results outlive the layer.
         self._sketches.clear()
         del self._values, self._sampled_keys, self._sampled_weights
+
+    def _scales(self, carry: Carry, tensors: BlockTensors, rows: slice) -> Scales:
+        scales = carry.scales(tensors.projected, tensors.total)
+        if self.norm_scale is not None and scales.final is not None:
+            self.norm_scale[:, rows] = scales.final.squeeze(-1)
+        return scales
+
+    def _largest_discrepancy(self) -> Tensor:
+        forms = [form for form in self._sketches.values() if isinstance(form, _Form)]
+        if not forms:
+            return self._values.new_zeros(len(self._values))
+        found = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in forms]
+        return torch.stack(found).amax(0)
 
     def _ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
         """The residual stream at a scope, and what the model computed there but for a parallel layer's constants."""

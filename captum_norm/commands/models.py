@@ -125,6 +125,7 @@ def _show_models(models: "Sequence[SupportedModel]", console: "Console") -> None
         _table(console, ("model type", "tested class", "layout", "positions", "special"), rows)
         _say(console, "")
     _say(console, "Others are found by their structure, or refused: captum-norm models --check NAME_OR_PATH")
+    _say(console, "The scopes of each are in the file that --out writes")
 
 
 def _show_check(check: Check, console: "Console") -> None:
@@ -136,7 +137,7 @@ def _show_check(check: Check, console: "Console") -> None:
     ]
     _table(console, ("stack", "layer", "module", "layout", "scopes", "error"), rows)
     for refusal in check.without_feed_forward:
-        _say(console, refusal)
+        _say(console, f"no scopes through a feed-forward network in the {refusal}")
     worst = max(layer.error for layer in check.layers)
     _say(console, f"largest completeness error: {worst:.1e} (accepted: {check.tolerance:.0e})")
 

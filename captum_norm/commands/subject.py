@@ -6,7 +6,7 @@ from typing import Any
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 
-LAYOUTS_HELP = "declare layers whose structure is not found by itself; see “Describe a new model” in the documentation"
+LAYOUTS_HELP = "declare parts of layers that are not found; see “Describe a new model” in the documentation"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +29,19 @@ def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
 
 
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and its tokenizer; what ``--layouts`` declares is known from here on."""
+    """The model, of one stack of layers, and its tokenizer; what ``--layouts`` declares is known from here on."""
     from captum_norm.loading import load
     from captum_norm.models import register_layouts
 
     if options.layouts is not None:
         register_layouts(options.layouts)
-    return load(options.model)
+    model, tokenizer = load(options.model)
+    if model.config.is_encoder_decoder:
+        raise InvalidInputError(
+            f"got the encoder–decoder model {type(model).__name__}; this command explains models with one stack of "
+            "layers. In Python maps() explains all three stacks of it"
+        )
+    return model, tokenizer
 
 
 def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:

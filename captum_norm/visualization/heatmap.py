@@ -133,10 +133,23 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
 
 
-def figure_bytes(figure: "Figure", suffix: str = "png") -> bytes:
-    """A figure in a file format ("png", "svg", "pdf"), in memory."""
+def figure_bytes(figure: "Figure", suffix: str = "png", *, title: str | None = None) -> bytes:
+    """A figure in a file format ("png", "svg", "pdf"), in memory; the same figure gives the same bytes.
+
+    Args:
+        figure: any matplotlib figure.
+        suffix: the format.
+        title: what a PNG, SVG or PDF says of itself.
+    """
+    import matplotlib as mpl
+
+    dates = {"svg": "Date", "pdf": "CreationDate"}
+    metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
+    if title is not None:
+        metadata["Title"] = title
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=suffix)
+    with mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
+        figure.savefig(buffer, format=suffix, metadata=metadata or None)
     return buffer.getvalue()
 
 
@@ -170,7 +183,7 @@ def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> No
 
 @cache
 def font_families() -> list[str]:
-    """Matplotlib's font, and those that are installed for scripts that it lacks."""
+    """The font that figures have anyway, then those installed that have other scripts."""
     from matplotlib.font_manager import fontManager
 
     installed = set(fontManager.get_font_names())

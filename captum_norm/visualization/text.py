@@ -32,7 +32,7 @@ def formatted(scores: Sequence[float]) -> list[str]:
         >>> formatted([0.1234567, 0.01]), formatted([12.3456, 1.0])
         (['0.1235', '0.0100'], ['12.35', '1.00'])
     """
-    top = max(scores, default=0.0)
+    top = max(map(abs, scores), default=0.0)
     decimals = min(max(3 - math.floor(math.log10(top)), 0), 12) if top > 0 else 4
     return [f"{score:.{decimals}f}" for score in scores]
 

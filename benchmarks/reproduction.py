@@ -1,0 +1,302 @@
+r"""The papers' experiments on the models at hand, as a page of the docs: ``python -m benchmarks.reproduction``.
+
+```console
+$ python -m benchmarks.reproduction --corpus train.en.xz --out docs/reproduction.md
+```
+
+Every analysis runs on the encoder of the extra ``demo`` and on the encoder of the English–French translation model that
+comes with the package, over the first lines of an English text. An interrupted run goes on where it was.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from alignment.fairseq.dictionary import EOS, SPECIAL, read_dictionary
+from alignment.normalization import tokenize
+from alignment.shipped import load_shipped_model
+from benchmarks.alignment_error import MODELS
+from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, Series
+from captum_norm.analysis import report
+from captum_norm.analysis.corpus import Corpus
+from captum_norm.analysis.engine import analyze
+from captum_norm.analysis.plots import as_file, draw
+from captum_norm.analysis.results import AnalysisResult
+from captum_norm.loading import load
+from captum_norm.visualization.files import write_whole
+
+INTRODUCTION = """\
+# Reproducing the papers
+
+Written by `python -m benchmarks.reproduction`. For each number that the papers report: what they report, the command
+that measures it on their model, and the same analysis on two models that come with this package. Those are not the
+papers' models, so their numbers need not be the papers'; whether the papers' findings hold for them is in the tables of
+findings, which compare numbers of the run and nothing else: *holds* says which of two numbers is smaller, not that they
+are far apart. What each analysis computes is in [Analyses](analyses.md).
+
+`bert-base-uncased` is fetched from the Hugging Face hub by the commands below. `wikipedia.txt` stands for a text with a
+sequence in each line; the paper of 2020 has 992 from Wikipedia, of two segments each.
+"""
+TRANSLATION = """\
+## Word alignment
+
+Kobayashi et al. 2020, section 5: alignment error rate × 100 of a German–English model, mean of five seeds.
+
+| read from | AWO weights | AWO norms | AWI weights | AWI norms |
+| --- | --: | --: | --: | --: |
+| mean of the layers | 68.43 | 62.86 | 68.54 | 60.45 |
+| best layer | 47.74 | 41.36 | 29.77 | 24.98 |
+| layer with the highest mean norm | – | 83.03 | – | 24.98 |
+| head with the highest mean norm | – | 87.09 | – | 35.53 |
+| correlation of AER with mean norm of heads, Spearman | – | .556 | – | −.436 |
+| the same, Pearson | – | .554 | – | −.517 |
+
+```console
+$ norm-align sweep --model checkpoint_best.pt --data data-bin --corpus rwth=rwth-de-en
+```
+
+repeats the experiment on a model of fairseq and the gold alignments of RWTH, without arguments on the model and the
+story that come with the package. What it finds on the translation models here is in
+[Alignment error rates](alignment-error.md).
+
+## Faithfulness
+
+The DecompX paper reports AOPC (higher is better) of BERT-base:
+
+| data | GlobEnc | ALTI | gradient × input | integrated gradients | DecompX |
+| --- | --: | --: | --: | --: | --: |
+| SST-2 | .307 | .416 | .310 | .340 | .627 |
+| MNLI | .498 | .515 | .544 | .579 | .703 |
+
+How to measure it, and the choices that change it, are in [Faithfulness](faithfulness.md).
+"""
+FIGURES: Mapping[str, Sequence[str]] = {
+    "special-tokens": ("weight-by-layer", "product-by-layer"),
+    "mixing-ratio": ("variants-by-layer",),
+    "contextualization-change": ("change",),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to analyse.
+
+    Attributes:
+        name: of its files.
+        title: what the page calls it.
+        model: the model; of an encoder–decoder model the encoder is analysed.
+        tokenizer: its tokenizer.
+        corpus: the text as its tokenizer reads it.
+    """
+
+    name: str
+    title: str
+    model: Any
+    tokenizer: Any
+    corpus: Corpus
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the analyses found in one model, by their names, and how many seconds of processor time each took."""
+
+    subject: Subject
+    results: dict[str, AnalysisResult]
+    seconds: dict[str, float]
+
+
+def sentence_encoder(corpus: Corpus) -> Subject:
+    """The encoder that the extra ``demo`` installs."""
+    model, tokenizer = load()
+    return Subject("all-minilm-l6", "all-MiniLM-L6", model, tokenizer, corpus)
+
+
+def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
+    """The encoder of the English–French model, over the pieces that it reads, written to a file as words."""
+    model, tokenizer = load_shipped_model("en-fr")
+    dictionary = read_dictionary(MODELS / "dictionary.txt", model.config.vocab_size)
+    path = folder / "pieces.txt"
+    if not path.exists():
+        encoded = (tokenizer.encode_source([tokenize(text, "en")])[0].ids[:-1] for _, text in corpus.texts())
+        lines = (" ".join(dictionary.symbols[index] for index in ids) for ids in encoded)
+        write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+    pieces = Tokenizer(WordLevel(dict(dictionary.indices), unk_token="<unk>"))
+    pieces.pre_tokenizer = WhitespaceSplit()
+    end = SPECIAL[EOS]
+    pieces.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, EOS)])
+    special = {"eos_token": end, "pad_token": "<pad>", "unk_token": "<unk>"}
+    plain = PreTrainedTokenizerFast(tokenizer_object=pieces, **special)  # type: ignore[no-untyped-call]
+    return Subject("en-fr", "en-fr, encoder", model, plain, Corpus(path, name=f"{corpus}, in pieces"))
+
+
+def run(subject: Subject, folder: Path) -> Run:
+    """Every analysis of one model; those whose results are there already are read."""
+    results, seconds = {}, {}
+    for experiment in EXPERIMENTS:
+        name = experiment.analysis
+        out = folder / subject.name / name
+        took = out / "seconds.json"
+        if not took.exists():
+            out.mkdir(parents=True, exist_ok=True)
+            start = time.process_time()
+            corpus = subject.corpus
+            if experiment.lines is not None:
+                corpus = replace(corpus, limit=min(experiment.lines, corpus.limit or experiment.lines))
+            result = analyze(
+                name, subject.model, subject.tokenizer, corpus, out=out, model_name=subject.title, report=print
+            )
+            assert result is not None
+            report.write(result, out)
+            write_whole(took, json.dumps(time.process_time() - start).encode())
+        results[name], seconds[name] = report.read(out), json.loads(took.read_text())
+        print(f"{subject.title}: {name}, {seconds[name]:.0f} s", flush=True)
+    return Run(subject, results, seconds)
+
+
+def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
+    """The page, part by part; its figures are written to the folder ``images``."""
+    yield INTRODUCTION
+    yield "## What was run\n"
+    yield _corpora(runs)
+    yield _times(runs)
+    for experiment in EXPERIMENTS:
+        yield f"## {experiment.title}\n\n{experiment.source}.\n"
+        name = experiment.analysis
+        yield (
+            "```console\n"
+            f"$ captum-norm analyze {name} --model bert-base-uncased --corpus wikipedia.txt --out bert-{name}\n"
+            "```\n"
+        )
+        if experiment.lines is not None:
+            yield f"Here of the first {experiment.lines:,} lines.\n"
+        found = [run.results[name] for run in runs]
+        titles = [run.subject.title for run in runs]
+        if experiment.numbers:
+            header = ["measure", "BERT-base, paper", *titles]
+            yield table(header, [[number.text, number.paper, *_values(number, found)] for number in experiment.numbers])
+        for series in experiment.series:
+            yield _by_layer(series, found, titles)
+        if experiment.claims:
+            yield "Findings:\n"
+            rows = [[claim.text, *_verdicts(claim, found)] for claim in experiment.claims]
+            yield table(["finding", *titles], rows, left=1 + len(titles))
+        if experiment.note:
+            yield experiment.note
+        yield from _tables(experiment, runs)
+        for plot in (plot for plot in found[0].plots if plot.name in FIGURES.get(name, ())):
+            image = images / f"reproduction-{name}-{plot.name}.png"
+            write_whole(image, as_file(draw(found[0], plot), "png", plot.title))
+            yield f"![{plot.title}, {titles[0]}.](_static/{image.name})\n\n{plot.title}, {titles[0]}.\n"
+    yield TRANSLATION
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """A table in Markdown, all but the first ``left`` columns to the right."""
+    rule = ["---" if place < left else "--:" for place in range(len(header))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
+
+
+def _corpora(runs: Sequence[Run]) -> str:
+    rows = []
+    for run in runs:
+        corpus = next(iter(run.results.values())).metadata["corpus"]
+        layers = max(row for row in run.results["special-tokens"].table("layers").column("layer") if row is not None)
+        counts = [f"{corpus[name]:,}" for name in ("texts", "tokens")]
+        rows.append([run.subject.title, corpus["name"], str(layers), *counts, f"`{corpus['sha256'][:16]}…`"])
+    return table(["model", "text", "layers", "lines", "tokens", "SHA-256"], rows, left=2)
+
+
+def _times(runs: Sequence[Run]) -> str:
+    names = [experiment.analysis for experiment in EXPERIMENTS]
+    versions = ", ".join(f"{name} {found}" for name, found in runs[0].results[names[0]].metadata["versions"].items())
+    machine = f"{platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    rows = [[run.subject.title, *(f"{run.seconds[name]:,.0f}" for name in names)] for run in runs]
+    return (
+        f"Seconds of processor time, from the loaded model to the written report ({machine}; {versions}):\n\n"
+        + table(["model", *names], rows)
+    )
+
+
+def _values(number: Number, results: Sequence[AnalysisResult]) -> list[str]:
+    return [_shown(number.find(result), number.form) for result in results]
+
+
+def _by_layer(series: Series, results: Sequence[AnalysisResult], titles: Sequence[str]) -> str:
+    published = series.paper.split()
+    layers = range(1, 1 + len(published))
+    rows = [["BERT-base, paper", *published]]
+    for title, result in zip(titles, results, strict=True):
+        values = [series.find(layer)(result) for layer in layers]
+        if any(value is not None for value in values):
+            rows.append([title, *("" if value is None else f"{100 * value:.0f}" for value in values)])
+    return table([f"{series.text}, by layer", *map(str, layers)], rows)
+
+
+def _verdicts(claim: Claim, results: Sequence[AnalysisResult]) -> list[str]:
+    cells = []
+    for result in results:
+        left, right = claim.left(result), claim.right(result)
+        if left is None or right is None:
+            cells.append("–")
+            continue
+        sign = "<" if left < right else "≥"
+        verdict = "holds" if left < right else "does not hold"
+        cells.append(f"{verdict}: {_shown(left, claim.form)} {sign} {_shown(right, claim.form)}")
+    return cells
+
+
+def _tables(experiment: Experiment, runs: Sequence[Run]) -> Iterator[str]:
+    """Results that have nothing of a paper beside them."""
+    for name in experiment.tables:
+        for run in runs:
+            found = run.results[experiment.analysis].table(name)
+            yield f"{found.title}, {run.subject.title}:\n"
+            rows = [[_shown(value, ".2f") for value in row] for row in found.rows]
+            yield table([column.label for column in found.columns], rows)
+
+
+def _shown(value: float | str | None, form: str) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, str | int):
+        return str(value)
+    return f"{value:{form}}".replace("-", "−").replace("%", " %")
+
+
+def main() -> None:
+    """Run everything and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--corpus", type=Path, required=True, help="an English text, a sentence a line")
+    parser.add_argument("--sentences", type=int, default=10_000, help="how many of its lines to read")
+    parser.add_argument("--work", type=Path, default=Path("build/reproduction"), help="folder of the results")
+    parser.add_argument("--restart", action="store_true", help="discard the results that are there")
+    parser.add_argument("--out", type=Path, default=Path("docs/reproduction.md"))
+    arguments = parser.parse_args()
+    if arguments.restart:
+        shutil.rmtree(arguments.work, ignore_errors=True)
+    corpus = Corpus(arguments.corpus, limit=arguments.sentences)
+    folder = arguments.work / f"{corpus}-{arguments.sentences}"
+    folder.mkdir(parents=True, exist_ok=True)
+    subjects = [sentence_encoder(corpus), translation_encoder(corpus, folder)]
+    runs = [run(subject, folder) for subject in subjects]
+    images = arguments.out.parent / "_static"
+    images.mkdir(exist_ok=True)
+    write_whole(arguments.out, "\n".join(page(runs, images)).encode())
+
+
+if __name__ == "__main__":
+    main()

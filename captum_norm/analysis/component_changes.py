@@ -1,0 +1,218 @@
+"""How much each component of a layer changes the map, over a corpus [Kobayashi et al. 2024]."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.results import Column, Plot, Table
+from captum_norm.analysis.sequences import Batch, TokenSequence
+from captum_norm.analysis.statistics import Counts, Grid, Moments, Statistic, number
+from captum_norm.attr import Measurements
+from captum_norm.functional import average_ranks
+
+NORMS = Grid(-12, 8, 4)
+
+_KEPT = 10
+_FIELDS = ("change", "direction", "component", "layer", "line", "window", "query", "key")
+
+
+class ChangedPairs(Statistic):
+    """The pairs of tokens that a component moves furthest up, and furthest down, in the order of its sequence's pairs.
+
+    Args:
+        components: C.
+        layers: L.
+    """
+
+    def __init__(self, components: int, layers: int) -> None:
+        super().__init__({"pairs": np.zeros((0, len(_FIELDS))), "words": np.zeros((0, 2), np.str_)})
+        self._threshold = np.full((2, components, layers), -np.inf)
+
+    def thresholds(self) -> Tensor:
+        """What a pair's change must be at least to be kept, (2, C, L): first upwards, then downwards."""
+        return torch.from_numpy(self._threshold)
+
+    def add(self, pairs: list[tuple[float, ...]], words: list[tuple[str, str]]) -> None:
+        """Take in pairs, each as (change, direction, component, layer, line, window, query, key), and their words."""
+        if pairs:
+            self._keep_best(np.array(pairs), np.array(words, np.str_))
+
+    def merge(self, other: "ChangedPairs") -> None:
+        """Take in what another part of the corpus gave."""
+        self._keep_best(other.parts["pairs"], other.parts["words"])
+
+    def _keep_best(self, pairs: Any, words: Any) -> None:
+        pairs, words = np.concatenate([self.parts["pairs"], pairs]), np.concatenate([self.parts["words"], words])
+        change, *groups = pairs.T[:4]
+        order = np.lexsort((*pairs.T[:3:-1], -change, *groups[::-1]))
+        kept, fill = [], dict[tuple[int, ...], int]()
+        for row in order:
+            group = tuple(int(value) for value in pairs[row, 1:4])
+            fill[group] = fill.get(group, 0) + 1
+            if fill[group] <= _KEPT:
+                kept.append(row)
+            if fill[group] == _KEPT:
+                self._threshold[group] = change[row]
+        self.parts = {"pairs": pairs[kept], "words": words[kept]}
+
+
+class ComponentChanges(Analysis):
+    """1 − Spearman's correlation of the map before and after each component, as by ``contextualization_change``.
+
+    ``macro`` is the mean of the sequences' values, ``micro`` the value for the pairs of all sequences together, whose
+    norms are put in bins of 1/16 of an octave. A pair's change is that of its rank among the pairs of its sequence, in
+    shares of their number, from −1 to 1; pairs of a token with itself or with a special token are not listed.
+    """
+
+    name = "contextualization-change"
+    description = (
+        "How much each component of a layer changes what its outputs are made of: 1 − Spearman's ρ of the maps before "
+        "and after it, and the pairs of tokens that it moves furthest [Kobayashi et al. 2024]."
+    )
+    needs_stages = True
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._components = [stage.component for stage in setting.stages[1:]]
+        self._scopes = [stage.scope for stage in setting.stages]
+        shape = len(self._components), setting.layers
+        self._macro = Moments(*shape)
+        self._micro = Counts(shape[0] * shape[1], NORMS, NORMS)
+        self._pairs = ChangedPairs(*shape)
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """See :class:`Analysis`."""
+        return {"macro": self._macro, "micro": self._micro, "pairs": self._pairs}
+
+    def _asked(self) -> Asked:
+        return {"scopes": self._scopes}
+
+    def update(self, batch: Batch, measured: Measurements) -> None:
+        """Take in a batch."""
+        maps = torch.stack([measured.norms[scope].cpu() for scope in self._scopes])  # (C + 1, B, L, S, S)
+        for row, sequence in enumerate(batch.sequences):
+            length = len(sequence.ids)
+            looked_at = torch.ones(length, length, dtype=torch.bool)
+            if self.setting.causal:
+                looked_at = looked_at.tril()
+            norms = maps[:, row, :, :length, :length][..., looked_at]  # (C + 1, L, n)
+            ranks = torch.stack([average_ranks(values) for values in norms.flatten(0, 1)]).unflatten(0, norms.shape[:2])
+            change = 1 - _correlations(ranks)  # (C, L)
+            self._macro.add(change[None], ~change.isnan()[None])
+            self._count(norms)
+            self._list((ranks[1:] - ranks[:-1]) / norms.shape[-1], looked_at, sequence, batch.categories[row, :length])
+
+    def _count(self, norms: Tensor) -> None:
+        places = NORMS.places(norms).long()
+        groups = torch.arange(len(self._components) * self.setting.layers).view(len(self._components), -1, 1)
+        self._micro.add((groups * NORMS.size + places[:-1]) * NORMS.size + places[1:])
+
+    def _list(self, changes: Tensor, looked_at: Tensor, sequence: TokenSequence, categories: Tensor) -> None:
+        """Keep the pairs of one sequence, (C, L, n), that changed more than those known."""
+        ordinary = categories >= len(self.setting.categories.names) - 2
+        listed = ordinary[:, None] & ordinary & ~torch.eye(len(ordinary), dtype=torch.bool)
+        queries, keys = looked_at.nonzero(as_tuple=True)
+        both = torch.stack([changes, -changes]).where(listed[looked_at], -torch.inf)  # (2, C, L, n)
+        found, places = both.topk(min(_KEPT, both.shape[-1]))
+        better = (found >= self._pairs.thresholds()[..., None]) & (found > 0)
+        rows, words = list[tuple[float, ...]](), list[tuple[str, str]]()
+        for direction, component, layer, place in better.nonzero().tolist():
+            pair = places[direction, component, layer, place]
+            query, key = int(queries[pair]), int(keys[pair])
+            change = float(found[direction, component, layer, place])
+            rows.append((change, direction, component, layer, sequence.line, sequence.window, query, key))
+            words.append((self._word(sequence, query), self._word(sequence, key)))
+        self._pairs.add(rows, words)
+
+    def _word(self, sequence: TokenSequence, position: int) -> str:
+        """The word that a token is a part of."""
+        ids = [sequence.ids[position]]
+        if sequence.words is not None:
+            word = sequence.words[position]
+            ids = [token for token, other in zip(sequence.ids, sequence.words, strict=True) if other == word]
+        return self.setting.decode(ids).strip()
+
+    def findings(self) -> Findings:
+        """What the statistics say."""
+        micro = 1 - np.array(self._micro.spearman()).reshape(self._macro.count.shape)
+        labels = [f"{place + 1}. {component}" for place, component in enumerate(self._components)]
+        layers = range(self.setting.layers)
+        steps = [f"{before} → {after}" for before, after in pairwise(self._scopes)]
+        columns = (
+            Column("macro", "contextualisation change, mean over sequences"),
+            Column("sd", "SD over sequences"),
+            Column("micro", "contextualisation change, all pairs together"),
+        )
+        by_layer = Table(
+            "layers",
+            "Contextualisation change by component and layer",
+            (Column("layer", "layer"), Column("component", "component"), Column("scopes", "from → to"), *columns),
+            [
+                (
+                    layer + 1,
+                    labels[place],
+                    steps[place],
+                    number(self._macro.mean[place, layer]),
+                    number(self._macro.deviation[place, layer]),
+                    number(micro[place, layer]),
+                )
+                for place in range(len(labels))
+                for layer in layers
+            ],
+        )
+        by_component = Table(
+            "components",
+            "Contextualisation change by component, means over layers",
+            (Column("component", "component"), Column("scopes", "from → to"), columns[0], columns[2]),
+            [
+                (label, step, number(self._macro.mean[place].mean()), number(micro[place].mean()))
+                for place, (label, step) in enumerate(zip(labels, steps, strict=True))
+            ],
+        )
+        pairs = Table(
+            "pairs",
+            "The pairs of tokens that each component moves furthest up or down among the pairs of their sequence",
+            (
+                Column("component", "component"),
+                Column("layer", "layer"),
+                Column("direction", "direction"),
+                Column("change", "change of rank, in shares of the sequence's pairs"),
+                Column("query_word", "query's word"),
+                Column("key_word", "key's word"),
+                Column("line", "line"),
+                Column("window", "window"),
+                Column("query", "query's position"),
+                Column("key", "key's position"),
+            ),
+            [self._pair_row(labels, row, words) for row, words in self._listed()],
+        )
+        summary = {f"macro, {row[0]}": number(row[2]) for row in by_component.rows}
+        plots = [
+            Plot("change", "heat", by_layer.title, "layers", "layer", "component", value="macro"),
+            Plot("change-by-layer", "line", by_layer.title, "layers", "layer", "macro", "component", "sd"),
+        ]
+        return Findings(summary, [by_component, by_layer, pairs], plots)
+
+    def _listed(self) -> list[tuple[Any, Any]]:
+        return list(zip(self._pairs.parts["pairs"].tolist(), self._pairs.parts["words"].tolist(), strict=True))
+
+    @staticmethod
+    def _pair_row(labels: list[str], row: list[float], words: list[str]) -> tuple[Any, ...]:
+        change, direction, component, layer, line, window, query, key = row
+        signed = -change if direction else change
+        where = (int(line), int(window), int(query), int(key))
+        return labels[int(component)], int(layer) + 1, "down" if direction else "up", signed, *words, *where
+
+
+def _correlations(ranks: Tensor) -> Tensor:
+    """Of the ranks before and after each component, (C + 1, L, n) -> (C, L); NaN where there is nothing to order."""
+    centered = ranks - ranks.mean(-1, keepdim=True)
+    lengths = centered.norm(dim=-1)
+    correlation: Tensor = (centered[:-1] * centered[1:]).sum(-1) / (lengths[:-1] * lengths[1:])
+    return correlation

@@ -1,0 +1,212 @@
+"""``captum-norm analyze``: the papers' experiments on a model and a corpus."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from captum_norm.bars import progress
+from captum_norm.commands.command import Command
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL
+from captum_norm.runs import torchrun_rank
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from captum_norm.analysis.results import AnalysisResult, Table
+
+NAMES = (
+    "dispersion",
+    "special-tokens",
+    "frequency",
+    "mixing-ratio",
+    "expansion-rate",
+    "contextualization-change",
+)
+"""The names of :data:`captum_norm.analysis.registry.ANALYSES`, known without loading torch."""
+
+_SHOWN_ROWS = 40
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a number from 1")
+    return int(text)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("analysis", metavar="NAME", choices=NAMES, help=f"the experiment: {', '.join(NAMES)}")
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+        help="a model folder or a name on the Hugging Face hub; of an encoder–decoder model the encoder is measured "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--corpus",
+        metavar="FILE",
+        help="the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input (default: 200 sentences of "
+        "Europarl that come with this package)",
+    )
+    unit = parser.add_mutually_exclusive_group()
+    unit.add_argument("--lines", action="store_true", help="a text is a line, cut off where the model ends (default)")
+    unit.add_argument(
+        "--documents",
+        action="store_true",
+        help="a text is all lines up to a blank one; a long text becomes several inputs",
+    )
+    parser.add_argument("--limit", type=_positive, metavar="N", help="read only the first N texts")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write the results there: numbers, tables, figures and a page. A run that was killed goes on where it "
+        "stopped, and several processes share the work: torchrun --nproc-per-node 4 --no-python captum-norm analyze",
+    )
+    parser.add_argument("--restart", action="store_true", help="discard what an unfinished run left")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="which tokens are masked (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--mask-rate",
+        type=float,
+        metavar="SHARE",
+        help="the share of ordinary tokens that the mask token replaces (default: 0.12 for mixing-ratio, else 0)",
+    )
+    parser.add_argument(
+        "--frequencies",
+        metavar="FILE",
+        help="a list of tokens, one a line, the most frequent first, where frequency ranks are not those of the corpus",
+    )
+    parser.add_argument("--max-length", type=_positive, metavar="N", help="the most tokens of an input")
+    parser.add_argument(
+        "--batch-tokens",
+        type=_positive,
+        default=4096,
+        metavar="N",
+        help="how large a batch may be, padding included (default: %(default)s)",
+    )
+    parser.add_argument("--tokens", type=Path, metavar="FILE.parquet", help="also store what is measured of each token")
+    parser.add_argument(
+        "--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--layouts",
+        metavar="FILE.toml",
+        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
+    )
+
+
+def _run(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from captum_norm.analysis.engine import analyze
+    from captum_norm.analysis.report import write
+    from captum_norm.loading import load
+    from captum_norm.models import register_layouts
+
+    rank, world_size = torchrun_rank()
+    if options.tokens is not None and not options.tokens.parent.is_dir():
+        raise InvalidInputError(f"cannot write {options.tokens}: there is no folder {options.tokens.parent}")
+    if options.layouts is not None:
+        register_layouts(options.layouts)
+    with _corpus(options, world_size) as corpus, progress(terminal_only=True) if rank == 0 else nullcontext():
+        model, tokenizer = load(options.model)
+        result = analyze(
+            options.analysis,
+            _placed(model, options.device),
+            tokenizer,
+            corpus,
+            out=options.out,
+            seed=options.seed,
+            mask_rate=options.mask_rate,
+            max_length=options.max_length,
+            batch_tokens=options.batch_tokens,
+            frequencies=options.frequencies,
+            tokens=options.tokens,
+            restart=options.restart,
+            rank=rank,
+            world_size=world_size,
+            model_name=options.model,
+            command=" ".join(["captum-norm", *sys.argv[1:]]),
+            report=lambda message: Console(stderr=True).print(message, markup=False, highlight=False),
+        )
+    if result is None:
+        return
+    console = Console()
+    show(result, console)
+    if options.out is not None:
+        try:
+            written = write(result, options.out)
+        except OSError as error:
+            raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
+        console.print(f"wrote {len(written)} files into {options.out}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show(result: "AnalysisResult", console: "Console") -> None:
+    """Print a result: what it is, its headline numbers, and the tables that are short enough to read."""
+    about, corpus = result.metadata, result.metadata["corpus"]
+    read = f"{corpus['texts']:,} texts of {corpus['name']}, {corpus['tokens']:,} tokens"
+    console.print(f"{result.analysis}: {about['model']}, {read}", markup=False, highlight=False, soft_wrap=True)
+    console.print(result.description, "", sep="\n", markup=False, highlight=False)
+    for table in result.tables:
+        if len(table.rows) <= _SHOWN_ROWS:
+            console.print(_drawn(table), "")
+        else:
+            console.print(f"{table.title}: {len(table.rows)} rows\n", markup=False, highlight=False)
+
+
+def _drawn(table: "Table") -> Any:
+    from rich.table import Table as DrawnTable
+    from rich.text import Text
+
+    drawn = DrawnTable(title=Text(table.title), title_justify="left", box=None)
+    for index, column in enumerate(table.columns):
+        words = any(isinstance(row[index], str) for row in table.rows)
+        drawn.add_column(Text(column.label), justify="left" if words else "right")
+    for row in table.rows:
+        drawn.add_row(*(Text(_cell(cell)) for cell in row))
+    return drawn
+
+
+def _cell(cell: object) -> str:
+    return "–" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+
+
+@contextmanager
+def _corpus(options: argparse.Namespace, world_size: int) -> Iterator[Any]:
+    """The corpus; what comes from standard input is kept in a file for as long as it is read."""
+    from captum_norm.analysis.corpus import SAMPLE, Corpus
+
+    unit: Any = "documents" if options.documents else "lines"
+    if options.corpus != "-":
+        yield Corpus(SAMPLE if options.corpus is None else options.corpus, unit, options.limit)
+        return
+    if world_size > 1:
+        raise InvalidInputError("got standard input and several processes; give them a file")
+    with TemporaryDirectory(prefix="captum-norm-") as folder:
+        path = Path(folder) / "text"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield Corpus(path, unit, options.limit, "standard input")
+
+
+def _placed(model: Any, device: str) -> Any:
+    import torch
+
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
+        raise InvalidInputError(f"cannot use the device {device}: {str(error).splitlines()[0]}") from error
+
+
+COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", _add_arguments, _run)

@@ -1,0 +1,61 @@
+"""Texts in files."""
+
+import bz2
+import gzip
+import hashlib
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from captum_norm.analysis.corpus import Corpus
+from captum_norm.errors import InvalidInputError
+
+CONTENT = "one\n\n  \ntwo\nthree\r\n\nfour"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
+)
+def test_texts_by_lines_and_by_documents(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(compress(CONTENT.encode()))
+    assert list(Corpus(path).texts()) == [(1, "one"), (4, "two"), (5, "three"), (7, "four")]
+    assert list(Corpus(path, "documents").texts()) == [(1, "one"), (4, "two\nthree"), (7, "four")]
+    assert list(Corpus(path, "documents", 2).texts()) == [(1, "one"), (4, "two\nthree")]
+
+
+def test_blocks_and_facts(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("a\nb\nc\n")
+    first, second = Corpus(path).blocks(2)
+    assert (first.texts, second.texts) == (((1, "a"), (2, "b")), ((3, "c"),))
+    assert first.digest() != second.digest()
+    facts = Corpus(path).facts()
+    assert (facts.texts, facts.sha256) == (3, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("text", b"good\nb\xffd\n", "line 2: got byte 0xff at byte 2 of the line, expected UTF-8"),
+        ("text.gz", gzip.compress(b"good\n" * 999)[:-9], "damaged or cut short"),
+        ("text.xz", b"no xz at all", "damaged or cut short"),
+        ("text", b"\n \n", "has no text"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message):
+        Corpus(tmp_path / name).facts()
+
+
+def test_bad_options(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="no such file"):
+        Corpus(tmp_path / "absent")
+    (tmp_path / "text").write_text("a\n")
+    with pytest.raises(InvalidInputError, match="unit='words'"):
+        Corpus(tmp_path / "text", "words")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="limit=0"):
+        Corpus(tmp_path / "text", limit=0)

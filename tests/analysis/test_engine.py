@@ -1,0 +1,79 @@
+"""Runs: killed and started again, in several processes, and refused."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from captum_norm.analysis.corpus import Corpus
+from captum_norm.analysis.engine import analyze
+from captum_norm.errors import InvalidInputError
+from tests.analysis.processes import start
+from tests.analysis.small import TEXTS, bert, tokenizer, write_texts
+
+
+@pytest.mark.parametrize("name", ["special-tokens", "mixing-ratio", "contextualization-change"])
+def test_killed_and_started_again_or_in_three_processes_is_the_same(tmp_path: Path, name: str) -> None:
+    text = write_texts(tmp_path / "text")
+    whole, resumed, shared = (tmp_path / name for name in ("whole", "resumed", "shared"))
+    assert start(name, text, whole) == [0]
+    for block in (0, 3, 5):
+        assert start(name, text, resumed, kill_before_block=block) == [-signal.SIGKILL]
+        assert len(list((resumed / f"{name}.parts").glob("block-*"))) == block
+    assert start(name, text, resumed, processes=2) == [0, 0]
+    assert start(name, text, shared, processes=3) == [0, 0, 0]
+    files = sorted(path.name for path in whole.iterdir())
+    for other in (resumed, shared):
+        assert sorted(path.name for path in other.iterdir()) == files
+        for file in files:
+            if not file.endswith((".png", ".pdf")):
+                assert (other / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
+    text, out = write_texts(tmp_path / "text"), tmp_path / "tokens.parquet"
+    result = analyze("mixing-ratio", bert(), tokenizer(), Corpus(text), mask_rate=0, block_texts=4, tokens=out)
+    assert result is not None
+    table = pyarrow.parquet.read_table(out).to_pydict()
+    expected = [
+        (line, place, token)
+        for line, ids in enumerate(tokenizer()(list(TEXTS))["input_ids"], 1)
+        for place, token in enumerate(tokenizer().convert_ids_to_tokens(ids))
+    ]
+    assert list(zip(table["line"], table["position"], table["token"], strict=True)) == expected
+    first = [row[0] for row in table["attn_res_ln"]]
+    (mean,) = (row[2] for row in result.table("layers").rows if row[:2] == (1, "AttnResLn-N"))
+    assert sum(first) / len(first) == pytest.approx(mean, rel=1e-6)
+
+
+def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
+    text, out = write_texts(tmp_path / "text"), tmp_path / "out"
+    start("dispersion", text, out, kill_before_block=2)
+    for options, message in (
+        ({"batch_tokens": 60, "block_texts": 3}, "with block_texts 2, this one has 3"),
+        ({"batch_tokens": 60, "block_texts": 2, "max_length": 8}, "with max_length 512, this one has 8"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            analyze("dispersion", bert().float(), tokenizer(), Corpus(text), out=out, **options)  # type: ignore[arg-type]
+    again = analyze("dispersion", bert().float(), tokenizer(), Corpus(text), out=out, block_texts=3, restart=True)
+    assert again is not None
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("no-such", {}, "got the analysis no-such; expected one of dispersion"),
+        ("dispersion", {"batch_tokens": 0}, "batch_tokens=0"),
+        ("dispersion", {"world_size": 2}, "name it with --out"),
+        ("dispersion", {"rank": 2, "world_size": 2}, "got rank 2 of 2 processes"),
+        ("dispersion", {"frequencies": "list"}, "has no use for"),
+        ("frequency", {"frequencies": "no-such-list"}, "cannot read the list of frequencies"),
+        ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),
+    ],
+)
+def test_bad_requests_are_named(tmp_path: Path, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        analyze(name, bert(), tokenizer(), Corpus(write_texts(tmp_path / "text")), **options)

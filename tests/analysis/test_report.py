@@ -1,0 +1,156 @@
+"""The files of a result: all numbers, nothing from elsewhere, whole or not there."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from captum_norm.analysis import report
+from captum_norm.analysis.results import AnalysisResult, Column, Table
+from captum_norm.errors import InvalidInputError
+from tests.analysis.results import LAYERS, LINE, RESULT, WORDS
+from tests.visualization.test_page import Outline
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("result") / "new" / "folder"
+    report.write(RESULT, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def outline(folder: Path) -> Outline:
+    return Outline((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def test_files_have_the_names_of_tables_and_plots(folder: Path) -> None:
+    plots = {f"{plot.name}.{suffix}" for plot in RESULT.plots for suffix in ("png", "pdf")}
+    assert {path.name for path in folder.iterdir()} == plots | {
+        "layers.csv",
+        "words.csv",
+        "results.json",
+        "report.html",
+    }
+
+
+def test_json_has_everything(folder: Path) -> None:
+    assert report.read(folder) == RESULT
+    told = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert told["metadata"] == RESULT.metadata
+    assert told["summary"] == RESULT.summary
+    assert told["tables"]["layers"]["rows"][3] == [2, "$x$", 1 / 3, 0.25, 0.25]
+    assert told["tables"]["layers"]["columns"][2] == {"name": "norm", "label": "‖f(x)‖"}
+
+
+@pytest.mark.parametrize("table", [LAYERS, WORDS], ids=lambda table: table.name)
+def test_csv_has_the_values_in_full(folder: Path, table: Table) -> None:
+    header, *rows = csv.reader(io.StringIO((folder / f"{table.name}.csv").read_bytes().decode(), newline=""))
+    assert header == [column.name for column in table.columns]
+    assert rows == [["" if cell is None else str(cell) for cell in row] for row in table.rows]
+
+
+def test_page_has_the_numbers_and_escapes_the_words(folder: Path, outline: Outline) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<category>" not in page
+    assert "<special>" not in page
+    assert outline.of("h1") == ["special-tokens: tiny"]
+    assert outline.of("p") == ["What <special> tokens give."]
+    assert outline.of("dd")[:4] == ["2.68", "251,234", "–", "−0.500"]
+    facts = dict(zip(outline.of("dt"), outline.of("dd"), strict=True))
+    assert facts["settings limit"] == "–"
+    assert [facts[name] for name in ("model", "corpus name", "corpus lines", "seed", "settings layers", "command")] == [
+        "tiny",
+        "text & more",
+        "2",
+        "0",
+        "1, 2",
+        "captum-norm analyze special-tokens --corpus 'text'",
+    ]
+    assert outline.of("th") == ["layer", "category", "‖f(x)‖", "SD of ‖f(x)‖", "Spearman’s ρ", "word", "count"]
+    cells = outline.of("td")
+    assert cells[:10] == ["1", "[CLS]", "0.25", "0.125", "−0.500", "1", "$x$", "2.50", "0.500", "0.750"]
+    assert cells[20:25] == ["3", "[CLS]", "–", "–", "−0.250"]
+    assert cells[-4:] == ['a, "b"', "12", "ÿ\\x0az", "3"]
+
+
+def test_page_shows_every_plot_and_loads_nothing(folder: Path, outline: Outline) -> None:
+    tags = [tag for tag, _ in outline.tags]
+    assert tags.count("svg") == tags.count("figure") == len(RESULT.plots)
+    assert [text.strip() for text in outline.of("figcaption")] == [plot.title for plot in RESULT.plots]
+    for tag, attributes in outline.tags:
+        assert tag not in {"link", "script", "iframe", "base", "img"}
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "://" not in page
+    assert "@import" not in page
+    ids = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert 'name="viewport" content="width=device-width' in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_long_tables_are_folded_and_cut_on_the_page_alone(tmp_path: Path) -> None:
+    def table(name: str, rows: int) -> Table:
+        return Table(name, name, (Column("n", "n"),), [(index,) for index in range(rows)])
+
+    report.write(AnalysisResult("a", "d", {}, [table("short", 30), table("long", 31), table("huge", 1001)]), tmp_path)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<details open>") == 1
+    assert page.count("<details>") == 2
+    assert "The first 1000 of 1001 rows; the file has all." in page
+    assert ">1000<" not in page
+    assert (tmp_path / "huge.csv").read_text(encoding="utf-8").endswith("\n999\n1000\n")
+
+
+def test_same_result_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    for path in report.write(RESULT, tmp_path):
+        assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (replace(RESULT, tables=[LAYERS, LAYERS]), "got two tables named layers"),
+        (replace(RESULT, plots=[LINE, LINE]), "got two plots named norms"),
+        (replace(RESULT, tables=[replace(LAYERS, name="../layers")]), r"got the table '\.\./layers'"),
+        (replace(RESULT, plots=[replace(LINE, name="")]), "got the plot ''"),
+        (replace(RESULT, tables=[WORDS]), "got the table layers; the result of special-tokens has words"),
+        (
+            replace(RESULT, tables=[replace(WORDS, rows=[("a", float("nan"))])], plots=[]),
+            "got nan in the column count of words; expected None",
+        ),
+        (replace(RESULT, summary={"ρ": float("inf")}), "got inf in 'ρ'; expected None"),
+    ],
+)
+def test_bad_result_is_refused_before_anything_is_written(tmp_path: Path, result: AnalysisResult, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        report.write(result, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_come_last_and_no_file_is_ever_half_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = replace(RESULT, plots=[])  # figures take time
+    report.write(plain, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(path: Path, _target: Path) -> None:
+        if ".report.html." in path.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        report.write(replace(plain, summary={"new": 1.0}), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"tables": {}, "plots": [], "other": 1}'])
+def test_folder_without_a_result_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"there is no results\.json in|is not the result of an analysis"):
+        report.read(tmp_path)
