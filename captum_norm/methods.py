@@ -1,7 +1,7 @@
 """The methods by name, as data: what commands and comparisons call them, and how they are made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class NamedMethod:
         units: of its maps; None if it has none.
         target: whether it explains a number of the output: never, if one is named, or always, by default the one that
             the model predicts.
-        options: named arguments, in comparisons: of the class, or for ``captum.attr`` of its ``attribute``.
+        options: named arguments of a method of ``captum.attr``, for its ``attribute``.
         requires: another package that it needs.
     """
 
@@ -43,12 +43,14 @@ class NamedMethod:
     package: str = "captum_norm"
     units: MapUnits | None = None
     target: Literal["never", "optional", "always"] = "never"
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, Any] | None = None
     requires: str | None = None
 
 
 def _captum(title: str, class_name: str, *, requires: str | None = None, **options: Any) -> NamedMethod:
-    return NamedMethod(title, class_name, "captum.attr", target="always", options=options, requires=requires)
+    return NamedMethod(
+        title, class_name, "captum.attr", target="always", options=MappingProxyType(options), requires=requires
+    )
 
 
 METHODS: Mapping[str, NamedMethod] = MappingProxyType(

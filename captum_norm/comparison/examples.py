@@ -99,7 +99,8 @@ def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -
     """Rows of batches, made (B, width) with zeros behind if there is a width, in the order of all examples."""
     if width is not None:
         parts = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
-    return torch.cat(list(parts))[order.argsort()]
+    rows = torch.cat(list(parts))
+    return rows[order.argsort().to(rows.device)]
 
 
 def _chosen(choice: Choice, index: Tensor, batch: int) -> Choice:

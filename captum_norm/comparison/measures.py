@@ -21,7 +21,7 @@ class Measure:
 
     @property
     def arrow(self) -> str:
-        """↑ or ↓: which way is better."""
+        """Which way is better, ↑ or ↓."""
         return "↑" if self.higher else "↓"
 
     def best(self, values: dict[str, float]) -> set[str]:

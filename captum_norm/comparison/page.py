@@ -73,8 +73,8 @@ def render(comparison: Comparison) -> str:
         texts=[_text(comparison, example) for example in range(min(comparison.examples, _MOST_EXAMPLES))],
         watched="the probability" if comparison.explained == "probability" else "the output",
         curves=_curves(comparison, low, high),
-        top=f"{high:.2g}",
-        bottom=f"{low:.2g}",
+        top=f"{high:.2g}".replace("-", "−"),
+        bottom=f"{low:.2g}".replace("-", "−"),
         matrix=_matrix(comparison),
     )
 

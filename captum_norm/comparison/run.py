@@ -196,12 +196,11 @@ def _judged(
             of_batch = {name: methods[place] for name, methods in scores.items()}
             parts.append(faithfulness.evaluate(batch.inputs, of_batch, batch.target, position=batch.position))
             progress.update(len(batch.index))
-    back = order.argsort()
 
     def ordered(name: str) -> FaithfulnessScores:
-        together = FaithfulnessScores.concatenate([part[name] for part in parts])
+        columns = (field.name for field in fields(FaithfulnessScores))
         return FaithfulnessScores(
-            **{field.name: getattr(together, field.name)[back].cpu() for field in fields(together)}
+            **{column: gathered([getattr(part[name], column) for part in parts], order).cpu() for column in columns}
         )
 
     return {name: ordered(name) for name in scores}

@@ -84,10 +84,10 @@ class Maker:
                 keep_special=self.keep_special,
                 readout=self.readout,
                 batch_size=self.batch_size,
-                **method.options,
+                **(method.options or {}),
             )
         explained = {} if method.target == "never" else {"readout": self.readout}
-        made: Attribution = kind(self.model, **explained, **method.options)
+        made: Attribution = kind(self.model, **explained)
         return made
 
 

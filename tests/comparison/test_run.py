@@ -148,7 +148,7 @@ def test_sampling_methods_start_from_the_seed() -> None:
         ShapleyValueSampling,
         tokenizer=TOKENIZER,
         keep_special=True,
-        n_samples=METHODS["shapley"].options["n_samples"],
+        **(METHODS["shapley"].options or {}),
     )
     torch.manual_seed(3)
     expected = shapley.attribute(moved, additional_forward_args=(moved != 0).long())
