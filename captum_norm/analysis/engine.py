@@ -328,7 +328,7 @@ def _do_share(work: _Work, blocks: Iterator[Block], journal: Journal, team: Team
                 if journal.finished(block.index, digest, str(block)) is None:
                     analysis, counts = work(block)
                     journal.write(block.index, digest, {"counts": vars(counts)}, analysis.state())
-                else:
+                elif not bar.disable:
                     bar.initial += len(block.texts)  # it was finished before and does not count towards the speed
             # The blocks of the others are taken to be as far as the last one of this process.
             bar.update(len(block.texts))
