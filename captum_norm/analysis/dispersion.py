@@ -38,7 +38,7 @@ class Dispersion(Analysis):
         return {"transformed": self._transformed, "inputs": self._inputs}
 
     def _asked(self) -> Asked:
-        return {"scopes": ["attn"], "head_norms": True, "maps": False}
+        return {"head_norms": True, "maps": False}
 
     def update(self, batch: Batch, measured: Measurements) -> None:
         """Take in a batch."""

@@ -158,22 +158,15 @@ def analyze(
     kind = ANALYSES[name]
     if mask_rate is None:
         mask_rate = kind.mask_rate if tokenizer.mask_token_id is not None else 0.0
-    categories = Categories.of(tokenizer)
-    encoder = Encoder(
-        tokenizer,
-        categories,
-        longest(model, tokenizer) if max_length is None else max_length,
-        windows=corpus.unit == "documents",
-        mask_rate=mask_rate,
-        seed=seed,
-    )
+    if max_length is None:
+        max_length = longest(model, tokenizer)
     facts = corpus.facts()
     settings = {
         "unit": corpus.unit,
         "limit": corpus.limit,
         "seed": seed,
         "mask_rate": mask_rate,
-        "max_length": encoder.max_length,
+        "max_length": max_length,
         "batch_tokens": batch_tokens,
         "block_texts": block_texts,
         "frequencies": None if frequencies is None else str(frequencies),
@@ -191,7 +184,16 @@ def analyze(
         journal = Journal(folder / f"{name}.parts", f"{folder / name}", job)
         team = Team(journal.folder, rank, world_size, report)
         store = None if tokens is None else TokenStore(journal.folder)
-        setting = _setting(kind, model, encoder, corpus, frequencies)
+        setting, encoder = prepare(
+            kind,
+            model,
+            tokenizer,
+            corpus,
+            seed=seed,
+            mask_rate=mask_rate,
+            max_length=max_length,
+            frequencies=frequencies,
+        )
         work = _Work(kind, setting, encoder, batch_tokens, store)
         if rank > 0:
             _do_share(work, corpus.blocks(block_texts), journal, team, facts.texts)
@@ -240,19 +242,41 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
     yield folder
 
 
-def _setting(
+def prepare(
     kind: type[Analysis],
     model: nn.Module,
-    encoder: Encoder,
+    tokenizer: "PreTrainedTokenizerBase",
     corpus: Corpus,
-    frequencies: str | PathLike[str] | None,
-) -> Setting:
-    """What the analysis is told beforehand: the model's structure, seen on the first text, and frequencies."""
+    *,
+    seed: int = 0,
+    mask_rate: float = 0.0,
+    max_length: int | None = None,
+    frequencies: str | PathLike[str] | None = None,
+) -> tuple[Setting, Encoder]:
+    """What an analysis is told beforehand: the model's structure, seen on the first text, and frequencies.
+
+    Args:
+        kind: the analysis.
+        model: as for :func:`analyze`, and so the others.
+        tokenizer: as there.
+        corpus: as there.
+        seed: as there.
+        mask_rate: the share of ordinary tokens that the mask token replaces.
+        max_length: as there.
+        frequencies: as there.
+
+    Returns:
+        The setting, and what makes batches of the corpus's texts.
+    """
+    if max_length is None:
+        max_length = longest(model, tokenizer)
+    windows = corpus.unit == "documents"
+    encoder = Encoder(tokenizer, Categories.of(tokenizer), max_length, windows, mask_rate, seed)
     part = encoder_of(model) or model
     meter = NormMeter(part)
     first = next(encoder.batches(_first_sequence(encoder, corpus), 1))
     inputs = first.inputs(next(part.parameters()).device)
-    ((stack, measured),) = meter.measure(inputs, scopes=["attn"], head_norms=True, maps=False).items()
+    ((stack, measured),) = meter.measure(inputs, head_norms=True, maps=False).items()
     lengths: Any = measured.transformed_norms
     scopes = [scope for scope in measured.layer_scopes[0] if all(scope in layer for layer in measured.layer_scopes)]
     vocabulary = encoder.tokenizer.get_vocab()
@@ -268,7 +292,7 @@ def _setting(
     texts = [""] * size
     for text, number in vocabulary.items():
         texts[number] = text
-    return Setting(
+    setting = Setting(
         meter=meter,
         layers=lengths.shape[1],
         heads=lengths.shape[2],
@@ -281,6 +305,7 @@ def _setting(
         decode=lambda ids: str(encoder.tokenizer.decode(ids)),
         example=inputs,
     )
+    return setting, encoder
 
 
 def _first_sequence(encoder: Encoder, corpus: Corpus) -> list[TokenSequence]:
@@ -303,7 +328,7 @@ def _do_share(work: _Work, blocks: Iterator[Block], journal: Journal, team: Team
                 if journal.finished(block.index, digest, str(block)) is None:
                     analysis, counts = work(block)
                     journal.write(block.index, digest, {"counts": vars(counts)}, analysis.state())
-                else:
+                elif not bar.disable:
                     bar.initial += len(block.texts)  # it was finished before and does not count towards the speed
             # The blocks of the others are taken to be as far as the last one of this process.
             bar.update(len(block.texts))

@@ -44,7 +44,7 @@ class Frequency(Analysis):
         return {"ranked": self._ranked, "bands": self._bands}
 
     def _asked(self) -> Asked:
-        return {"scopes": ["attn"], "weights": True, "head_norms": True, "maps": False}
+        return {"weights": True, "head_norms": True, "maps": False}
 
     def update(self, batch: Batch, measured: Measurements) -> None:
         """Take in a batch."""

@@ -100,7 +100,7 @@ class MixingRatio(Analysis):
                     number(pooled.mean[:, place].mean()),
                     number(pooled.mean[:, place].min()),
                     number(pooled.mean[:, place].max()),
-                    number(spearman(depth, torch.from_numpy(pooled.mean[:, place]))),
+                    number(spearman(depth, torch.from_numpy(pooled.mean[:, place])).item()),
                     number(correlations[place]),
                 )
                 for place, name in enumerate(self._variants)

@@ -46,7 +46,7 @@ class SpecialTokens(Analysis):
         return {**self._means, "pairs": self._pairs}
 
     def _asked(self) -> Asked:
-        return {"scopes": ["attn"], "weights": True, "per_head": True, "head_norms": True, "maps": False}
+        return {"weights": True, "per_head": True, "head_norms": True, "maps": False}
 
     def update(self, batch: Batch, measured: Measurements) -> None:
         """Take in a batch."""

@@ -31,7 +31,7 @@ class Measurements:
         residual_norm: ‖r_i‖ of the residual stream that joins attention's output, (B, L, Q): what attention reads, in a
             post-norm layer; None without scopes up to the attention block's end.
         norm_scale: 1/σ of the normalisation behind that sum, (B, L, Q); None without a scope that goes through one.
-        convergence_delta: relative completeness error, (B, L); None without scopes.
+        convergence_delta: relative completeness error, (B, L); None if only weights were asked for.
         real: True at real query positions, (B, Q).
         tokens: the tokens' texts, if the inputs brought them.
         baseline: where the paths of the integrated gradients started; None without scopes through a feed-forward
@@ -98,7 +98,7 @@ def assemble(
         mixing_ratio=ratios,
         residual_norm=stack([layer.residual_norm for layer in norms], {-1: queries}) if norms else None,
         norm_scale=stack(scales, {-1: queries}) if norms and len(scales) == len(norms) else None,
-        convergence_delta=stack([layer.delta for layer in layers.values()], {}) if scopes else None,
+        convergence_delta=stack([layer.delta for layer in layers.values()], {}) if blocks else None,
         real=real_queries(call, role, count),
         tokens=call.tokens,
         baseline=baseline,

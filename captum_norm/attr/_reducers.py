@@ -18,8 +18,10 @@ from captum_norm.functional import (
     chunks,
     head_norms,
     key_gram,
+    random_directions,
     ratio,
     relative_error,
+    squared_length,
     summed_norms,
     transformed_norms,
     value_norms,
@@ -213,16 +215,20 @@ class NormReducer:
         self.positions, self._values, self._cross = queries, values, cross
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
         limit = piece_elements(self._budget, values)
-        for norms, carry in self._distinct.items():
-            products = self._cache.get(self.block, carry, heads, self.dtype)
-            self._sketches[norms] = (
-                _Form(values, products, queries, limit) if self.with_maps else _Sketch(values, products, queries)
-            )
-            if self.per_head and norms == _norms(Carry()):
-                sketch = self._sketches[norms]
-                self.transformed = (
-                    transformed_norms(sketch.form) if isinstance(sketch, _Form) else value_norms(values, products.gram)
-                )
+        products = {
+            norms: self._cache.get(self.block, carry, heads, self.dtype) for norms, carry in self._distinct.items()
+        }
+        if self.with_maps:
+            forms = {norms: _Form(values, found, queries, limit) for norms, found in products.items()}
+            self._sketches = {**forms}
+            if self.per_head:
+                self.transformed = transformed_norms(forms[_norms(Carry())].form)
+        else:
+            # One is enough: that the two parts of each query add up holds behind every norm if it holds behind one.
+            norms, found = next(iter(products.items()))
+            self._sketches = {norms: _Sketch(values, found, queries)}
+            if self.per_head:
+                self.transformed = value_norms(values, products[_norms(Carry())].gram)
         self._sampled_weights = values.new_empty(batch, heads, queries)
         self.residual_norm = values.new_empty(batch, queries)
         if any(carry.final is not None for carry in self._distinct.values()):
@@ -242,6 +248,17 @@ class NormReducer:
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None:
             raise ValueError("norms need the tensors of the block")
+        if self.scopes:
+            self._finish_scopes(tensors)
+        else:
+            self.residual_norm = torch.linalg.vector_norm(tensors.residual.to(self.dtype), dim=-1)
+            self.delta = self._attention_error(tensors)
+        self.discrepancy = self._largest_discrepancy()
+        # Only the results outlive the layer.
+        self._sketches.clear()
+        del self._values, self._sampled_keys, self._sampled_weights
+
+    def _finish_scopes(self, tensors: BlockTensors) -> None:
         weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
@@ -255,18 +272,17 @@ class NormReducer:
             own = torch.zeros_like(sampled) if self._cross else sampled
             others = here.projected - own if bias is None else here.projected - own - bias
             for norms, carry in self._distinct.items():
-                form, attention = self._sketches[norms], CarriedAttention.of(carry, own, others)
+                form, attention = self._sketches.get(norms), CarriedAttention.of(carry, own, others)
                 scales = self._scales(carry, here, rows)
                 if isinstance(form, _Form):
                     direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
                     form.finish_rows(rows, keys, direct, scales)
-                sketch = form.sketch[:, rows]
+                sketch = attention.sketch if form is None else form.sketch[:, rows]
                 for scope, pieces in finished.items():
                     steps = self._carries[scope]
                     if _norms(steps) == norms:
                         residual, reference = self._ends(scope, here)
                         pieces.append(block_rows(steps, scales, attention, residual, bias, sketch, reference))
-        self.discrepancy = self._largest_discrepancy()
         deltas = []
         last_scopes = {_norms(carry): scope for scope, carry in self._carries.items()}
         for scope, pieces in finished.items():
@@ -275,15 +291,23 @@ class NormReducer:
             deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
             deltas.append(relative_error(whole.squared_attention_error, whole.squared_attention, self._real))
             norms = _norms(self._carries[scope])
-            form = self._sketches[norms]
+            form = self._sketches.get(norms)
             if isinstance(form, _Form):
                 self.maps[scope] = form.divided(last=last_scopes[norms] == scope)
                 if self._carries[scope].residual and not self._cross:
                     self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
-        # Only the results outlive the layer.
-        self._sketches.clear()
-        del self._values, self._sampled_keys, self._sampled_weights
+
+    def _attention_error(self, tensors: BlockTensors) -> Tensor:
+        """Whether Σ_j Σ_h α_ij f_h(x_j) is the attention output, where no scope says so: the relative error, (B,)."""
+        (form,) = self._sketches.values()
+        output, bias = tensors.projected.to(self.dtype), self.block.projection.bias(self.dtype)
+        size = torch.linalg.vector_norm(output, dim=-1)
+        directions = random_directions(output.shape[-1], output)
+        error = form.sketch - output @ directions
+        if bias is not None:
+            error, size = error + bias @ directions, size + bias.norm()
+        return relative_error(squared_length(error), size.square(), self._real)
 
     def _scales(self, carry: Carry, tensors: BlockTensors, rows: slice) -> Scales:
         scales = carry.scales(tensors.projected, tensors.total)
@@ -365,6 +389,8 @@ class LayerReducer:
     @property
     def positions(self) -> int:
         """Q."""
+        if self.norms is not None:
+            return self.norms.positions
         return next(ratio.shape[1] for reducer in self.measuring for ratio in reducer.mixing_ratio.values())
 
     @property

@@ -151,7 +151,7 @@ class NormMeter:
             per_head: return the attention weights of each head rather than their mean.
             head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
             maps: whether to compute norms of pairs. Without them, at about half the cost, the scopes give their mixing
-                ratios and ``head_norms`` gives ‖f_h(x_j)‖; weights are returned as ever.
+                ratios and ``head_norms``, with scopes or without, gives ‖f_h(x_j)‖; weights are returned as ever.
             layers: 0-based indices of the layers to measure, of each stack, negative ones from the last; all if None.
             stacks: which stacks of an encoder–decoder model to measure; all if None.
 
@@ -168,7 +168,7 @@ class NormMeter:
         """
         if isinstance(scopes, str):
             raise InvalidInputError(f'got scopes="{scopes}"; expected a sequence, such as ["{scopes}"]')
-        if not scopes and (head_norms or not weights):
+        if not scopes and ((head_norms and maps) or not (head_norms or weights)):
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
             raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
@@ -263,7 +263,7 @@ class NormMeter:
         if feed_forward and wanted.reach:
             # Vectors of layers that nobody asked for would take far longer than counting the layers.
             wanted = wanted.counted(self._stacks(call))
-        blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes else None
+        blocks = self._understand(call, feed_forward=feed_forward) if wanted.scopes or wanted.head_norms else None
         self._expect_room(call, wanted)
         budget = MemoryBudget(self._memory_budget)
         reducers: dict[Role, list[LayerReducer | None]] = {}

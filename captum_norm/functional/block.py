@@ -1,6 +1,7 @@
 """What a block's own tensors say of each query: its own vector, what comes from elsewhere, and whether all adds up."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,11 @@ class CarriedAttention:
         own, others = carry.linear(own), carry.linear(others)
         own_norm, others_norm = torch.linalg.vector_norm(own, dim=-1), torch.linalg.vector_norm(others, dim=-1)
         return cls(own, others, own_norm, others_norm)
+
+    @cached_property
+    def sketch(self) -> Tensor:
+        """Both parts together on the random directions, (B, Q, k)."""
+        return (self.own + self.others) @ random_directions(self.own.shape[-1], self.own)
 
 
 class BlockRows(NamedTuple):
@@ -79,7 +85,7 @@ def block_rows(
     directions = random_directions(residual.shape[-1], residual)
     # The residual and its share belong to v_ii alone, so they are not among the others.
     own_norm, others_norm = attention.own_norm, attention.others_norm
-    attention_error = sketch - (attention.own + attention.others) @ directions
+    attention_error = sketch - attention.sketch
     attention_size = own_norm + others_norm
     total = sketch
     if bias is not None:

@@ -146,7 +146,8 @@ def test_special_tokens_of_a_causal_model_look_back(tmp_path: Path) -> None:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         weights = model(torch.tensor([sequence.ids]), output_attentions=True).attentions
-    result = analyze(
+    corpus = Corpus(write_texts(tmp_path / "text"), limit=1)
+    result = analyze("special-tokens", model, tokenizer(), corpus, max_length=64)
         "special-tokens", model, tokenizer(), Corpus(write_texts(tmp_path / "text"), limit=1), max_length=64
     )
     assert result is not None

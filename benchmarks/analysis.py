@@ -1,0 +1,93 @@
+"""What the analyses of a corpus cost beside the plain forward pass: ``python -m benchmarks.analysis``.
+
+The same batches go through the model alone and through each analysis (its forward pass included), alternately, in one
+thread. Times are those of the processor, so that what else the machine does hardly counts. Throughput is the plain
+forward pass's time over the analysis's; to reach: 0.7 for special-tokens and mixing-ratio.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import BertConfig, BertModel
+
+from captum_norm.analysis.analysis import Analysis
+from captum_norm.analysis.corpus import SAMPLE, Corpus
+from captum_norm.analysis.engine import prepare
+from captum_norm.analysis.registry import ANALYSES
+from captum_norm.analysis.sequences import Batch
+from captum_norm.loading import load
+
+Run = Callable[[], object]
+
+
+def alternate(runs: Sequence[Run], repeats: int) -> list[float]:
+    """The median processor time of each run in seconds, the runs taking turns."""
+    times: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run()
+    for _ in range(repeats):
+        for run, taken in zip(runs, times, strict=True):
+            start = time.process_time()
+            run()
+            taken.append(time.process_time() - start)
+    return [median(taken) for taken in times]
+
+
+def work(analysis: Analysis, batches: Sequence[Batch]) -> None:
+    """The analysis of some batches."""
+    for batch in batches:
+        analysis.update(batch, analysis.measure(batch))
+
+
+def forward(model: torch.nn.Module, batches: Sequence[Batch]) -> None:
+    """The model alone."""
+    with torch.no_grad():
+        for batch in batches:
+            model(**batch.inputs(torch.device("cpu")))
+
+
+def main() -> None:
+    """Run all measurements."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, default=SAMPLE, help="the text (default: that of the package)")
+    parser.add_argument("--texts", type=int, default=64, help="how many lines")
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--base", action="store_true", help="a model of BERT-base's shape, too")
+    parser.add_argument("names", nargs="*", default=["special-tokens", "mixing-ratio"], help="the analyses")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    small, tokenizer = load()
+    models: dict[str, torch.nn.Module] = {"all-MiniLM-L6": small}
+    if options.base:
+        models["BERT-base shape"] = BertModel(BertConfig(), add_pooling_layer=False).eval()
+    table = Table(title="throughput ÷ that of the plain forward pass in the same batches")
+    for column in ("model", "tokens", "forward", *options.names):
+        table.add_column(column, justify="right")
+    for title, model in models.items():
+        corpus = Corpus(options.corpus, limit=options.texts)
+        runs: list[Run] = []
+        for name in options.names:
+            kind = ANALYSES[name]
+            setting, encoder = prepare(kind, model, tokenizer, corpus, mask_rate=kind.mask_rate)
+            texts = list(islice(corpus.texts(), options.texts))
+            batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
+            runs += [partial(forward, model, batches), partial(work, kind(setting), batches)]
+        taken = alternate(runs, options.repeats)
+        tokens = sum(int(batch.real.sum()) for batch in batches)
+        ratios = [f"{plain / own:.2f}" for plain, own in zip(taken[::2], taken[1::2], strict=True)]
+        table.add_row(title, f"{tokens:,}", f"{taken[0]:.2f} s", *ratios)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
