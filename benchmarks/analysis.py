@@ -69,7 +69,7 @@ def main() -> None:
     small, tokenizer = load()
     models: dict[str, torch.nn.Module] = {"all-MiniLM-L6": small}
     if options.base:
-        models["BERT-base shape"] = BertModel(BertConfig(), add_pooling_layer=False).eval()
+        models["BERT-base shape"] = BertModel(BertConfig(), add_pooling_layer=False).train(False)
     table = Table(title="throughput ÷ that of the plain forward pass in the same batches")
     for column in ("model", "tokens", "forward", *options.names):
         table.add_column(column, justify="right")

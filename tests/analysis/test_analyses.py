@@ -21,7 +21,7 @@ from captum_norm.analysis.special_tokens import LENGTHS, WEIGHTS
 from captum_norm.functional import spearman
 from tests.analysis.small import TEXTS, bert, gpt2, tokenizer, write_texts
 
-NAMES = Categories.of(tokenizer()).names
+CATEGORIES = Categories.of(tokenizer())
 
 
 @dataclass
@@ -35,7 +35,8 @@ class Layer:
     sigma: Tensor
 
     def lengths(self) -> Tensor:
-        return self.f.norm(dim=-1)
+        lengths: Tensor = self.f.norm(dim=-1)
+        return lengths
 
     def vectors(self, query: int, *, residual: bool, norm: bool) -> tuple[Tensor, Tensor]:
         """The query's own vector, and the sum of the others."""
@@ -65,12 +66,12 @@ def layers_of(model: Any, sequence: TokenSequence) -> list[Layer]:
 
 
 def encoded(**options: Any) -> list[TokenSequence]:
-    encoder = Encoder(tokenizer(), Categories.of(tokenizer()), 512, **options)
+    encoder = Encoder(tokenizer(), CATEGORIES, 512, **options)
     return encoder.sequences(list(enumerate(TEXTS, 1)))
 
 
 def category(token: int) -> str:
-    return NAMES[Categories.of(tokenizer()).of_token[token]]
+    return CATEGORIES.names[CATEGORIES.of_token[token]]
 
 
 @pytest.fixture(params=[0, 1])
@@ -148,8 +149,6 @@ def test_special_tokens_of_a_causal_model_look_back(tmp_path: Path) -> None:
         weights = model(torch.tensor([sequence.ids]), output_attentions=True).attentions
     corpus = Corpus(write_texts(tmp_path / "text"), limit=1)
     result = analyze("special-tokens", model, tokenizer(), corpus, max_length=64)
-        "special-tokens", model, tokenizer(), Corpus(write_texts(tmp_path / "text"), limit=1), max_length=64
-    )
     assert result is not None
     for row in rows(result, "layers"):
         keys = [place for place, token in enumerate(sequence.ids) if category(token) == row["category"]]
@@ -188,8 +187,8 @@ def test_mixing_ratio(tmp_path: Path, seed: int) -> None:
     assert len(found) == len(ratios)
     assert "[MASK]" in {row["category"] for row in found}
     for row in found:
-        values = np.array(ratios[row["layer"], row["variant"], row["category"]])
-        expected = [values.mean(), values.std(), values.min(), values.max(), len(values)]
+        cell = np.array(ratios[row["layer"], row["variant"], row["category"]])
+        expected = [cell.mean(), cell.std(), cell.min(), cell.max(), len(cell)]
         assert [row[name] for name in ("mean", "sd", "min", "max", "tokens")] == pytest.approx(expected, rel=1e-6)
     counts = Counter(tokens)
     frequency = torch.tensor([-counts[token] for token in tokens])
@@ -217,7 +216,7 @@ def test_frequency(tmp_path: Path, seed: int) -> None:
     assert sum(row["tokens"] for row in rows(result, "bands")) == len(tokens)
     listed = tmp_path / "list"
     listed.write_text("report\t9\nthe\t5\nabsent\n.\t1\n")
-    order = tokenizer().convert_tokens_to_ids(["report", "the", "."])
+    order = [tokenizer().get_vocab()[token] for token in ("report", "the", ".")]
     ranks = torch.tensor([order.index(token) if token in order else 3 for token in tokens])
     found = run("frequency", model, tmp_path, frequencies=listed).table("correlation").column("spearman")
     exact = [spearman(ranks, torch.tensor(values)).item() for values in (lengths, weights)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+import torch
 
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
@@ -51,13 +52,15 @@ def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
 def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
     text, out = write_texts(tmp_path / "text"), tmp_path / "out"
     start("dispersion", text, out, kill_before_block=2)
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"batch_tokens": 60, "block_texts": 3}, "with block_texts 2, this one has 3"),
         ({"batch_tokens": 60, "block_texts": 2, "max_length": 8}, "with max_length 512, this one has 8"),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(InvalidInputError, match=message):
-            analyze("dispersion", bert().float(), tokenizer(), Corpus(text), out=out, **options)  # type: ignore[arg-type]
-    again = analyze("dispersion", bert().float(), tokenizer(), Corpus(text), out=out, block_texts=3, restart=True)
+            analyze("dispersion", bert(dtype=torch.float32), tokenizer(), Corpus(text), out=out, **options)
+    model = bert(dtype=torch.float32)
+    again = analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=3, restart=True)
     assert again is not None
     assert list(out.iterdir()) == []
 

@@ -94,7 +94,7 @@ def test_parts_merge_in_any_order_to_the_counts_of_the_whole() -> None:
         parts = [of(slice(1000 * place, 1000 * place + 1000)) for place in order]
         for found, expected, *rest in zip(*parts[:1], whole, *parts[1:], strict=True):
             for other in rest:
-                found.merge(other)  # type: ignore[arg-type]
+                found.merge(other)
             for name, array in expected.parts.items():
                 np.testing.assert_allclose(found.parts[name], array, rtol=1e-13)
 

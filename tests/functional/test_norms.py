@@ -79,3 +79,11 @@ def test_the_ratio_is_zero_where_nothing_arrives() -> None:
     nothing = torch.zeros(2, 3)
     assert torch.equal(F.ratio(nothing, nothing), nothing)
     assert torch.equal(F.ratio(torch.ones(2, 3), nothing), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_lengths_of_single_heads_need_the_diagonal_alone(seed: int) -> None:
+    torch.manual_seed(seed)
+    values, projection = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(3, 4, 7, dtype=torch.float64)
+    direct = torch.einsum("bkhd,hde->bhke", values, projection).norm(dim=-1)
+    torch.testing.assert_close(F.value_norms(values, F.weight_gram(projection)), direct)
