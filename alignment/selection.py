@@ -79,10 +79,10 @@ def most_consistent(
 
 
 def highest_norm(candidates: Mapping[Choice, Sequence[WordMap]]) -> Choice:
-    """The candidate with the highest mean entry, null column included [Kobayashi et al. 2020, section 5.3]."""
+    """The candidate with the highest :func:`mean_norm` [Kobayashi et al. 2020, section 5.3]."""
+    return max(candidates, key=lambda choice: mean_norm(candidates[choice]))
 
-    def mean(choice: Choice) -> float:
-        maps = candidates[choice]
-        return float(sum(word_map.sum() for word_map in maps) / sum(word_map.size for word_map in maps))
 
-    return max(candidates, key=mean)
+def mean_norm(maps: Sequence[WordMap]) -> float:
+    """The mean entry of all pairs' maps, null column included."""
+    return float(sum(word_map.sum() for word_map in maps) / sum(word_map.size for word_map in maps))

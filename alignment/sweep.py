@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from math import nan
+from statistics import correlation
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,12 +17,13 @@ from alignment.extraction import PieceMaps, gradient_maps, word_maps
 from alignment.gradients import GradientKind
 from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
-from alignment.selection import Choice, highest_norm, most_consistent
+from alignment.selection import Choice, highest_norm, mean_norm, most_consistent
 from alignment.settings import Setting
 from alignment.teacher_forcing import TeacherForcedBatch
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError, NormMeter
+from captum_norm.functional import spearman
 
 AttentionMethod = Literal["norms", "weights"]
 Method = AttentionMethod | GradientKind
@@ -62,6 +65,7 @@ class Sweep:
         results: every reading's.
         chosen: what ``layer="auto"`` and ``"highest-norm"`` choose among the norms of all settings and layers, and as
             ``"auto, one head"`` what ``"auto"`` chooses among those of single heads.
+        mean_norms: the mean norm of every place, over all pairs.
         layers: number of the decoder's layers.
         heads: number of heads in each.
     """
@@ -70,6 +74,7 @@ class Sweep:
     maps: Mapping[tuple[Method, Choice], Sequence[WordMap]]
     results: Mapping[Reading, Result]
     chosen: Mapping[str, Choice]
+    mean_norms: Mapping[Choice, float]
     layers: int
     heads: int
 
@@ -84,6 +89,27 @@ class Sweep:
             if reading.method == method and reading.recipe == "paper" and (reading.place.head is not None) == per_head
         ]
         return min(found, key=lambda result: result.score.aer)
+
+    def norm_correlation(self, setting: Setting) -> "NormCorrelation":
+        """How the paper recipe's AER by norms goes with the mean norm, over all heads of all layers."""
+        heads = [place for place in self.mean_norms if place.setting == setting and place.head is not None]
+        rates = [self.results[Reading("norms", place)].score.aer for place in heads]
+        norms = [self.mean_norms[place] for place in heads]
+        ranked = spearman(torch.tensor(rates, dtype=torch.float64), torch.tensor(norms, dtype=torch.float64))
+        varies = len(set(rates)) > 1 and len(set(norms)) > 1
+        return NormCorrelation(float(ranked), correlation(rates, norms) if varies else nan)
+
+
+class NormCorrelation(NamedTuple):
+    """Of the heads' AER with their mean norm [Kobayashi et al. 2020, section 5.3]; NaN where one does not vary.
+
+    Attributes:
+        spearman: rank correlation.
+        pearson: linear correlation.
+    """
+
+    spearman: float
+    pearson: float
 
 
 @dataclass
@@ -194,7 +220,8 @@ def sweep(
         to_read = maps_to_read(maps, reading.method, reading.place, recipe)
         alignments = [recipe(pair, reading.place.setting) for pair in to_read]
         results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
-    return Sweep(corpus, maps, results, chosen, layers, heads)
+    mean_norms = {place: mean_norm(stack) for (method, place), stack in maps.items() if method == "norms"}
+    return Sweep(corpus, maps, results, chosen, mean_norms, layers, heads)
 
 
 def maps_to_read(

@@ -1,6 +1,7 @@
 """A sweep as tables, as records and as heatmaps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -9,8 +10,10 @@ from rich.table import Table
 from alignment.aer import AERScore
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
+from alignment.settings import Setting
 from alignment.significance import paired_significance
 from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
+from captum_norm import InvalidInputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,24 +50,71 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """The paper's tables: layers, heads, rules; and recipes beyond the paper's."""
-    return [_layers(sweep), _heads(sweep), _rules(sweep), *(_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))]
+    """The paper's tables: layers, heads, rules, correlation with norms; and recipes beyond the paper's."""
+    recipes = (_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))
+    return [_layers(sweep), _heads(sweep), _rules(sweep), _correlations(sweep), *recipes]
+
+
+def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
+    """Mean and population standard deviation over models of the same shape, such as several seeds.
+
+    Raises:
+        InvalidInputError: the models differ in their numbers of layers or heads.
+    """
+    shapes = {(sweep.layers, sweep.heads) for sweep in sweeps}
+    if len(shapes) > 1:
+        shown = " and ".join(f"{layers} layers of {heads} heads" for layers, heads in sorted(shapes))
+        raise InvalidInputError(f"got models of {shown}; expected models of one shape")
+    over = f"mean ± population SD of {len(sweeps)} models"
+    layers = _layer_table(f"AER by setting and layer, the paper's recipe, {over}", sweeps)
+    rules = Table(title=f"Chosen without gold, norms, {over}", title_justify="left", box=None)
+    for title in ("rule", "AER"):
+        rules.add_column(title, justify="right" if title == "AER" else "left")
+    for rule in sweeps[0].chosen:
+        found = [sweep.results[Reading("norms", sweep.chosen[rule])].score.aer for sweep in sweeps]
+        rules.add_row(rule, _mean_cell(found))
+    correlations = _correlation_table(f"AER of single heads against their mean norm, {over}", sweeps)
+    return [layers, rules, correlations]
 
 
 def _layers(sweep: Sweep) -> Table:
-    table = Table(title="AER by setting and layer, the paper's recipe", title_justify="left", box=None)
+    return _layer_table("AER by setting and layer, the paper's recipe", [sweep])
+
+
+def _layer_table(title: str, sweeps: Sequence[Sweep]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
     table.add_column("")
-    for setting in SETTINGS:
-        for layer in range(sweep.layers):
-            table.add_column(f"{setting} {layer}", justify="right")
-    for method in _methods(sweep):
-        cells = [
-            _cell(sweep.results.get(Reading(method, Choice(setting, layer))))
-            for setting in SETTINGS
-            for layer in range(sweep.layers)
+    places = [Choice(setting, layer) for setting in SETTINGS for layer in range(sweeps[0].layers)]
+    for place in places:
+        table.add_column(f"{place.setting} {place.layer}", justify="right")
+    for method in _methods(sweeps[0]):
+        readings = [Reading(method, place) for place in places]
+        found = [
+            [sweep.results[reading].score.aer for sweep in sweeps if reading in sweep.results] for reading in readings
         ]
-        table.add_row(TITLES[method], *cells)
+        table.add_row(TITLES[method], *(_mean_cell(rates) for rates in found))
     return table
+
+
+def _correlations(sweep: Sweep) -> Table:
+    return _correlation_table("AER of single heads against their mean norm", [sweep])
+
+
+def _correlation_table(title: str, sweeps: Sequence[Sweep]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("", "Spearman", "Pearson", "AER of the head with the highest norm"):
+        table.add_column(column, justify="right" if column else "left")
+    for setting in SETTINGS:
+        found = [sweep.norm_correlation(setting) for sweep in sweeps]
+        highest = [sweep.results[Reading("norms", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
+        ranked, linear = ([one.spearman for one in found], [one.pearson for one in found])
+        table.add_row(setting, _mean_cell(ranked, digits=2), _mean_cell(linear, digits=2), _mean_cell(highest))
+    return table
+
+
+def _highest_head(sweep: Sweep, setting: Setting) -> Choice:
+    heads = [place for place in sweep.mean_norms if place.setting == setting and place.head is not None]
+    return max(heads, key=lambda place: sweep.mean_norms[place])
 
 
 def _heads(sweep: Sweep) -> Table:
@@ -120,6 +170,14 @@ def _methods(sweep: Sweep) -> list[Method]:
 
 def _cell(result: Result | None) -> str:
     return "–" if result is None else f"{result.score.aer:.1f}"
+
+
+def _mean_cell(values: Sequence[float], digits: int = 1) -> str:
+    """One value as it is, of several the mean ± population standard deviation."""
+    if not values or any(value != value for value in values):
+        return "–"
+    mean = f"{fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {pstdev(values):.{digits}f}"
 
 
 def _score_cells(score: AERScore) -> tuple[str, str, str, str]:

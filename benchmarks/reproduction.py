@@ -66,10 +66,10 @@ Kobayashi et al. 2020, section 5: alignment error rate × 100 of a German–Engl
 | the same, Pearson | – | .554 | – | −.517 |
 
 ```console
-$ norm-align sweep --model checkpoint_best.pt --data data-bin --corpus rwth=rwth-de-en
+$ norm-align sweep --model seed1.pt --also seed2.pt --also seed3.pt --data data-bin --corpus rwth=rwth-de-en
 ```
 
-repeats the experiment on a model of fairseq and the gold alignments of RWTH, without arguments on the model and the
+repeats the experiment on models of fairseq and the gold alignments of RWTH, without arguments on the model and the
 story that come with the package. What it finds on the translation models here is in
 [Alignment error rates](alignment-error.md).
 

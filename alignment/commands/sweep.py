@@ -3,15 +3,23 @@
 import argparse
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from alignment.commands import models
 from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.pipeline.progress import to_stderr
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from alignment.sweep import Sweep
 
 _WIDTH = 10_000  # what many layers or heads can need; in less, rich would cut numbers
 
@@ -44,6 +52,14 @@ def _resamples(text: str) -> int:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_arguments(parser)
     parser.add_argument(
+        "--also",
+        action="append",
+        default=[],
+        metavar="NAME_OR_PATH",
+        help="a further model of the same shape and direction, such as another seed or checkpoint: what --model takes, "
+        "with the same options; the mean and the population SD over all follow (may be given several times)",
+    )
+    parser.add_argument(
         "--corpus",
         action="append",
         metavar="CORPUS",
@@ -68,7 +84,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png",
+        help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png, of --also with -2, -3 … behind",
     )
 
 
@@ -76,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from alignment.sweep import sweep
-    from alignment.sweep_report import head_figure, layer_figure, records, tables
+    from alignment.sweep_report import head_figure, layer_figure, records, spread_tables, tables
     from captum_norm.commands.outputs import write_outputs
     from captum_norm.visualization.heatmap import figure_bytes
 
@@ -86,30 +102,34 @@ def _run(options: argparse.Namespace) -> None:
     names = [found.name for found in corpora]
     if len(set(names)) < len(names):
         raise InvalidInputError(f"got the corpora {', '.join(names)}; expected each once")
-    model, tokenizer = models.load(options)
     console = Console()
     console.width = _WIDTH
     rows, outputs = [], dict[Path, bytes]()
-    for found in corpora:
-        turned = _turned(found, tokenizer, swapped=options.swapped)
-        swept = sweep(
-            model,
-            tokenizer,
-            turned,
-            gradients=not options.no_gradients,
-            n_bootstrap=max(1, options.bootstrap),
-            max_tokens=options.max_tokens,
-        )
-        _warn_of_other_languages(turned, tokenizer)
-        direction = f"{turned.source_language}–{turned.target_language}"
-        heading = f"{turned.name} {direction}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
-        console.print(heading, "", sep="\n", style="bold", highlight=False)
-        for table in tables(swept):
-            console.print(table, "")
-        rows += list(records(swept))
-        if options.out is not None:
-            outputs[options.out / f"{turned.name.lower()}-layers.png"] = figure_bytes(layer_figure(swept))
-            outputs[options.out / f"{turned.name.lower()}-heads.png"] = figure_bytes(head_figure(swept))
+    sweeps: dict[str, list[Sweep]] = {}
+    for number, name in enumerate([options.model, *options.also], 1):
+        model, tokenizer = models.load(argparse.Namespace(**{**vars(options), "model": name}))
+        for found in corpora:
+            turned = _turned(found, tokenizer, swapped=options.swapped)
+            swept = sweep(
+                model,
+                tokenizer,
+                turned,
+                gradients=not options.no_gradients,
+                n_bootstrap=max(1, options.bootstrap),
+                max_tokens=options.max_tokens,
+            )
+            _warn_of_other_languages(turned, tokenizer)
+            _print(console, f"{_heading(turned)}; {name}" if options.also else _heading(turned), tables(swept))
+            rows += [{"model": name, **record} for record in records(swept)]
+            if options.out is not None:
+                stem = f"{turned.name.lower()}-{{}}{f'-{number}' if number > 1 else ''}.png"
+                outputs[options.out / stem.format("layers")] = figure_bytes(layer_figure(swept))
+                outputs[options.out / stem.format("heads")] = figure_bytes(head_figure(swept))
+            # The maps of a corpus are large, and nobody reads them any more.
+            sweeps.setdefault(_heading(turned), []).append(replace(swept, maps={}))
+    if options.also:
+        for heading, several in sweeps.items():
+            _print(console, f"{heading}; {len(several)} models", spread_tables(several))
     if options.out is not None:
         text = io.StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
@@ -117,6 +137,17 @@ def _run(options: argparse.Namespace) -> None:
         writer.writerows(rows)
         outputs[options.out / "sweep.csv"] = text.getvalue().encode()
         write_outputs(outputs)
+
+
+def _heading(turned: ParallelGold) -> str:
+    direction = f"{turned.source_language}–{turned.target_language}"
+    return f"{turned.name} {direction}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
+
+
+def _print(console: "Console", heading: str, tables: "Sequence[Table]") -> None:
+    console.print(heading, "", sep="\n", style="bold", highlight=False)
+    for table in tables:
+        console.print(table, "")
 
 
 def _turned(given: ParallelGold, tokenizer: object, *, swapped: bool) -> ParallelGold:

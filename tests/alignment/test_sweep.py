@@ -1,6 +1,8 @@
 """The experiment on a random model: every reading against the aligner, and the numbers in tables, records, figures."""
 
 import io
+from copy import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +26,7 @@ from alignment.selection import Choice
 from alignment.settings import Setting
 from alignment.significance import paired_significance
 from alignment.sweep import Reading, Sweep, sweep
-from alignment.sweep_report import head_figure, layer_figure, records, tables
+from alignment.sweep_report import head_figure, layer_figure, records, spread_tables, tables
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 
@@ -264,7 +266,62 @@ def test_table_of_rules(swept: Sweep) -> None:
     ]
 
 
-@pytest.mark.parametrize(("place", "rule"), [(3, "auto"), (4, "auto, one head")])
+def other_rates(swept: Sweep, seed: int) -> Sweep:
+    """The sweep of a model whose readings have other rates; this one's heads all have the same."""
+    generator = np.random.default_rng(seed)
+
+    def other(score: Any) -> Any:
+        changed = copy(score)
+        changed.score = 100 * generator.random()
+        return changed
+
+    results = {reading: replace(result, score=other(result.score)) for reading, result in swept.results.items()}
+    return replace(swept, results=results)
+
+
+def test_table_of_correlations(swept: Sweep) -> None:
+    swept = other_rates(swept, 0)
+    title, header, *body = rows(tables(swept)[3])
+    assert " ".join(title) == "AER of single heads against their mean norm"
+    assert " ".join(header) == "Spearman Pearson AER of the head with the highest norm"
+    expected = []
+    for setting in SETTINGS:
+        places = [Choice(setting, layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+        rates = [swept.results[Reading("norms", place)].score.aer for place in places]
+        maps = [np.concatenate([word_map.ravel() for word_map in swept.maps["norms", place]]) for place in places]
+        norms = [float(entries.mean()) for entries in maps]
+        ranks = [np.argsort(np.argsort(values)) for values in (rates, norms)]
+        numbers = [np.corrcoef(pair)[0, 1] for pair in (ranks, [rates, norms])]
+        highest = rates[int(np.argmax(norms))]
+        expected.append([setting, *(f"{number:.2f}" for number in numbers), f"{highest:.1f}"])
+    assert body == expected
+
+
+def test_heads_of_one_rate_correlate_with_nothing(swept: Sweep) -> None:
+    assert [row[1:3] for row in rows(tables(swept)[3])[2:]] == [["–", "–"]] * len(SETTINGS)
+
+
+def test_tables_of_several_models(swept: Sweep) -> None:
+    models = [other_rates(swept, seed) for seed in range(3)]
+    layers, rules, against = map(rows, spread_tables(models))
+    assert " ".join(layers[0]).endswith("the paper's recipe, mean ± population SD of 3 models")
+
+    def cell(numbers: list[float], digits: int = 1) -> list[str]:
+        return [f"{np.mean(numbers):.{digits}f}", "±", f"{np.std(numbers):.{digits}f}"]
+
+    def rates(place: Choice) -> list[float]:
+        return [model.results[Reading("norms", place)].score.aer for model in models]
+
+    places = [Choice(setting, layer) for setting in SETTINGS for layer in range(LAYERS)]
+    assert layers[2] == ["norms", *(part for place in places for part in cell(rates(place)))]
+    assert rules[2] == ["auto", *cell(rates(swept.chosen["auto"]))]
+    pairs = [model.norm_correlation("AWI") for model in models]
+    assert against[3][1:7] == [*cell([one.spearman for one in pairs], 2), *cell([one.pearson for one in pairs], 2)]
+    with pytest.raises(InvalidInputError, match="got models of 2 layers of 2 heads and 3 layers of 2 heads"):
+        spread_tables([swept, replace(swept, layers=3)])
+
+
+@pytest.mark.parametrize(("place", "rule"), [(4, "auto"), (5, "auto, one head")])
 def test_tables_of_recipes(swept: Sweep, place: int, rule: str) -> None:
     title, header, *body = rows(tables(swept)[place])
     auto = swept.chosen[rule]

@@ -58,7 +58,8 @@ def in_csv(corpus: ParallelGold, model: str, **options: Any) -> list[dict[str, s
     source, target = model.split("-")
     languages: tuple[Any, Any] = source, target
     swept = sweep(plain, NormalizedWords(tokenizer, *languages), corpus, **options)
-    return [{k: "" if v is None else str(v) for k, v in record.items()} for record in records(swept)]
+    named = ({"model": model, **record} for record in records(swept))
+    return [{k: "" if v is None else str(v) for k, v in record.items()} for record in named]
 
 
 def test_the_story_is_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +131,25 @@ def test_the_corpus_is_turned_the_models_way(run: Run, model: str, source: Langu
     assert found == in_csv(turned, model, gradients=False, n_bootstrap=1)
     # A corpus the wrong way round would be read as well, but not as well.
     assert min(float(row["aer"]) for row in found if row["recipe"] == "paper") < 20
+
+
+def test_several_models(run: Run) -> None:
+    output = run("--corpus=wpt03=wpt03", "--also", "fr-en", "--also", "en-fr", "--out=out")
+    headings = [line for line in output.splitlines() if line.startswith("WPT03")]
+    ending = "2 sentence pairs; AER in %; layers and heads from 0"
+    assert headings == [
+        *(f"WPT03 fr–en, {ending}; fr-en" for _ in range(2)),
+        f"WPT03 en–fr, {ending}; en-fr",
+        f"WPT03 fr–en, {ending}; 2 models",
+        f"WPT03 en–fr, {ending}; 1 models",
+    ]
+    found = written()
+    third = len(found) // 3
+    assert [row["model"] for row in found] == ["fr-en"] * (2 * third) + ["en-fr"] * third
+    assert found[:third] == found[third : 2 * third]
+    assert "± 0.0" in output
+    names = [f"wpt03-{kind}{number}.png" for kind in ("heads", "layers") for number in ("-2", "-3", "")]
+    assert sorted(path.name for path in Path("out").glob("*.png")) == names
 
 
 def test_the_corpus_is_turned_when_asked(run: Run) -> None:
