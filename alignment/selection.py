@@ -78,11 +78,11 @@ def most_consistent(
     return max(sorted(candidates), key=rate)
 
 
+def mean_entry(maps: Sequence[WordMap]) -> float:
+    """The mean entry of all maps together, null column included."""
+    return float(sum(word_map.sum() for word_map in maps) / sum(word_map.size for word_map in maps))
+
+
 def highest_norm(candidates: Mapping[Choice, Sequence[WordMap]]) -> Choice:
-    """The candidate with the highest mean entry, null column included [Kobayashi et al. 2020, section 5.3]."""
-
-    def mean(choice: Choice) -> float:
-        maps = candidates[choice]
-        return float(sum(word_map.sum() for word_map in maps) / sum(word_map.size for word_map in maps))
-
-    return max(candidates, key=mean)
+    """The candidate with the highest mean entry [Kobayashi et al. 2020, section 5.3]."""
+    return max(candidates, key=lambda choice: mean_entry(candidates[choice]))

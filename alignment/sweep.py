@@ -15,12 +15,13 @@ from alignment.extraction import PieceMaps, gradient_maps, word_maps
 from alignment.gradients import GradientKind
 from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
-from alignment.selection import Choice, highest_norm, most_consistent
+from alignment.selection import Choice, highest_norm, mean_entry, most_consistent
 from alignment.settings import Setting
 from alignment.teacher_forcing import TeacherForcedBatch
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError, NormMeter
+from captum_norm.functional import spearman
 
 AttentionMethod = Literal["norms", "weights"]
 Method = AttentionMethod | GradientKind
@@ -84,6 +85,30 @@ class Sweep:
             if reading.method == method and reading.recipe == "paper" and (reading.place.head is not None) == per_head
         ]
         return min(found, key=lambda result: result.score.aer)
+
+
+@dataclass(frozen=True)
+class NormCorrelation:
+    """How AER goes with the mean norm over the single heads of all layers [Kobayashi et al. 2020, section 5.3].
+
+    Negative where heads with longer vectors align better.
+
+    Attributes:
+        spearman: the rank correlation; NaN with a single head.
+        pearson: the linear correlation.
+    """
+
+    spearman: float
+    pearson: float
+
+
+def norm_correlation(sweep: Sweep, setting: Setting) -> NormCorrelation:
+    """The correlation of each head's AER, by the paper's recipe, with the mean entry of its maps of norms."""
+    places = [Choice(setting, layer, head) for layer in range(sweep.layers) for head in range(sweep.heads)]
+    norms = torch.tensor([mean_entry(sweep.maps["norms", place]) for place in places], dtype=torch.float64)
+    rates = torch.tensor([sweep.results[Reading("norms", place)].score.aer for place in places], dtype=torch.float64)
+    pearson = float(torch.corrcoef(torch.stack([rates, norms]))[0, 1]) if len(places) > 1 else float("nan")
+    return NormCorrelation(float(spearman(rates, norms)), pearson)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """A sweep as tables, as records and as heatmaps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -10,7 +11,17 @@ from alignment.aer import AERScore
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
 from alignment.significance import paired_significance
-from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
+from alignment.sweep import (
+    AUTO,
+    AUTO_HEAD,
+    SETTINGS,
+    AttentionMethod,
+    Method,
+    Reading,
+    Result,
+    Sweep,
+    norm_correlation,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,8 +58,9 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """The paper's tables: layers, heads, rules; and recipes beyond the paper's."""
-    return [_layers(sweep), _heads(sweep), _rules(sweep), *(_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))]
+    """The paper's tables: layers, heads, rules; recipes beyond the paper's; how AER goes with the mean norm."""
+    recipes = [_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD)]
+    return [_layers(sweep), _heads(sweep), _rules(sweep), *recipes, _correlations(sweep)]
 
 
 def _layers(sweep: Sweep) -> Table:
@@ -78,6 +90,17 @@ def _heads(sweep: Sweep) -> Table:
         for method in ATTENTION:
             cells = [_cell(sweep.results[Reading(method, Choice(setting, layer, head))]) for head in range(sweep.heads)]
             table.add_row(f"layer {layer}", TITLES[method], *cells)
+    return table
+
+
+def _correlations(sweep: Sweep) -> Table:
+    table = Table(title="Correlation of AER with the mean norm, all heads", title_justify="left", box=None)
+    table.add_column("")
+    for title in ("Spearman", "Pearson"):
+        table.add_column(title, justify="right")
+    for setting in SETTINGS:
+        found = norm_correlation(sweep, setting)
+        table.add_row(setting, *("–" if isnan(value) else f"{value:.3f}" for value in (found.spearman, found.pearson)))
     return table
 
 

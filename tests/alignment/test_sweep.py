@@ -1,6 +1,8 @@
 """The experiment on a random model: every reading against the aligner, and the numbers in tables, records, figures."""
 
 import io
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +25,7 @@ from alignment.recipes import RECIPES
 from alignment.selection import Choice
 from alignment.settings import Setting
 from alignment.significance import paired_significance
-from alignment.sweep import Reading, Sweep, sweep
+from alignment.sweep import Reading, Sweep, norm_correlation, sweep
 from alignment.sweep_report import head_figure, layer_figure, records, tables
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
@@ -287,6 +289,35 @@ def test_tables_of_recipes(swept: Sweep, place: int, rule: str) -> None:
             numbers = f"{score.aer:.1f} ± {score._ci:.1f} {score.precision:.1f} {score.recall:.1f}"
             expected.append(f"{recipe} {name} {numbers}{p}")
     assert [" ".join(row) for row in body] == expected
+
+
+def test_correlation_of_rates_with_mean_norms(swept: Sweep) -> None:
+    generator = np.random.default_rng(0)
+    places = [Choice("AWI", layer, head) for layer in range(3) for head in range(4)]
+    maps = {
+        ("norms", place): [generator.random((3, 4)) + index, generator.random((2, 5))]
+        for index, place in enumerate(places)
+    }
+    rates = generator.random(12) * 100
+    results: Any = {
+        Reading("norms", place): SimpleNamespace(score=SimpleNamespace(aer=rate))
+        for place, rate in zip(places, rates, strict=True)
+    }
+    trial: Any = replace(swept, maps=maps, results=results, layers=3, heads=4)
+    found = norm_correlation(trial, "AWI")
+    norms = [(first.sum() + second.sum()) / 22 for first, second in maps.values()]
+    assert found.pearson == pytest.approx(np.corrcoef(rates, norms)[0, 1])
+    ranks = [np.argsort(np.argsort(values)) for values in (rates, norms)]
+    assert found.spearman == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def test_table_of_correlations(swept: Sweep) -> None:
+    table = tables(swept)[-1]
+    assert table.title == "Correlation of AER with the mean norm, all heads"
+    for row, setting in zip(rows(table)[-2:], SETTINGS, strict=True):
+        found = norm_correlation(swept, setting)
+        cells = ["–" if np.isnan(value) else f"{value:.3f}" for value in (found.spearman, found.pearson)]
+        assert row == [setting, *cells]
 
 
 def assert_panels(figure: Any, title: str, matrices: dict[str, list[list[str]]], names: list[list[str]]) -> None:
