@@ -115,6 +115,25 @@ def test_norms_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> Non
 
 
 @every_family
+def test_without_maps_the_other_numbers_are_the_same(name: str) -> None:
+    family = FAMILIES[name]
+    meter = NormMeter(families.build(name, dtype=torch.float64))
+    inputs, scopes = families.inputs(name, dtype=torch.float64), SCOPES[family.style]
+    (whole,) = meter.measure(inputs, scopes=scopes, head_norms=True).values()
+    (lean,) = meter.measure(inputs, scopes=scopes, head_norms=True, maps=False).values()
+    (alone,) = meter.measure(inputs, head_norms=True, maps=False).values()
+    assert not lean.norms
+    assert lean.head_norms is None
+    for scope in scopes:
+        torch.testing.assert_close(lean.mixing_ratio[scope], whole.mixing_ratio[scope], rtol=1e-9, atol=1e-11)
+    for measured in (lean, alone):
+        torch.testing.assert_close(measured.transformed_norms, whole.transformed_norms, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(measured.residual_norm, whole.residual_norm)
+        assert measured.convergence_delta is not None
+        assert measured.convergence_delta.max() < (1e-6 if family.single else 1e-11)
+
+
+@every_family
 def test_vectors_of_the_oracle_add_up_to_what_the_model_computed(name: str) -> None:
     """Guards the oracle itself: Σ_j v_ij + bias is the tensor that the named module returned."""
     family = FAMILIES[name]
