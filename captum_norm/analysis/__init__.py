@@ -1,5 +1,17 @@
-"""What maps say of a model's components."""
+"""The papers' experiments on a model and a corpus, and what maps say of a model's components."""
 
 from captum_norm.analysis.contextualization import ContextualizationChange, contextualization_change
+from captum_norm.analysis.corpus import SAMPLE, Corpus
+from captum_norm.analysis.engine import analyze
+from captum_norm.analysis.registry import ANALYSES
+from captum_norm.analysis.results import AnalysisResult
 
-__all__ = ["ContextualizationChange", "contextualization_change"]
+__all__ = [
+    "ANALYSES",
+    "SAMPLE",
+    "AnalysisResult",
+    "ContextualizationChange",
+    "Corpus",
+    "analyze",
+    "contextualization_change",
+]
