@@ -69,9 +69,9 @@ Kobayashi et al. 2020, section 5: alignment error rate × 100 of a German–Engl
 $ norm-align sweep --model seed1.pt --also seed2.pt --also seed3.pt --data data-bin --corpus rwth=rwth-de-en
 ```
 
-repeats the experiment on models of fairseq and the gold alignments of RWTH, without arguments on the model and the
-story that come with the package. What it finds on the translation models here is in
-[Alignment error rates](alignment-error.md).
+repeats the experiment on models of fairseq and the gold alignments of RWTH, with the correlations, and mean and
+population SD over the models; without arguments it takes the model and the story that come with the package. Error rates
+of the translation models here are in [Alignment error rates](alignment-error.md).
 
 ## Faithfulness
 
@@ -82,7 +82,13 @@ The DecompX paper reports AOPC (higher is better) of BERT-base:
 | SST-2 | .307 | .416 | .310 | .340 | .627 |
 | MNLI | .498 | .515 | .544 | .579 | .703 |
 
-How to measure it, and the choices that change it, are in [Faithfulness](faithfulness.md).
+```console
+$ captum-norm compare dev.tsv --model textattack/bert-base-uncased-SST-2 --out sst2.html --out sst2.json
+```
+
+measures it for every method that there is; `dev.tsv` has a sentence, a tab and its label in each line. The same of a
+smaller model here is in [Which method is faithful](which-method.md), and the choices that change it are in
+[Faithfulness](faithfulness.md).
 """
 FIGURES: Mapping[str, Sequence[str]] = {
     "special-tokens": ("weight-by-layer", "product-by-layer"),
