@@ -15,14 +15,14 @@ $ python -m benchmarks.faithfulness --sst2 DIR --blimp BLiMP.zip --text train.en
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import agreement, language_model, sentiment
-from captum_norm import AttentionBlockAttribution, Comparison, DecompX, NormAttribution, compare, progress
+from captum_norm import AttentionBlockAttribution, DecompX, NormAttribution, compare, progress
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
@@ -60,32 +60,33 @@ def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = Fa
     }
 
 
-def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: Iterable[str]) -> Comparison:
-    """The development set, each sentence's predicted class explained."""
+def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: Iterable[str]) -> str:
+    """The development set, each sentence's predicted class explained, as JSON."""
     model, tokenizer = load(str(folder))
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt")
     labels = [label for _, label in chosen]
     methods = variants(model, names, last_norm=True)
-    return compare(model, inputs, tokenizer=tokenizer, labels=labels, removal=removal, methods=methods)
+    return compare(model, inputs, tokenizer=tokenizer, labels=labels, removal=removal, methods=methods).to_json()
 
 
 def kept(path: Path, make: Callable[[], str]) -> Any:
     """What is in a JSON file, which is made first if it is not there."""
     if not path.exists():
         content = make()
-        partial = path.with_suffix(".partial")
-        partial.write_text(content, encoding="utf-8")
-        partial.replace(path)
+        unfinished = path.with_suffix(".partial")
+        unfinished.write_text(content, encoding="utf-8")
+        unfinished.replace(path)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def trained(folder: Path, train: Callable[[Path], None]) -> None:
+def trained(folder: Path, train: Callable[[Path], None]) -> Path:
     """A model's folder, which is made first if it is not there."""
     if not folder.exists():
-        partial = folder.with_suffix(".partial")
-        train(partial)
-        partial.rename(folder)
+        unfinished = folder.with_suffix(".partial")
+        train(unfinished)
+        unfinished.rename(folder)
+    return folder
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -143,30 +144,14 @@ def alike(content: Row, most: int = 8) -> str:
     return table(["ρ", *names], [[name, *(f"{rows[name][other]:.2f}" for other in names)] for name in names])
 
 
-@dataclass(frozen=True)
-class Found:
-    """All that a page is written from."""
-
-    masked: Row
-    deleted: Row
-    agreement: Row
-
-
-def page(found: Found) -> str:
-    """The page of the documentation."""
-    masked, pairs = found.masked, found.agreement
+def about_sentiment(masked: Row, deleted: Row) -> list[str]:
+    """The parts of the page on SST-2."""
     classifier = (
         f"The MiniLM encoder of the extra `demo`, fine-tuned (`benchmarks.sentiment`), labels {masked['accuracy']:.1%} "
         f"of the {masked['examples']} sentences right. Explained is the class that it predicts; removed tokens become "
         "the mask token."
     )
-    causal = (
-        f"A GPT-2 of {pairs['layers']} layers, trained from scratch (`benchmarks.language_model`), reads the sentence "
-        "up to the verb. Explained is the logit of the right form less that of the wrong one; removed tokens become "
-        "the mean embedding."
-    )
-    parts = [
-        INTRODUCTION,
+    return [
         "## Sentiment: SST-2",
         classifier,
         measured(masked),
@@ -174,25 +159,35 @@ def page(found: Found) -> str:
         beside_published(masked),
         "### Removed tokens deleted instead",
         "The same sentences without the tokens, which move together. Methods of many forward passes are left out.",
-        measured(found.deleted),
+        measured(deleted),
         "### How alike the rankings are",
         "Mean over sentences of Spearman's ρ between the scores of two methods, the eight of the highest gain.",
         alike(masked),
+    ]
+
+
+def about_agreement(pairs: Row) -> list[str]:
+    """The parts of the page on BLiMP."""
+    causal = (
+        f"A GPT-2 of {pairs['layers']} layers, trained from scratch (`benchmarks.language_model`), reads the sentence "
+        "up to the verb. Explained is the logit of the right form less that of the wrong one; removed tokens become "
+        "the mean embedding."
+    )
+    return [
         "## Agreement: BLiMP",
         causal,
         agreement.known(pairs),
         measured(pairs["comparison"]),
         agreement.found(pairs),
     ]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def main() -> None:
     """Train what is missing, compare, and write the page."""
     parser = argparse.ArgumentParser(description="Write the tables of faithfulness in the documentation.")
-    parser.add_argument("--sst2", type=Path, required=True, help="folder with train.tsv and dev.tsv")
-    parser.add_argument("--blimp", type=Path, required=True, help="BLiMP.zip")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="what the language model is trained on")
+    parser.add_argument("--sst2", type=Path, help="folder with train.tsv and dev.tsv; left out, so is that part")
+    parser.add_argument("--blimp", type=Path, help="BLiMP.zip; left out, so is that part")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], help="what the language model is trained on")
     parser.add_argument("--work", type=Path, default=Path("build/faithfulness"), help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="the page (default: standard output)")
     parser.add_argument("--examples", type=int, help="how many sentences of SST-2 (default: all)")
@@ -201,29 +196,28 @@ def main() -> None:
     torch.set_num_threads(1)
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    classifier, causal = work / "sentiment", work / "language-model"
-    trained(classifier, lambda folder: sentiment.train(arguments.sst2, folder))
-    trained(causal, lambda folder: language_model.train(arguments.text, folder))
-
-    def masked() -> str:
-        return sst2(classifier, arguments.sst2, arguments.examples, "mask", METHODS).to_json()
-
-    def deleted() -> str:
-        return sst2(classifier, arguments.sst2, arguments.examples, "delete", QUICK).to_json()
-
-    def agreed() -> str:
-        return agreement.compared(causal, arguments.blimp, arguments.pairs, variants)
-
+    parts = [INTRODUCTION]
     with progress():
-        found = Found(
-            kept(work / "sst2-masked.json", masked),
-            kept(work / "sst2-deleted.json", deleted),
-            kept(work / "agreement.json", agreed),
-        )
+        if arguments.sst2 is not None:
+            folder = trained(work / "sentiment", lambda to: sentiment.train(arguments.sst2, to))
+            masked, deleted = (
+                kept(
+                    work / f"sst2-{removal}.json",
+                    partial(sst2, folder, arguments.sst2, arguments.examples, removal, names),
+                )
+                for removal, names in (("mask", METHODS), ("delete", QUICK))
+            )
+            parts += about_sentiment(masked, deleted)
+        if arguments.blimp is not None:
+            folder = trained(work / "language-model", lambda to: language_model.train(arguments.text, to))
+            compared = partial(agreement.compared, folder, arguments.blimp, arguments.pairs, variants)
+            pairs = kept(work / "agreement.json", compared)
+            parts += about_agreement(pairs)
+    text = "\n\n".join(part.strip() for part in parts) + "\n"
     if arguments.out is None:
-        print(page(found))
+        print(text)
     else:
-        arguments.out.write_text(page(found), encoding="utf-8")
+        arguments.out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -70,8 +70,8 @@ $ norm-align sweep --model seed1.pt --also seed2.pt --also seed3.pt --data data-
 ```
 
 repeats the experiment on models of fairseq and the gold alignments of RWTH, with the correlations, and mean and
-population SD over the models; without arguments it takes the model and the story that come with the package. Error rates
-of the translation models here are in [Alignment error rates](alignment-error.md).
+population SD over the models; without arguments it takes the model and the story that come with the package. Error
+rates of the translation models here are in [Alignment error rates](alignment-error.md).
 
 ## Faithfulness
 
