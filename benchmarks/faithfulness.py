@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from captum.attr import InputXGradient, IntegratedGradients
 
 from benchmarks import agreement, language_model, sentiment
-from captum_norm import AttentionBlockAttribution, DecompX, NormAttribution, compare, progress
+from captum_norm import AttentionBlockAttribution, DecompX, NormAttribution, TokenAttribution, compare, progress
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
@@ -60,13 +61,39 @@ def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = Fa
     }
 
 
-def sst2(folder: Path, data: Path, examples: int | None, removal: Any, names: Iterable[str]) -> str:
+def named(names: Iterable[str]) -> Callable[[Any, Any], agreement.Methods]:
+    """The methods of some names for a post-norm model, with their variants."""
+    return lambda model, _: variants(model, names, last_norm=True)
+
+
+def gradients(model: Any, tokenizer: Any) -> agreement.Methods:
+    """Gradients by other baselines and reductions than ours."""
+    common: Any = {"tokenizer": tokenizer, "keep_special": True}
+    integrated = partial(TokenAttribution, model, IntegratedGradients, n_steps=30, **common)
+    return {
+        "integrated gradients, mask, sum (ours)": "integrated-gradients",
+        "integrated gradients, mask, L2": integrated(baseline="mask", reduction="l2"),
+        "integrated gradients, zero, sum": integrated(baseline="zero"),
+        "integrated gradients, zero, L2": integrated(baseline="zero", reduction="l2"),
+        "gradient × input, sum (ours)": "input-gradient",
+        "gradient × input, L2": TokenAttribution(model, InputXGradient, reduction="l2"),
+        "ALTI": "alti",
+    }
+
+
+def sst2(
+    folder: Path,
+    data: Path,
+    examples: int | None,
+    removal: Any,
+    methods_of: Callable[[Any, Any], agreement.Methods],
+) -> str:
     """The development set, each sentence's predicted class explained, as JSON."""
     model, tokenizer = load(str(folder))
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt")
     labels = [label for _, label in chosen]
-    methods = variants(model, names, last_norm=True)
+    methods = methods_of(model, tokenizer)
     return compare(model, inputs, tokenizer=tokenizer, labels=labels, removal=removal, methods=methods).to_json()
 
 
@@ -144,12 +171,16 @@ def alike(content: Row, most: int = 8) -> str:
     return table(["ρ", *names], [[name, *(f"{rows[name][other]:.2f}" for other in names)] for name in names])
 
 
-def about_sentiment(masked: Row, deleted: Row) -> list[str]:
+def about_sentiment(masked: Row, deleted: Row, choices: Row) -> list[str]:
     """The parts of the page on SST-2."""
     classifier = (
         f"The MiniLM encoder of the extra `demo`, fine-tuned (`benchmarks.sentiment`), labels {masked['accuracy']:.1%} "
         f"of the {masked['examples']} sentences right. Explained is the class that it predicts; removed tokens become "
         "the mask token."
+    )
+    depends = (
+        "Gradient methods depend on choices that their names do not tell: what the path starts from, and how a token's "
+        f"numbers become one. On the first {choices['examples']} sentences:"
     )
     return [
         "## Sentiment: SST-2",
@@ -157,6 +188,8 @@ def about_sentiment(masked: Row, deleted: Row) -> list[str]:
         measured(masked),
         "### Beside the DecompX paper",
         beside_published(masked),
+        depends,
+        measured(choices),
         "### Removed tokens deleted instead",
         "The same sentences without the tokens, which move together. Methods of many forward passes are left out.",
         measured(deleted),
@@ -191,6 +224,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/faithfulness"), help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="the page (default: standard output)")
     parser.add_argument("--examples", type=int, help="how many sentences of SST-2 (default: all)")
+    parser.add_argument(
+        "--choices", type=int, default=150, help="likewise for gradients by choice (default: %(default)s)"
+    )
     parser.add_argument("--pairs", type=int, default=300, help="of each paradigm of BLiMP (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -200,14 +236,11 @@ def main() -> None:
     with progress():
         if arguments.sst2 is not None:
             folder = trained(work / "sentiment", lambda to: sentiment.train(arguments.sst2, to))
-            masked, deleted = (
-                kept(
-                    work / f"sst2-{removal}.json",
-                    partial(sst2, folder, arguments.sst2, arguments.examples, removal, names),
-                )
-                for removal, names in (("mask", METHODS), ("delete", QUICK))
-            )
-            parts += about_sentiment(masked, deleted)
+            run = partial(sst2, folder, arguments.sst2)
+            masked = kept(work / "sst2-mask.json", lambda: run(arguments.examples, "mask", named(METHODS)))
+            deleted = kept(work / "sst2-delete.json", lambda: run(arguments.examples, "delete", named(QUICK)))
+            choices = kept(work / "sst2-gradients.json", lambda: run(arguments.choices, "mask", gradients))
+            parts += about_sentiment(masked, deleted, choices)
         if arguments.blimp is not None:
             folder = trained(work / "language-model", lambda to: language_model.train(arguments.text, to))
             compared = partial(agreement.compared, folder, arguments.blimp, arguments.pairs, variants)
