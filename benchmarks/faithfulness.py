@@ -44,8 +44,8 @@ INTRODUCTION = """\
 # Which method is faithful
 
 Written by `python -m benchmarks.faithfulness`. What the measures mean is in [Faithfulness](faithfulness.md), and
-[Compare methods](how-to/compare-methods.md) says how to make such a table for a model and texts of one's own. Times
-are of one thread of a machine that did other work, too: compare them with each other, not with other tables.
+[Compare methods](how-to/compare-methods.md) says how to make such a table for a model and texts of one's own. What
+methods cost is what `python -m benchmarks.methods` prints.
 """
 
 
@@ -129,7 +129,7 @@ def by_gain(content: Row) -> list[Row]:
 
 def measured(content: Row) -> str:
     """The table of one comparison, and what was refused."""
-    header = ["", *(f"{measure.title} {measure.arrow}" for measure in MEASURES), "× forward"]
+    header = ["", *(f"{measure.title} {measure.arrow}" for measure in MEASURES)]
     rows = by_gain(content)
     values = {
         measure.name: {row["method"]: row[measure.name] for row in rows if row[measure.name] is not None}
@@ -143,24 +143,29 @@ def measured(content: Row) -> str:
         shown = f"{row[name]:.3f}"
         return f"**{shown}**" if row["method"] in best[name] else shown
 
-    lines = [
-        [row["method"], *(cell(row, measure.name) for measure in MEASURES), f"{row['forward_ratio']:.1f}"]
-        for row in rows
-    ]
+    lines = [[row["method"], *(cell(row, measure.name) for measure in MEASURES)] for row in rows]
     refused = [f"- {row['method']}: {row['refused']}" for row in content["methods"] if row["refused"] is not None]
     notes = [f"`{content['signature']}`", *(["Not for this model:\n\n" + "\n".join(refused)] if refused else [])]
     return "\n\n".join([table(header, lines), *notes])
 
 
-def beside_published(content: Row) -> str:
-    """Our AOPC beside the published one, and whether the order is the same."""
-    aopc = {row["method"]: row["aopc"] for row in content["methods"]}
-    rows = [[name, f"{PUBLISHED[name]:.3f}", f"{aopc[OURS[name]]:.3f}"] for name in PUBLISHED]
-    ours = sorted(PUBLISHED, key=lambda name: aopc[OURS[name]])
-    same = "the same here" if ours == list(PUBLISHED) else f"here {' < '.join(ours)}"
-    return (
-        table(["AOPC ↑", "BERT-base, published", "MiniLM, here"], rows)
-        + f"\n\nPublished order: {' < '.join(PUBLISHED)}; {same}. The models differ, so compare orders, not numbers."
+def beside_published(masked: Row, deleted: Row) -> str:
+    """Our AOPC beside the published one, and in which order the methods come."""
+    ours = {
+        removal: {name: row["aopc"] for row in content["methods"] for name in OURS if row["method"] == OURS[name]}
+        for removal, content in (("masked", masked), ("deleted", deleted))
+    }
+    rows = [[name, f"{PUBLISHED[name]:.3f}", *(f"{aopc[name]:.3f}" for aopc in ours.values())] for name in PUBLISHED]
+    header = ["AOPC ↑", "BERT-base, published", *(f"MiniLM, tokens {removal}" for removal in ours)]
+    orders = {"published": PUBLISHED, **ours}
+    lines = [f"- {name}: {' < '.join(sorted(aopc, key=aopc.__getitem__))}" for name, aopc in orders.items()]
+    return "\n\n".join(
+        [
+            table(header, rows),
+            "The models differ, so compare orders, not numbers:",
+            "\n".join(lines),
+            "Masked, integrated gradients compare with the very embedding that removal puts in; deleted, they do not.",
+        ]
     )
 
 
@@ -186,13 +191,13 @@ def about_sentiment(masked: Row, deleted: Row, choices: Row) -> list[str]:
         "## Sentiment: SST-2",
         classifier,
         measured(masked),
-        "### Beside the DecompX paper",
-        beside_published(masked),
-        depends,
-        measured(choices),
         "### Removed tokens deleted instead",
         "The same sentences without the tokens, which move together. Methods of many forward passes are left out.",
         measured(deleted),
+        "### Beside the DecompX paper",
+        beside_published(masked, deleted),
+        depends,
+        measured(choices),
         "### How alike the rankings are",
         "Mean over sentences of Spearman's ρ between the scores of two methods, the eight of the highest gain.",
         alike(masked),
