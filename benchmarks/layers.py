@@ -215,7 +215,9 @@ def main() -> None:
     """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256], help="lengths of the feed-forward scopes")
-    parser.add_argument("--longest", type=int, default=max(GROWTH), help="where the growth with length ends")
+    parser.add_argument(
+        "--longest", type=int, choices=GROWTH[4:], default=max(GROWTH), help="where the growth with length ends"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
