@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--choices", type=int, default=150, help="likewise for gradients by choice (default: %(default)s)"
     )
-    parser.add_argument("--pairs", type=int, default=300, help="of each paradigm of BLiMP (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=75, help="of each paradigm of BLiMP (default: %(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     work: Path = arguments.work
