@@ -141,4 +141,8 @@ def found(content: Mapping[str, Any]) -> str:
         "the model gets right, the share in which the subject outscores the noun in front of the verb:"
     )
     header = ["| | subject first ↑ |", "| --- | --: |"]
-    return "\n".join(["### Who finds the subject", "", question, "", *header, *rows])
+    caution = (
+        "A share near 0 or 100 % may say where a method puts its mass in a causal model, at the end or the beginning, "
+        "rather than that it sees what agrees."
+    )
+    return "\n".join(["### Who finds the subject", "", question, "", *header, *rows, "", caution])
