@@ -6,39 +6,24 @@ forward pass's time over the analysis's; to reach: 0.7 for special-tokens and mi
 """
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from time import process_time
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import BertConfig, BertModel
 
+from benchmarks.norms import Run, alternate
 from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import SAMPLE, Corpus
 from captum_norm.analysis.engine import prepare
 from captum_norm.analysis.registry import ANALYSES
 from captum_norm.analysis.sequences import Batch
 from captum_norm.loading import load
-
-Run = Callable[[], object]
-
-
-def alternate(runs: Sequence[Run], repeats: int) -> list[float]:
-    """The median processor time of each run in seconds, the runs taking turns."""
-    times: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
-    for _ in range(repeats):
-        for run, taken in zip(runs, times, strict=True):
-            start = time.process_time()
-            run()
-            taken.append(time.process_time() - start)
-    return [median(taken) for taken in times]
 
 
 def work(analysis: Analysis, batches: Sequence[Batch]) -> None:
@@ -82,7 +67,7 @@ def main() -> None:
             texts = list(islice(corpus.texts(), options.texts))
             batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
             runs += [partial(forward, model, batches), partial(work, kind(setting), batches)]
-        taken = alternate(runs, options.repeats)
+        taken = alternate(runs, options.repeats, process_time)
         tokens = sum(int(batch.real.sum()) for batch in batches)
         ratios = [f"{plain / own:.2f}" for plain, own in zip(taken[::2], taken[1::2], strict=True)]
         table.add_row(title, f"{tokens:,}", f"{taken[0]:.2f} s", *ratios)

@@ -11,7 +11,6 @@ inputs of the same lengths in batches of the same size, timed in the same run, i
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from statistics import median
 from time import process_time
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -88,17 +87,6 @@ def lengths_run(model: Any, faithfulness: Faithfulness, ids: Tensor, scores: Ten
     return seen
 
 
-def in_turn(runs: Sequence[Any], repeats: int) -> list[float]:
-    """The median processor time of each run in seconds, the runs taking turns."""
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for run, taken in zip(runs, times, strict=True):
-            start = process_time()
-            run()
-            taken.append(process_time() - start)
-    return [median(taken) for taken in times]
-
-
 def throughput(repeats: int) -> Table:
     """Inputs a second of the perturbation metrics over those of the bare model."""
     model = BertForSequenceClassification(BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536))
@@ -116,8 +104,8 @@ def throughput(repeats: int) -> Table:
                 perturbation = Perturbation(model, removal, tokenizer=tokenizer, batch_size=BATCH)
                 faithfulness = Faithfulness(perturbation)
                 lengths = lengths_run(model, faithfulness, ids, scores)
-                runs = [partial(plain, model, lengths), partial(faithfulness.evaluate, ids, scores)]
-                bare, ours = in_turn(runs, repeats)
+                runs: list[Run] = [partial(plain, model, lengths), partial(faithfulness.evaluate, ids, scores)]
+                bare, ours = alternate(runs, repeats, process_time)
                 table.add_row(f"{batch} × {length}", removal, str(len(lengths)), f"{bare:.1f} s", f"{bare / ours:.2f}")
     return table
 

@@ -29,16 +29,16 @@ SCOPES: tuple[Scope, ...] = ("attn", "attn_res", "attn_res_ln")
 TARGETS = {128: (1.3, 1.6), 512: (1.5, 2.0)}
 
 
-def alternate(runs: Sequence[Run], repeats: int) -> list[float]:
-    """The median time of each run in seconds, the runs taking turns."""
+def alternate(runs: Sequence[Run], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+    """The median time of each run in seconds by a clock, the runs taking turns after a warm-up."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
     for _ in range(repeats):
         for run, taken in zip(runs, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             run()
-            taken.append(time.perf_counter() - start)
+            taken.append(clock() - start)
     return [median(taken) for taken in times]
 
 

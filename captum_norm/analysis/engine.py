@@ -1,6 +1,5 @@
 """Runs an analysis over a corpus: block by block, resumable, in several processes."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from captum_norm import bars
@@ -25,6 +23,7 @@ from captum_norm.analysis.sequences import Encoder, TokenSequence, longest
 from captum_norm.analysis.tokens import TokenStore
 from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
+from captum_norm.loading import weights_digest
 from captum_norm.models.stacks import encoder_of
 from captum_norm.runs import Journal, Team
 from captum_norm.versions import versions
@@ -173,7 +172,7 @@ def analyze(
     }
     job = {
         "analysis": name,
-        "model": f"{model_name or type(model).__name__} ({_digest(model)})",
+        "model": f"{model_name or type(model).__name__} ({weights_digest(model)})",
         "corpus": facts.sha256,
         **settings,
         "tokens": tokens is not None,
@@ -345,12 +344,3 @@ def _merge(kind: type[Analysis], setting: Setting, journal: Journal, blocks: int
             part.restore(stream.read())
         whole.merge(part)
     return whole, counts
-
-
-def _digest(model: nn.Module) -> str:
-    """A hash of the weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()

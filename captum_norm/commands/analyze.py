@@ -1,7 +1,6 @@
 """``captum-norm analyze``: the papers' experiments on a model and a corpus."""
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
+from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import torchrun_rank
@@ -97,11 +97,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1 (default: %(default)s)"
     )
-    parser.add_argument(
-        "--layouts",
-        metavar="FILE.toml",
-        help="declare layers whose structure is not found by itself; see “Describe a new model” in the documentation",
-    )
+    add_layouts(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -109,19 +105,17 @@ def _run(options: argparse.Namespace) -> None:
 
     from captum_norm.analysis.engine import analyze
     from captum_norm.analysis.report import write
-    from captum_norm.loading import load
-    from captum_norm.models import register_layouts
+    from captum_norm.loading import load, on_device
 
     rank, world_size = torchrun_rank()
     if options.tokens is not None and not options.tokens.parent.is_dir():
         raise InvalidInputError(f"cannot write {options.tokens}: there is no folder {options.tokens.parent}")
-    if options.layouts is not None:
-        register_layouts(options.layouts)
+    declare_layouts(options)
     with _corpus(options, world_size) as corpus, progress(terminal_only=True) if rank == 0 else nullcontext():
         model, tokenizer = load(options.model)
         result = analyze(
             options.analysis,
-            _placed(model, options.device),
+            on_device(model, options.device),
             tokenizer,
             corpus,
             out=options.out,
@@ -196,17 +190,6 @@ def _corpus(options: argparse.Namespace, world_size: int) -> Iterator[Any]:
         with path.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         yield Corpus(path, unit, options.limit, "standard input")
-
-
-def _placed(model: Any, device: str) -> Any:
-    import torch
-
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
-    try:
-        return model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
-        raise InvalidInputError(f"cannot use the device {device}: {str(error).splitlines()[0]}") from error
 
 
 COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", _add_arguments, _run)

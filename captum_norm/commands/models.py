@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.versions import versions
 
@@ -80,11 +81,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run a model (a folder or a name on the Hugging Face hub) once and say how each of its layers was "
         "understood and how exact the vectors add up (default: list the models in the tests)",
     )
-    parser.add_argument(
-        "--layouts",
-        metavar="FILE.toml",
-        help="declare parts of layers that are not found; see “Describe a new model” in the documentation",
-    )
+    add_layouts(parser)
     parser.add_argument(
         "--out",
         action="append",
@@ -98,12 +95,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from captum_norm.models import register_layouts
     from captum_norm.models.support import supported_models
 
     console = Console()
-    if options.layouts is not None:
-        register_layouts(options.layouts)
+    declare_layouts(options)
     if options.check is None:
         models = supported_models()
         rows = [asdict(model) for model in models]

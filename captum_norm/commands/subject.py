@@ -6,8 +6,6 @@ from typing import Any
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 
-LAYOUTS_HELP = "declare parts of layers that are not found; see “Describe a new model” in the documentation"
-
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Declare ``--model`` and ``--layouts``."""
@@ -17,7 +15,24 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_PATH",
         help="a model folder or a name on the Hugging Face hub (default: %(default)s)",
     )
-    parser.add_argument("--layouts", metavar="FILE.toml", help=LAYOUTS_HELP)
+    add_layouts(parser)
+
+
+def add_layouts(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--layouts``."""
+    parser.add_argument(
+        "--layouts",
+        metavar="FILE.toml",
+        help="declare parts of layers that are not found; see “Describe a new model” in the documentation",
+    )
+
+
+def declare_layouts(options: argparse.Namespace) -> None:
+    """Make known what ``--layouts`` declares."""
+    from captum_norm.models import register_layouts
+
+    if options.layouts is not None:
+        register_layouts(options.layouts)
 
 
 def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
@@ -31,10 +46,8 @@ def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
     """The model, of one stack of layers, and its tokenizer; what ``--layouts`` declares is known from here on."""
     from captum_norm.loading import load
-    from captum_norm.models import register_layouts
 
-    if options.layouts is not None:
-        register_layouts(options.layouts)
+    declare_layouts(options)
     model, tokenizer = load(options.model)
     if model.config.is_encoder_decoder:
         raise InvalidInputError(

@@ -82,7 +82,7 @@ def test_standard_input_is_read_as_a_file_is(
         (["dispersion", "--tokens", "a/b.parquet"], "cannot write a/b.parquet: there is no folder a"),
         (["mixing-ratio", "--corpus", "text", "--mask-rate", "2"], "got mask_rate=2.0"),
         (["special-tokens", "--corpus", "text", "--frequencies", "text"], "got a list of frequencies, which the"),
-        (["dispersion", "--corpus", "text", "--device", "nowhere"], "cannot use the device nowhere"),
+        (["dispersion", "--corpus", "text", "--device", "nowhere"], "cannot put the model on the device nowhere"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
