@@ -24,7 +24,7 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
-from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores
+from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores, rounded_size
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
@@ -40,7 +40,8 @@ class Decomposition(NamedTuple):
         bias: what the biases add to it, (B,); 0 if they are shared among the tokens.
         number: the number, (B,).
         convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or how far the frozen network came
-            from the model if that is more, (B,).
+            from the model if that is more, (B,). Of a difference of two outputs, the error is relative to their sizes
+            if these are more: they are what was rounded.
     """
 
     scores: Tensor
@@ -240,31 +241,32 @@ class DecompX(AttentionMapAttribution):
                 self._propagated_number(call.example(index), blocks, one_of_each(options, index, call.batch))
                 for index in range(call.batch)
             ]
-            scores, bias, number = (torch.cat(parts) for parts in zip(*each, strict=True))
-            deviation = torch.zeros_like(number)
+            scores, bias, number, rounded, deviation = map(torch.cat, zip(*each, strict=True))
         else:
-            scores, bias, number, deviation = self._gradient(call, blocks, options)
+            scores, bias, number, rounded, deviation = self._gradient(call, blocks, options)
         refuse_non_finite(self.model, number)
         if call.positions.real is not None:
             scores = scores.where(call.positions.real.to(scores.device), 0)
-        size = (scores.abs().sum(1) + bias.abs()).clamp(min=torch.finfo(scores.dtype).tiny)
+        size = torch.maximum(scores.abs().sum(1) + bias.abs(), rounded).clamp(min=torch.finfo(scores.dtype).tiny)
         delta = torch.maximum((scores.sum(1) + bias - number).abs() / size, deviation)
         self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
         return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
 
     def _gradient(
         self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rules = GraphRules(call.batch, self._stacks(call))
         with gradients_on():
             output = self._run(call, blocks, rules)
             found = output_scores(call, output, options.position, self._readout)
-            number = explained_number(found, chosen_target(options.target, found))
+            chosen = chosen_target(options.target, found)
+            number = explained_number(found, chosen)
             (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
         number, dtype = number.detach(), accumulation_dtype(number.dtype)
         scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
         bias = torch.stack([part.to(scores) for part in rules.biases]).sum(0) if rules.biases else number.new_zeros(1)
-        return scores, bias, number.to(dtype), torch.stack(rules.deviations).max().to(scores)
+        rounded = rounded_size(found.detach(), chosen).to(dtype)
+        return scores, bias, number.to(dtype), rounded, torch.stack(rules.deviations).max().to(scores)
 
     def _propagated(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> tuple[PartsRules, Any]:
         """One example's parts, and the model's output for each of its copies."""
@@ -292,12 +294,14 @@ class DecompX(AttentionMapAttribution):
 
     def _propagated_number(
         self, example: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rules, output = self._propagated(example, blocks)
         found = output_scores(example.repeated(rules.copies), output, options.position, self._readout)
-        numbers = explained_number(found, chosen_target(options.target, found[:1]))
+        chosen = chosen_target(options.target, found[:1])
+        numbers = explained_number(found, chosen)
         numbers = numbers.to(accumulation_dtype(numbers.dtype))
-        return numbers[None, 1:-1], numbers[-1:], numbers[:1]
+        rounded = rounded_size(found[:1], chosen).to(numbers)
+        return numbers[None, 1:-1], numbers[-1:], numbers[:1], rounded, torch.zeros_like(rounded)
 
     def _deltas(self, states: Tensor, call: ModelCall) -> Tensor:
         """(B, L), of the parts of each layer's output, (B, L, S + 2, S, D)."""

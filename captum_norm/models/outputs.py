@@ -188,8 +188,18 @@ def explained_number(scores: Tensor, chosen: Tensor | None) -> Tensor:
     Returns:
         (N,).
     """
+    found = _chosen_scores(scores, chosen)
+    return found[:, 0] - found[:, 1] if found.shape[1] == 2 else found[:, 0]
+
+
+def rounded_size(scores: Tensor, chosen: Tensor | None) -> Tensor:
+    """The size of what was rounded before :func:`explained_number` took it, or took the difference of two, (N,)."""
+    return _chosen_scores(scores, chosen).abs().sum(1)
+
+
+def _chosen_scores(scores: Tensor, chosen: Tensor | None) -> Tensor:
+    """(N, 1), or (N, 2) for a difference."""
     if chosen is None:
-        return scores
+        return scores[:, None]
     columns = chosen if chosen.dim() == 2 else chosen[:, None]
-    found = scores.gather(1, columns.to(scores.device).expand(len(scores), -1))
-    return found[:, 0] - found[:, 1] if chosen.dim() == 2 else found[:, 0]
+    return scores.gather(1, columns.to(scores.device).expand(len(scores), -1))

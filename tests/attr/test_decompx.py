@@ -220,6 +220,21 @@ def test_next_words_equal_vectors_by_hand(propagate: bool) -> None:
     near(less[0], logits[:-1, 5] - logits[:-1, 9])
 
 
+@pytest.mark.parametrize("bias", ["apart", "absdot"])
+def test_rivals_that_are_nearly_alike_are_told_apart(bias: Bias) -> None:
+    """The difference of two outputs cannot be more exact than they are."""
+    model, ids = classifier(), families.inputs("bert", 0, 3, 7)
+    with torch.no_grad():
+        for parameter in model.classifier.parameters():
+            parameter[2] = parameter[1] + 1e-3 * parameter[0]
+    exact = DecompX(model, bias).decompose(ids, Difference(1, 2))
+    found = DecompX(model.float(), bias).decompose(ids, Difference(1, 2))
+    sizes = model(ids).logits.detach()[:, 1:].abs().sum(1)
+    assert ((found.scores.sum(1) + found.bias - found.number).abs() > 1e-5 * exact.scores.abs().sum(1)).any()
+    assert ((found.scores - exact.scores).abs() < 1e-5 * sizes[:, None]).all()
+    assert (found.convergence_delta < 1e-5).all()
+
+
 @pytest.mark.parametrize("propagate", [False, True])
 def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
     model, ids = shaken(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
