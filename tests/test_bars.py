@@ -10,11 +10,14 @@ import torch
 from tqdm import tqdm
 from transformers import BertModel
 
-from captum_norm import NormAttribution, NormMeter, progress
+import captum_norm
+from captum_norm import NormAttribution, NormMeter, ValueZeroing, progress
 from captum_norm.attr._feed_forward import FeedForwardReducer
 from captum_norm.bars import bar, is_asked
 from captum_norm.cli import main
+from captum_norm.methods import METHODS
 from tests import encoder_decoders, families, tiny
+from tests.classifiers import classifier
 
 
 def explain(name: str = "bert") -> None:
@@ -105,6 +108,22 @@ def test_the_vectors_of_one_stack(finished: list[object]) -> None:
         NormMeter(model).measure(inputs, scopes=["atb_ff"], stacks=["cross"])
     queries = 2 * 2 * (9 + 6 + 6) + 2 * 2 * 6  # those of attention, and once more those of decoder to encoder
     assert (queries, queries) in finished
+
+
+def test_a_bar_counts_the_values_that_are_taken_away(finished: list[object]) -> None:
+    with progress(delay=0):
+        ValueZeroing(families.build("bert"), chunk_bytes=1).maps(families.inputs("bert"), layers=[1])
+    keys = 3 * 11  # examples, positions
+    assert (keys, keys) in finished[1:]
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.units is not None])
+def test_a_bar_changes_no_result(name: str) -> None:
+    model, ids = classifier(), families.inputs("bert", 0, 2, 30)
+    method = getattr(captum_norm, METHODS[name].class_name)
+    silent = method(model).attribute(ids, target=1)
+    with progress(delay=0):
+        torch.testing.assert_close(method(model).attribute(ids, target=1), silent, rtol=0, atol=0)
 
 
 def test_no_bar_goes_into_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Several norm analyses from one forward pass; what the attribution methods stand on."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
@@ -314,13 +315,15 @@ class NormMeter:
         twice: Callable[[Place], bool] | None = None,
         *,
         feed_forward: bool = False,
+        watching: AbstractContextManager[object] | None = None,
     ) -> bool:
         """Record by this meter's options, with a bar; see :func:`captum_norm.recording.record`.
 
-        ``twice`` says in which layers every query is attended to once more, None that in none.
+        ``twice`` says in which layers every query is attended to once more, None that in none. ``watching`` is open
+        during this forward pass alone, not during the one over an excerpt that a bar may need.
         """
         total = total_queries(call, self._stacks(call), twice) if is_asked() else None
-        with bar(type(self.model).__name__, total, "queries") as shown:
+        with bar(type(self.model).__name__, total, "queries") as shown, watching or nullcontext():
             return record(call, make, blocks, budget, self._chunk_bytes, shown.update, feed_forward=feed_forward)
 
     def _norm_reducer(

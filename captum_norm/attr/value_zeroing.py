@@ -14,6 +14,7 @@ from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, re
 from captum_norm.attr._tolerance import TOLERANCE
 from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
 from captum_norm.attr.measure import MeterOptions
+from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import cosine_distance
 from captum_norm.maps import AttributionMaps
@@ -71,19 +72,26 @@ class ValueZeroing(AttentionMapAttribution):
         budget = MemoryBudget(self._meter._memory_budget)
         self._meter._expect_room(call, Wanted(weights=True, layers=layers))
         around = set(layer_of(self.model, blocks).values())
-        with _noted(around, calls):
-            causal = self._meter._record(call, lambda *_: None, None, budget)
+        causal = self._meter._record(call, lambda *_: None, None, budget, watching=_noted(around, calls))
+        wanted = [(index, calls[index]) for index in layer_indices(layers, len(calls))]
+        keys = sum(one.output.shape[:2].numel() for _, one in wanted)
         maps = []
-        for index in layer_indices(layers, len(calls)):
-            one = calls[index]
-            dtype = torch.promote_types(self._meter._accumulate, one.output.dtype)
-            examples = [
-                self._distances(one.example(example, call.batch), index, dtype, budget) for example in range(call.batch)
-            ]
-            maps.append(torch.cat(examples))
+        with bar(f"values of {type(self.model).__name__}", keys, "keys") as shown:
+            for index, one in wanted:
+                dtype = torch.promote_types(self._meter._accumulate, one.output.dtype)
+                examples = (one.example(example, call.batch) for example in range(call.batch))
+                columns = [self._distances(example, index, dtype, budget, shown.update) for example in examples]
+                maps.append(torch.cat(columns))
         return stacked_maps(call, {"self": maps}, {}, causal=causal)
 
-    def _distances(self, one: "_LayerCall", index: int, dtype: torch.dtype, budget: MemoryBudget) -> Tensor:
+    def _distances(
+        self,
+        one: "_LayerCall",
+        index: int,
+        dtype: torch.dtype,
+        budget: MemoryBudget,
+        advance: Callable[[int], object],
+    ) -> Tensor:
         """One example's map of one layer, (1, Q, K)."""
         queries, step = one.output.shape[1], self._copies(one.output, budget)
         columns = []
@@ -100,6 +108,7 @@ class ValueZeroing(AttentionMapAttribution):
             self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
             # A key without weight changes nothing but the rounding.
             columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(zeroed.live, 0))
+            advance(keys.stop - keys.start)
         return torch.cat(columns, 1).unsqueeze(0)
 
     def _copies(self, output: Tensor, budget: MemoryBudget) -> int:
