@@ -1,5 +1,6 @@
 """The frozen network on vectors: one example and its parts, propagated together."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,34 +23,42 @@ from captum_norm.models.stacks import Stacks
 class PartsRules:
     """Rules (:class:`captum_norm.attr._frozen.Rules`) for copies of one example.
 
-    The first copy is the example, whose norms, activations and attention weights the others use. Copy 1 + j is what
-    token j gives, and the last one what the biases give; shared biases leave it zero.
+    The first copy is the example, whose norms, activations and attention weights the others use. Then come what each
+    of the tokens gives, and last what the biases give; shared biases leave it zero.
 
     Args:
-        tokens: number of tokens, S.
+        tokens: which tokens' parts, K of them; all if biases are shared.
         stacks: the model's stacks of layers.
         sharing: how biases are shared among the tokens: see :data:`captum_norm.functional.BIAS_SHARES`; None keeps
             them apart.
+        watch: told each layer's index and output, (K + 2, S, D).
 
     Attributes:
-        copies: number of copies, S + 2.
-        states: the layers' outputs, (S + 2, S, D) each.
+        copies: number of copies, K + 2.
     """
 
-    def __init__(self, tokens: int, stacks: Stacks, sharing: str | None) -> None:
+    def __init__(
+        self, tokens: range, stacks: Stacks, sharing: str | None, watch: Callable[[int, Tensor], None]
+    ) -> None:
         self.stacks = stacks
-        self.copies = tokens + 2
-        self.states: list[Tensor] = []
+        self.copies = len(tokens) + 2
+        self._tokens = tokens
         self._sharing = sharing
+        self._watch = watch
+        self._left = 0
 
     def enter(self, stream: Tensor) -> Tensor:
         parts = torch.zeros_like(stream)
-        own = torch.arange(self.copies - 2, device=stream.device)
-        parts[0], parts[1 + own, own] = stream[0], stream[0]
+        own = torch.arange(len(self._tokens), device=stream.device)
+        parts[0], parts[1 + own, self._tokens.start + own] = (
+            stream[0],
+            stream[0, self._tokens.start : self._tokens.stop],
+        )
         return parts
 
     def leave(self, stream: Tensor) -> None:
-        self.states.append(stream)
+        self._watch(self._left, stream)
+        self._left += 1
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor[: len(tensor) // self.copies]
@@ -100,7 +109,7 @@ class PartsRules:
         return self._result(slope * gates + other_slope * others, None, output)
 
     def _copies(self, tensor: Tensor) -> Tensor:
-        """(S + 2, R, D), whatever axes the model gives the positions."""
+        """(K + 2, R, D), whatever axes the model gives the positions."""
         return tensor.reshape(self.copies, -1, tensor.shape[-1])
 
     def _result(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:

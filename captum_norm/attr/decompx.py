@@ -1,16 +1,17 @@
 """DecompX: the decomposition of hidden states, and of any number of the output, into the tokens' vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
-from captum_norm.attr._frozen import Rules, frozen
+from captum_norm.attr._frozen import frozen
 from captum_norm.attr._frozen_graph import GraphRules
-from captum_norm.attr._frozen_parts import PartsRules
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
+from captum_norm.attr._propagation import LayerParts, Propagation, by_layer
 from captum_norm.attr._target import (
     gradients_on,
     one_of_each,
@@ -19,8 +20,10 @@ from captum_norm.attr._target import (
 )
 from captum_norm.attr._tolerance import TOLERANCE
 from captum_norm.attr._wanted import as_layers, layer_indices
+from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
 from captum_norm.maps import AttributionMaps
+from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
@@ -79,11 +82,13 @@ class DecompX(AttentionMapAttribution):
         bias: what becomes of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias
             among the tokens' vectors where it is added, in proportion to their products with it (``"absdot"``), their
             cosines (``"abssim"``), their ``"norm"``, alike (``"equal"``), or give it to the first token (``"cls"``).
-            These propagate vectors.
+            These propagate the vectors of all tokens together.
         propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
             forward pass.
         readout: what a target is of instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
+        memory_budget: how many bytes vectors may take at a time while they are propagated; None: a quarter of what is
+            free.
 
     Raises:
         InvalidInputError: for an unknown treatment of biases.
@@ -99,11 +104,17 @@ class DecompX(AttentionMapAttribution):
     """
 
     def __init__(
-        self, model: nn.Module, bias: Bias = "apart", *, propagate: bool = False, readout: Readout | None = None
+        self,
+        model: nn.Module,
+        bias: Bias = "apart",
+        *,
+        propagate: bool = False,
+        readout: Readout | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         if bias not in get_args(Bias):
             raise InvalidInputError(f"got bias={bias!r}; expected one of {', '.join(get_args(Bias))}")
-        super().__init__(model, "mean")
+        super().__init__(model, "mean", memory_budget=memory_budget)
         self.bias = bias
         self._readout = readout
         self._propagate = propagate or bias != "apart"
@@ -154,13 +165,17 @@ class DecompX(AttentionMapAttribution):
         Raises:
             CaptumNormError: see :meth:`decompose`.
         """
-        call, wanted = self._bound(inputs, additional_forward_args), as_layers(layers)
+        call, chosen = self._bound(inputs, additional_forward_args), as_layers(layers)
+        positions = call.positions
 
         def work(blocks: Mapping[nn.Module, Block]) -> TokenVectors:
-            states, _ = self._states(call, blocks, wanted)
-            self._deltas(states, call)
-            vectors = call.positions.restored(call.positions.restored(states[:, :, 1:-1].transpose(2, 3), 2), 3)
-            return TokenVectors(vectors, call.positions.restored(states[:, :, -1], 2))
+            wanted = layer_indices(chosen, max(stack.layers for stack in self._meter._stacks(call).values()))
+            found, _ = self._parts(call, blocks, lambda parts: parts, wanted)
+            self._deltas(found, wanted, call)
+            vectors = by_layer([parts.kept for parts in found], wanted)
+            bias = by_layer([parts.bias for parts in found], wanted)
+            vectors = positions.restored(positions.restored(vectors.transpose(2, 3), 2), 3)
+            return TokenVectors(vectors, positions.restored(bias, 2))
 
         return self._meter._with_blocks(call, work)
 
@@ -215,9 +230,10 @@ class DecompX(AttentionMapAttribution):
         call, layers = self._bound(inputs, additional_forward_args), as_layers(options.layers)
 
         def work(blocks: Mapping[nn.Module, Block]) -> AttributionMaps:
-            states, causal = self._states(call, blocks, layers)
-            deltas = self._deltas(states, call)
-            maps = states[:, :, 1:-1].norm(dim=-1).transpose(2, 3)
+            found, causal = self._parts(call, blocks, lambda parts: parts.norm(dim=-1))
+            wanted = layer_indices(layers, len(found[0].kept))
+            deltas = self._deltas(found, wanted, call)
+            maps = by_layer([parts.kept for parts in found], wanted).transpose(2, 3)
             return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
 
         return self._meter._with_blocks(call, work)
@@ -228,19 +244,24 @@ class DecompX(AttentionMapAttribution):
         with gradients_on():
             return outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
 
-    def _stacks(self, call: ModelCall) -> Stacks:
-        return Stacks(self.model, several=call.positions.several)
+    @contextmanager
+    def _propagation(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> Iterator[Propagation]:
+        """What runs the parts of a call's examples, with a bar."""
+        name, length = type(self.model).__name__, call.positions.length
+        sharing, budget = None if self.bias == "apart" else self.bias, MemoryBudget(self._meter._memory_budget)
+        with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
+            yield Propagation(self.model, self._layers(blocks), self._steps, sharing, budget, shown.update)
 
-    def _run(self, call: ModelCall, blocks: Mapping[nn.Module, Block], rules: Rules) -> Any:
-        with frozen(self.model, set(layer_of(self.model, blocks).values()), rules, self._steps):
-            return call.run()
+    def _layers(self, blocks: Mapping[nn.Module, Block]) -> set[nn.Module]:
+        return set(layer_of(self.model, blocks).values())
 
     def _decomposed(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> Decomposition:
         if self._propagate:
-            each = [
-                self._propagated_number(call.example(index), blocks, one_of_each(options, index, call.batch))
-                for index in range(call.batch)
-            ]
+            with self._propagation(call, blocks) as propagation:
+                each = [
+                    self._propagated_number(propagation, call.example(index), one_of_each(options, index, call.batch))
+                    for index in range(call.batch)
+                ]
             scores, bias, number, rounded, deviation = map(torch.cat, zip(*each, strict=True))
         else:
             scores, bias, number, rounded, deviation = self._gradient(call, blocks, options)
@@ -255,9 +276,10 @@ class DecompX(AttentionMapAttribution):
     def _gradient(
         self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        rules = GraphRules(call.batch, self._stacks(call))
+        rules = GraphRules(call.batch, Stacks(self.model, several=call.positions.several))
         with gradients_on():
-            output = self._run(call, blocks, rules)
+            with frozen(self.model, self._layers(blocks), rules, self._steps):
+                output = call.run()
             found = output_scores(call, output, options.position, self._readout)
             chosen = chosen_target(options.target, found)
             number = explained_number(found, chosen)
@@ -268,45 +290,38 @@ class DecompX(AttentionMapAttribution):
         rounded = rounded_size(found.detach(), chosen).to(dtype)
         return scores, bias, number.to(dtype), rounded, torch.stack(rules.deviations).max().to(scores)
 
-    def _propagated(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> tuple[PartsRules, Any]:
-        """One example's parts, and the model's output for each of its copies."""
-        tokens = example.positions.length or self._tokens(example, blocks)
-        sharing = None if self.bias == "apart" else self.bias
-        rules = PartsRules(tokens, self._stacks(example), sharing)
-        with torch.no_grad():
-            return rules, self._run(example.repeated(rules.copies), blocks, rules)
-
-    def _tokens(self, example: ModelCall, blocks: Mapping[nn.Module, Block]) -> int:
-        """How many tokens the first layer receives where the inputs do not say."""
-        rules = GraphRules(1, self._stacks(example))
-        with torch.no_grad():
-            self._run(example, blocks, rules)
-        return rules.stream.shape[1]
-
-    def _states(
-        self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None
-    ) -> tuple[Tensor, bool]:
-        """The copies of each layer's output, (B, L, S + 2, S, D), and whether the model looks back only."""
-        runs = [self._propagated(call.example(index), blocks)[0] for index in range(call.batch)]
-        states = torch.stack([torch.stack(run.states) for run in runs])
-        states = states[:, layer_indices(layers, states.shape[1])]
-        return states.to(accumulation_dtype(states.dtype)), runs[0].stacks.causal
+    def _parts(
+        self,
+        call: ModelCall,
+        blocks: Mapping[nn.Module, Block],
+        keep: Callable[[Tensor], Tensor],
+        layers: Collection[int] | None = None,
+    ) -> tuple[list[LayerParts], bool]:
+        """Each example's parts at the layers, and whether the model looks back only."""
+        found, causal = [LayerParts(keep, layers) for _ in range(call.batch)], False
+        with self._propagation(call, blocks) as propagation:
+            for index, parts in enumerate(found):
+                for _, _, stacks in propagation.run(call.example(index), parts):
+                    causal = stacks.causal
+        return found, causal
 
     def _propagated_number(
-        self, example: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
+        self, propagation: Propagation, example: ModelCall, options: MapOptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        rules, output = self._propagated(example, blocks)
-        found = output_scores(example.repeated(rules.copies), output, options.position, self._readout)
-        chosen = chosen_target(options.target, found[:1])
-        numbers = explained_number(found, chosen)
-        numbers = numbers.to(accumulation_dtype(numbers.dtype))
+        scores = []
+        for copies, output, _ in propagation.run(example):
+            found = output_scores(copies, output, options.position, self._readout)
+            chosen = chosen_target(options.target, found[:1])
+            numbers = explained_number(found, chosen)
+            numbers = numbers.to(accumulation_dtype(numbers.dtype))
+            scores.append(numbers[1:-1])
         rounded = rounded_size(found[:1], chosen).to(numbers)
-        return numbers[None, 1:-1], numbers[-1:], numbers[:1], rounded, torch.zeros_like(rounded)
+        return torch.cat(scores)[None], numbers[-1:], numbers[:1], rounded, torch.zeros_like(rounded)
 
-    def _deltas(self, states: Tensor, call: ModelCall) -> Tensor:
-        """(B, L), of the parts of each layer's output, (B, L, S + 2, S, D)."""
-        error = (states[:, :, 1:].sum(2) - states[:, :, 0]).square().sum(-1)
-        size = states[:, :, 0].square().sum(-1)
+    def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], call: ModelCall) -> Tensor:
+        """How far the parts of the layers' outputs are from adding up, (B, L)."""
+        error = by_layer([parts.left for parts in found], layers).square().sum(-1)
+        size = by_layer([parts.size for parts in found], layers).square()
         real = call.positions.real
         if real is not None:
             error, size = (rows.where(real[:, None].to(rows.device), 0) for rows in (error, size))

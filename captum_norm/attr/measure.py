@@ -60,7 +60,7 @@ class MeterOptions(TypedDict, total=False):
     """
 
     accumulate: torch.dtype
-    memory_budget: int
+    memory_budget: int | None
     chunk_bytes: int
     vector_bytes: int
     baseline: Baseline

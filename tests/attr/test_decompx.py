@@ -15,13 +15,16 @@ from captum_norm import (
     Difference,
     IncompleteDecompositionError,
     InvalidInputError,
+    NotEnoughMemoryError,
     UnsupportedModelError,
 )
+from captum_norm.attr import _propagation
 from captum_norm.attr.decompx import Bias
 from tests import encoder_decoders, families
 from tests.families import FAMILIES, GROUPED, TEXT
 
 HEAD_WIDTH = 8
+WIDTH, FEED_FORWARD = TEXT["hidden_size"], TEXT["intermediate_size"]
 SHARINGS: tuple[Bias, ...] = ("absdot", "abssim", "norm", "equal", "cls")
 
 
@@ -316,6 +319,46 @@ def test_heads_and_activations_are_taken_apart(name: str) -> None:
     assert max(graph.convergence_delta.max(), parts.convergence_delta.max()) < 1e-12
     shared = DecompX(model, "norm").decompose(ids, 1, position=-1)
     torch.testing.assert_close(shared.scores.sum(1), shared.number)
+
+
+@pytest.mark.parametrize(("name", "width"), [("bert", FEED_FORWARD), ("albert", FEED_FORWARD), ("gpt2", 4 * WIDTH)])
+def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> None:
+    model, ids = shaken(families.build(name), 0), families.inputs(name, 0, 2, 7)
+    copy = _propagation.LAYER_COPIES * 7 * width * 8
+    copies: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: copies.append(len((*args, *kwargs.values())[0])), with_kwargs=True
+    )
+
+    def found(budget: int) -> tuple[list[Tensor], list[int]]:
+        method = DecompX(model, propagate=True, readout=first_output, memory_budget=budget)
+        method.maps(ids)  # what is learnt of the model takes runs of its own
+        copies.clear()
+        maps = method.maps(ids, layers=[0])
+        assert maps.convergence_delta is not None
+        results = [*method.decompose(ids, 1), *method.vectors(ids, layers=[-1, 0]), maps.self_attention]
+        return results, [count for count in copies if count > 1]
+
+    together, counts = found(2**40)
+    assert counts == 3 * 2 * [7 + 2]
+    for budget, expected_counts in ((5 * copy, [5, 5, 3]), (1, 7 * [3])):
+        apart, counts = found(budget)
+        assert counts == 3 * 2 * expected_counts
+        for result, expected in zip(apart[:3] + apart[4:], together[:3] + together[4:], strict=True):
+            near(result, expected)
+
+
+def test_shared_biases_need_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = classifier(), families.inputs("bert", 0, 1, 7)
+    expected = DecompX(model, "absdot").attribute(ids, 1)
+    torch.testing.assert_close(DecompX(model, "absdot", memory_budget=1).attribute(ids, 1), expected, rtol=0, atol=0)
+    needed = (7 + 2) * _propagation.LAYER_COPIES * 7 * FEED_FORWARD * 8
+    monkeypatch.setattr(_propagation, "free_bytes", lambda _: needed)
+    DecompX(model, "absdot").attribute(ids, 1)
+    monkeypatch.setattr(_propagation, "free_bytes", lambda _: needed - 1)
+    with pytest.raises(NotEnoughMemoryError, match=r'7 tokens take about 0\.2 MiB .*shared as "absdot" need all'):
+        DecompX(model, "absdot").attribute(ids, 1)
+    torch.testing.assert_close(DecompX(model, propagate=True).attribute(ids, 1), DecompX(model).attribute(ids, 1))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
