@@ -110,7 +110,7 @@ def block_rows(
         own_norm=own_norm,
         mixing_ratio=ratio(others_norm, own_norm),
         squared_error=squared_length(total - reference @ directions),
-        squared_reference=reference.square().sum(-1),
+        squared_reference=torch.linalg.vector_norm(reference, dim=-1).square(),
         squared_attention_error=squared_length(attention_error),
         squared_attention=attention_size.square(),
     )
