@@ -101,6 +101,11 @@ class EncoderDecoder:
     queries_first: bool = False
     narrow: bool = False
 
+    @property
+    def layout(self) -> str:
+        """How its layers are arranged."""
+        return "post-norm" if "attn_res_ln" in self.scopes else "pre-norm"
+
 
 def _bart_parts(*, post_norm: bool) -> dict[str, Parts]:
     def parts(layers: str, attention: str, residual: tuple[str, str]) -> Parts:

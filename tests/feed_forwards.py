@@ -146,7 +146,11 @@ PARTS = {
 
 NOT_UNDERSTOOD = {
     "xmod": "its language adapter, a second network with a residual connection of its own, follows, and no scope names "
-    "what is between the two"
+    "what is between the two",
+    **dict.fromkeys(
+        ("nllb-moe", "switch-transformers"),
+        "each of its experts is a module of its own, which is called with the positions that were routed to it",
+    ),
 }
 """Families without scopes behind the feed-forward network, and why."""
 

@@ -9,11 +9,12 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from captum_norm.models.support import SupportedModel
 from tests import feed_forwards
-from tests.encoder_decoders import ENCODER_DECODERS
-from tests.families import FAMILIES, KINDS
+from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
+from tests.families import FAMILIES, KINDS, Family
 from tests.test_matrix import SCOPES
 
 ROOT = Path(__file__).parents[1]
@@ -28,13 +29,17 @@ The tests hold each of these {count} architectures to an independent implementat
 with random weights (FSMT in float32, since its code cannot run in float64), and to what is promised of every model:
 padding and batching change nothing, the model is left as it was, half precision stays near, gradients flow. What stands
 under *special* is active there: windows are shorter than the inputs, sinks and layer scales have random values.
-Behind the feed-forward block every vector is formed independently in {formed} of them; in the others of one stack what
-the model computed is what the vectors add up to. `captum-norm models` prints this list.
+Behind the feed-forward block every vector is formed independently in {formed} of them; in the others what the model
+computed is what the vectors add up to. `captum-norm models` prints this list.
 
 Other models are found by their structure or refused with a reason: `captum-norm models --check NAME_OR_PATH` says it of
 yours, and [Describe a new model](how-to/describe-a-model.md) what to do then, and what the layouts are. The scopes are
 explained in [Methods](methods.md).
 """
+NOTES = {
+    "Encoder–decoders": "Scopes are those of the encoder and of cross-attention. The decoder's self-attention has "
+    "those up to `atb`: behind it\ncomes cross-attention, not a feed-forward network.\n\n"
+}
 WITHOUT = "`{model_type}` has no scopes behind its feed-forward network: {reason}."
 TAIL = """
 A model with a head on top of these layers (a classifier, a language model) has the same entry. Rows of one type differ
@@ -49,34 +54,26 @@ def supported() -> Iterator[SupportedModel]:
         if kind == "Vision":
             yield from _encoder_decoders()
         for name, family in families.items():
-            behind = () if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[family.style]
-            model = family.build()
-            config = getattr(model, "config")  # noqa: B009 - no attribute of nn.Module
-            yield SupportedModel(
-                kind,
-                config.model_type,
-                type(model).__name__,
-                family.style,
-                family.positions,
-                family.special,
-                (*SCOPES[family.style], *behind),
-            )
+            yield _entry(kind, name, family, family.style)
 
 
 def _encoder_decoders() -> Iterator[SupportedModel]:
-    for family in ENCODER_DECODERS.values():
-        model = family.build()
-        config = getattr(model, "config")  # noqa: B009 - no attribute of nn.Module
-        layout = "post-norm" if "attn_res_ln" in family.scopes else "pre-norm"
-        yield SupportedModel(
-            "Encoder–decoders",
-            config.model_type,
-            type(model).__name__,
-            layout,
-            family.positions,
-            family.special,
-            family.scopes,
-        )
+    for name, family in ENCODER_DECODERS.items():
+        yield _entry("Encoder–decoders", name, family, family.layout)
+
+
+def _entry(kind: str, name: str, family: Family | EncoderDecoder, layout: str) -> SupportedModel:
+    model = family.build()
+    behind = () if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[layout]
+    scopes = (*SCOPES[layout], *behind)
+    return SupportedModel(
+        kind, _model_type(model), type(model).__name__, layout, family.positions, family.special, scopes
+    )
+
+
+def _model_type(model: Any) -> str:
+    name: str = model.config.model_type
+    return name
 
 
 def data(models: list[SupportedModel]) -> str:
@@ -90,9 +87,10 @@ def page(models: list[SupportedModel]) -> str:
     parts = [HEAD.format(count=len(models), formed=len(feed_forwards.PARTS))]
     for kind, group in groupby(models, key=lambda model: model.kind):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
-        parts.append(f"\n## {kind}\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+        parts.append(f"\n## {kind}\n\n{NOTES.get(kind, '')}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+    every: dict[str, Family | EncoderDecoder] = {**FAMILIES, **ENCODER_DECODERS}
     reasons = [
-        WITHOUT.format(model_type=getattr(FAMILIES[name].build(), "config").model_type, reason=reason)  # noqa: B009
+        WITHOUT.format(model_type=_model_type(every[name].build()), reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
     ]
     return "".join([*parts, *(f"\n{fill(reason, 120)}\n" for reason in reasons), TAIL])

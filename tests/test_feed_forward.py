@@ -8,6 +8,7 @@ from torch import Tensor
 
 from captum_norm import TOLERANCE, AttentionBlockAttribution, NormMeter, UnsupportedScopeError
 from tests import encoder_decoders, families, feed_forwards, oracle
+from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES
 from tests.feed_forwards import EVERY, NOT_UNDERSTOOD, PARTS, SCOPES
 from tests.test_matrix import relative
@@ -98,6 +99,28 @@ def test_vectors_of_every_other_family_add_up(name: str, dtype: torch.dtype) -> 
     (measured,) = NormMeter(model).measure(inputs, scopes=SCOPES[family.style]).values()
     assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < (1e-5 if dtype == torch.float32 else 1e-6 if family.single else 1e-11)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_vectors_of_encoder_and_cross_attention_add_up(name: str, dtype: torch.dtype) -> None:
+    """To what the model computed; behind a decoder's own attention there is no feed-forward network."""
+    family = ENCODER_DECODERS[name]
+    dtype = torch.float32 if family.narrow else dtype
+    single = family.single or dtype == torch.float32
+    behind = () if name in NOT_UNDERSTOOD else SCOPES[family.layout]
+    meter, inputs = NormMeter(encoder_decoders.build(name, dtype=dtype)), encoder_decoders.inputs(name, dtype=dtype)
+    for stack in ("encoder", "cross"):
+        if name in NOT_UNDERSTOOD:
+            with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
+                meter.measure(inputs, scopes=["atb_ff_res"], stacks=[stack])
+            continue
+        measured = meter.measure(inputs, scopes=behind, stacks=[stack])[stack]
+        assert set(measured.layer_scopes) == {(*family.scopes, *behind)}
+        assert measured.convergence_delta is not None
+        assert measured.convergence_delta.max() < (1e-6 if single else 1e-11)
+    with pytest.raises(UnsupportedScopeError, match="cross-attention follows, not a feed-forward network"):
+        meter.measure(inputs, scopes=["atb_ff_res"], stacks=["decoder"])
 
 
 def batch_of(name: str, side: str) -> tuple[Tensor, Tensor, list[Tensor]]:
