@@ -35,10 +35,11 @@ format: $(INSTALLED) ## Format the code and repair what ruff can
 docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html
 
-bench: $(INSTALLED) ## Time norms, methods, faithfulness scores and alignments
+bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses and alignments
 	$(BIN)/python -m benchmarks.norms
 	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.methods
+	$(BIN)/python -m benchmarks.analysis
 	$(BIN)/python -m benchmarks.alignment
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
