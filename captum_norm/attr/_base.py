@@ -14,7 +14,7 @@ from captum_norm.attr._assembly import Measurements, real_queries, stack_name, s
 from captum_norm.attr.measure import MeterOptions, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.heads import ReadPosition, positions_of_examples, read_position
+from captum_norm.models.heads import ReadPosition, pooled_rows, positions_of_examples, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.stacks import Role, StackName
 
@@ -311,11 +311,10 @@ def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Modu
     Raises:
         InvalidInputError: for a position outside the sequence or in its padding.
     """
-    batch = len(real)
-    if position is None:
-        position = read_position(model, causal=causal)
-    if position == "mean":
-        return (real / real.sum(1, keepdim=True)).to(like)
+    chosen = read_position(model, causal=causal) if position is None else position
+    pooled = pooled_rows(chosen, real, model) if isinstance(chosen, str) else None
+    if pooled is not None:
+        return pooled.to(like)
     rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
-    rows[torch.arange(batch), positions_of_examples(position, real)] = 1
+    rows[torch.arange(len(real)), positions_of_examples(chosen, real)] = 1
     return rows

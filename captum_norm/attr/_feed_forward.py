@@ -199,7 +199,8 @@ class FeedForwardReducer:
             asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
             if self._real is not None:
                 asked = self._real[part.examples, part.rows].to(asked.device)
-            for index in asked.nonzero().split(fitting):
+            found = asked.nonzero()
+            for index in found.split(fitting) if len(found) else ():
                 example, row = index.unbind(1)
                 chosen = weights[example, :, row].to(self._dtype)
                 example, position = example + part.examples.start, row + part.rows.start

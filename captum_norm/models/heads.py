@@ -1,6 +1,7 @@
 """Which output position a model's head reads: the position one usually wants explained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -11,12 +12,29 @@ from captum_norm.models.inputs import as_index
 
 ReadPosition = Literal["first", "last", "mean"]
 
+HeadPosition = ReadPosition | Literal["patches", "first and patches"]
+"""Heads of images may read the mean of all patches, without the tokens before them, alone or beside the first token."""
+
 # Their logits are about every position.
 TAGGERS = ("ForMaskedLM", "ForTokenClassification")
-CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForMultipleChoice", "ForNextSentencePrediction")
+CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
+# Heads of images that do not read the first token alone. The first two can be told to.
+_IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
+    {
+        "BeitForImageClassification": "patches",
+        "Data2VecVisionForImageClassification": "patches",
+        "CLIPForImageClassification": "patches",
+        "MetaClip2ForImageClassification": "patches",
+        "Dinov2ForImageClassification": "first and patches",
+        "Dinov2WithRegistersForImageClassification": "first and patches",
+        "IJepaForImageClassification": "mean",
+        "SiglipForImageClassification": "mean",
+        "Siglip2ForImageClassification": "mean",
+    }
+)
 
 
-def read_position(model: nn.Module, *, causal: bool) -> ReadPosition:
+def read_position(model: nn.Module, *, causal: bool) -> HeadPosition:
     """Where a model's head reads.
 
     Args:
@@ -25,13 +43,35 @@ def read_position(model: nn.Module, *, causal: bool) -> ReadPosition:
 
     Returns:
         ``"last"`` for causal models (next word, or their classifiers), ``"first"`` for classifiers of bidirectional
-        models unless they are configured to pool by the mean, ``"mean"`` of the real tokens otherwise.
+        models unless they pool several positions, ``"mean"`` of the real tokens otherwise.
     """
+    name, config = type(model).__name__, getattr(model, "config", None)
     if causal:
         return "last"
-    if not type(model).__name__.endswith(CLASSIFIERS):
+    if not name.endswith(CLASSIFIERS) or getattr(config, "classifier_pooling", None) in ("mean", "late"):
         return "mean"
-    return "mean" if getattr(getattr(model, "config", None), "classifier_pooling", None) == "mean" else "first"
+    return _IMAGES.get(name, "first") if getattr(config, "use_mean_pooling", True) else "first"
+
+
+def pooled_rows(position: str, real: Tensor, model: nn.Module) -> Tensor | None:
+    """How much each position counts where several are read, (B, S), or None where one is.
+
+    Args:
+        position: what is read.
+        real: True at real positions, (B, S).
+        model: the model, whose configuration says how many tokens stand before the patches.
+    """
+    if position == "mean":
+        return real / real.sum(1, keepdim=True)
+    if position not in ("patches", "first and patches"):
+        return None
+    before = 1 + getattr(getattr(model, "config", None), "num_register_tokens", 0)
+    patches = real & (torch.arange(real.shape[1], device=real.device) >= before)
+    rows = patches / patches.sum(1, keepdim=True)
+    if position == "first and patches":
+        rows = rows / 2
+        rows[:, 0] = 0.5
+    return rows
 
 
 def positions_of_examples(position: int | str | Sequence[int] | Tensor, real: Tensor) -> Tensor:
