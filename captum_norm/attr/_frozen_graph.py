@@ -33,7 +33,8 @@ class GraphRules:
 
     def enter(self, stream: Tensor) -> Tensor:
         self.stream = stream.detach().clone().requires_grad_()
-        return self.stream
+        # The model may write into what it is given, as a leaf does not allow.
+        return self.stream.clone()
 
     def leave(self, stream: Tensor) -> None:
         """Hidden states are not decomposed."""

@@ -111,7 +111,8 @@ class LayerParts:
     """What is kept of each layer's parts, and whether they add up to its output.
 
     Args:
-        keep: what to keep of some tokens' parts, (K, Q, D), along their first axis.
+        keep: what to keep of some tokens' parts, (K, Q, D), along their first axis; none of their memory, into which
+            the next layer may write.
         layers: the layers of which to keep it; all if None.
 
     Attributes:

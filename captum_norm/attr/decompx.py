@@ -170,7 +170,7 @@ class DecompX(AttentionMapAttribution):
 
         def work(blocks: Mapping[nn.Module, Block]) -> TokenVectors:
             wanted = layer_indices(chosen, max(stack.layers for stack in self._meter._stacks(call).values()))
-            found, _ = self._parts(call, blocks, lambda parts: parts, wanted)
+            found, _ = self._parts(call, blocks, torch.clone, wanted)
             self._deltas(found, wanted, call)
             vectors = by_layer([parts.kept for parts in found], wanted)
             bias = by_layer([parts.bias for parts in found], wanted)

@@ -348,6 +348,24 @@ def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> No
             near(result, expected)
 
 
+def test_layers_may_write_into_the_stream_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
+
+    def results() -> list[Tensor]:
+        found = [DecompX(model, propagate=propagate).attribute(ids, 1) for propagate in (False, True)]
+        return [*found, DecompX(model).vectors(ids).vectors, DecompX(model).maps(ids).self_attention]
+
+    expected, forward = results(), hf.models.gpt2.modeling_gpt2.GPT2Block.forward
+
+    def written(block: Any, stream: Tensor, *args: Any, **options: Any) -> Any:
+        output = forward(block, stream, *args, **options)
+        return stream.copy_(output) if isinstance(output, Tensor) else (stream.copy_(output[0]), *output[1:])
+
+    monkeypatch.setattr(hf.models.gpt2.modeling_gpt2.GPT2Block, "forward", written)
+    for found, before in zip(results(), expected, strict=True):
+        near(found, before)
+
+
 def test_shared_biases_need_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = classifier(), families.inputs("bert", 0, 1, 7)
     expected = DecompX(model, "absdot").attribute(ids, 1)
