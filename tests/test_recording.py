@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from captum.attr import Attribution, IntegratedGradients
 from torch import Tensor
 
-from captum_norm import IncompleteDecompositionError, NormAttribution
+from captum_norm import IncompleteDecompositionError, NormAttribution, TokenAttribution, ValueZeroing
 from tests import families
+from tests.classifiers import classifier
 
 
 def test_a_decomposition_that_does_not_add_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +41,21 @@ def test_threads_explain_one_model_in_train_mode() -> None:
             assert expected is not None
             assert torch.equal(maps.encoder, expected)
     assert model.config._attn_implementation == implementation
+    assert all(module.training for module in model.modules())
+
+
+def test_threads_explain_one_model_by_gradients_and_by_norms() -> None:
+    model, ids = classifier(dtype=torch.float32).train(), families.inputs("bert")
+    methods: list[Attribution] = [
+        TokenAttribution(model, IntegratedGradients, n_steps=10),
+        NormAttribution(model),
+        ValueZeroing(model),
+    ]
+    expected = [method.attribute(ids, target=1) for method in methods]
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda index: methods[index % 3].attribute(ids, target=1), range(36))
+        for index, scores in enumerate(results):
+            torch.testing.assert_close(scores, expected[index % 3])
     assert all(module.training for module in model.modules())
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
-from captum.attr import Attribution, GradientShap, PerturbationAttribution
+from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAttribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
@@ -37,6 +37,14 @@ from captum_norm.models.tracing import evaluating
 Reduction = Literal["l2", "sum"]
 """What is made of a token's D numbers: their Euclidean norm, or their sum."""
 
+# Arguments of a method's ``attribute`` that are no options, and where they are given.
+OURS = {
+    **dict.fromkeys(
+        ("inputs", "target", "additional_forward_args", "return_convergence_delta"), "an argument of attribute()"
+    ),
+    "baselines": "baseline=",
+}
+
 
 class TokenAttribution(Attribution):
     """Any gradient or perturbation method of Captum with one score for each token.
@@ -66,7 +74,7 @@ class TokenAttribution(Attribution):
         options: further arguments of the method's ``attribute``, such as ``n_steps=20``.
 
     Attributes:
-        baseline: the baseline's name and embedding; None if the method has none.
+        baseline: the baseline's name, and its embedding as the model makes it now; None if the method has none.
 
     Raises:
         InvalidInputError: an option is not as described, or a perturbation method takes no baseline.
@@ -111,13 +119,19 @@ class TokenAttribution(Attribution):
         self._make = method
         probe = method(_Explained(model))
         parameters = inspect.signature(probe.attribute).parameters
-        unknown = options.keys() - parameters.keys()
+        unknown, given = options.keys() - parameters.keys(), options.keys() & OURS.keys()
         if unknown:
             raise InvalidInputError(f"{type(probe).__name__}.attribute has no argument {min(unknown)!r}")
+        if given:
+            raise InvalidInputError(f"got the option {min(given)!r}; expected it as {OURS[min(given)]}")
+        if batch_size < 1:
+            raise InvalidInputError(f"got batch_size={batch_size}; expected at least 1")
         self._name = type(probe).__name__
         self._perturbs = isinstance(probe, PerturbationAttribution)
-        # GradientShap draws baselines from all that it is given, so an example must not see another's.
-        self._alone = isinstance(probe, (PerturbationAttribution, GradientShap))
+        # These draw from all baselines that they are given, or compare with all, so no example must see another's.
+        self._alone = isinstance(probe, (PerturbationAttribution, GradientShap, DeepLiftShap))
+        # It takes no single one.
+        self._repeats = 2 if isinstance(probe, DeepLiftShap) else 1
         self._parameters = frozenset(parameters)
         if self._perturbs and "baselines" not in parameters:
             raise InvalidInputError(f"{self._name} takes no baseline, so it cannot leave a token out")
@@ -182,8 +196,9 @@ class TokenAttribution(Attribution):
         with evaluating(self.model), torch.inference_mode(False):
             subject = _subject(call, read_mask(call, position), target, self._readout)
             replaced = ordinary_positions(call, subject.real, self._special)
+            vector = None if self.baseline is None else self.baseline.vector
             parts = _examples(subject, replaced) if self._alone else [(subject, replaced)]
-            explained = [self._explain(*part, delta=return_convergence_delta) for part in parts]
+            explained = [self._explain(*part, vector, delta=return_convergence_delta) for part in parts]
         length = subject.real.shape[1]
         scores = torch.cat([nn.functional.pad(part, (0, length - part.shape[1])) for part, _ in explained])
         if not scores[subject.real].isfinite().all():
@@ -225,17 +240,19 @@ class TokenAttribution(Attribution):
             raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
         return delta  # type: ignore[no-any-return]
 
-    def _explain(self, subject: "_Subject", replaced: Tensor, *, delta: bool) -> tuple[Tensor, Tensor | None]:
+    def _explain(
+        self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None, *, delta: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """(N, S) and (N,)."""
         if self._perturbs and not replaced.any():
             return torch.zeros_like(replaced, dtype=torch.float32), None
-        features, baselines = self._features(subject, replaced)
+        features, baselines = self._features(subject, replaced, baseline)
         options = self._defaults(replaced) | self._options
-        if self.baseline is not None:
+        if baselines is not None:
             options["baselines"] = baselines
         if delta:
             options["return_convergence_delta"] = True
-        module = _Explained(self.model, subject, self.baseline.vector if self.baseline and self._perturbs else None)
+        module = _Explained(self.model, subject, baseline if self._perturbs else None)
         with torch.set_grad_enabled(not self._perturbs):
             result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
         attributions, error = result if delta else (result, None)
@@ -246,16 +263,16 @@ class TokenAttribution(Attribution):
             scores = attributions.sum(-1) if self.reduction == "sum" else attributions.norm(dim=-1)
         return scores, None if error is None else error.detach().reshape(len(replaced), -1).mean(1)
 
-    def _features(self, subject: "_Subject", replaced: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _features(self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What the method explains, (N, S, D) or (N, S), and what it compares that with."""
         if self._perturbs:
             kept = (~replaced).to(subject.embeddings)
             return torch.ones_like(kept), kept
         features = subject.embeddings.clone().requires_grad_()
-        if self.baseline is None:
+        if baseline is None:
             return features, None
-        vector = self.baseline.vector.to(subject.embeddings)
-        return features, torch.where(replaced[..., None], vector, subject.embeddings)
+        baselines = torch.where(replaced[..., None], baseline.to(subject.embeddings), subject.embeddings)
+        return features, baselines.repeat(self._repeats, 1, 1)
 
     def _defaults(self, replaced: Tensor) -> dict[str, Any]:
         """Those of the method's arguments that Captum's own defaults would make slow, or not about tokens."""

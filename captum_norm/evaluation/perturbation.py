@@ -128,7 +128,8 @@ class Perturbation:
         removable = ordinary_positions(call, real, self.special_ids)
         if read is not None:
             removable = removable & ~read
-        batches = _Batches(self, call, real, read)
+        vector = None if self.replacement is None else self.replacement.vector
+        batches = _Batches(self, call, real, read, vector)
         scores = batches.run(torch.arange(call.batch, device=real.device), real)
         if self.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
             raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
@@ -208,6 +209,7 @@ class _Batches:
     call: ModelCall
     real: Tensor
     read: Tensor | None
+    stand_in: Tensor | None
 
     def run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
         """What the model returns for some examples (N,) with the tokens that each keeps (N, S).
@@ -215,7 +217,7 @@ class _Batches:
         Returns:
             (N,) of the target if there is one, else as :func:`read_output`.
         """
-        deleting = self.perturbation.replacement is None
+        deleting = self.stand_in is None
         lengths = kept.sum(1) if deleting else _ends(self.real)[examples]
         if not lengths.all():
             empty = int(examples[lengths.argmin()])
@@ -234,7 +236,7 @@ class _Batches:
         return torch.cat(results).to(order.device)[order.argsort()]
 
     def _forward(self, examples: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
-        stand_in = self.perturbation.replacement
+        stand_in = self.stand_in
         ahead = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
         if stand_in is None:
             places = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : ahead.shape[1]]
@@ -254,9 +256,9 @@ class _Batches:
             _pad(call, real)
             output = call.run()
         else:
-            vector, hole = stand_in.vector, real & ~kept[:, : ahead.shape[1]]
+            hole = real & ~kept[:, : ahead.shape[1]]
             output = run_with_embeddings(
-                call, lambda embedded: torch.where(hole[..., None], vector.to(embedded), embedded)
+                call, lambda embedded: torch.where(hole[..., None], stand_in.to(embedded), embedded)
             )
         return read_output(call.model, output, real, take(self.read), self.perturbation.readout)
 

@@ -47,11 +47,17 @@ class Replacement:
 
     Attributes:
         name: ``mask:103``, ``pad:0``, ``id:7``, ``zero``, ``mean`` or ``given``.
-        vector: its embedding, (D,).
+        embed: makes its embedding, (D,).
     """
 
     name: str
-    vector: Tensor
+    embed: Callable[[], Tensor]
+
+    @property
+    def vector(self) -> Tensor:
+        """Its embedding as the model makes it now, (D,)."""
+        with torch.no_grad():
+            return self.embed()
 
 
 def embedding_module(model: nn.Module) -> nn.Module:
@@ -155,26 +161,35 @@ def replacement(
     if wanted is None:
         wanted = "mask" if ids["mask"] is not None else "pad" if ids["pad"] is not None else "mean"
     if isinstance(wanted, Tensor):
-        if wanted.dim() != 1 or not wanted.is_floating_point():
-            raise InvalidInputError(f"got a replacement of shape {tuple(wanted.shape)}; expected an embedding (D,)")
-        return Replacement("given", wanted)
-    with torch.no_grad():
-        if isinstance(wanted, int) and not isinstance(wanted, bool):
-            return Replacement(f"id:{wanted}", _embedding(module, wanted))
-        if wanted not in get_args(StandIn):
-            expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
-            raise InvalidInputError(f"got the replacement {wanted!r}; expected {expected}")
-        if wanted == "mean":
-            return Replacement("mean", _mean(module))
-        if wanted == "zero":
-            return Replacement("zero", torch.zeros_like(_embedding(module, 0)))
-        token = ids[wanted]
-        if token is None:
+        width = len(_embedding(module, 0))
+        if wanted.shape != (width,) or not wanted.is_floating_point():
             raise InvalidInputError(
-                f"no {wanted} token is known for {type(model).__name__}; pass the tokenizer that has one, the id of "
-                'another token, "mean" or "zero"'
+                f"got a replacement of shape {tuple(wanted.shape)} and {wanted.dtype}; expected an embedding ({width},)"
             )
-        return Replacement(f"{wanted}:{token}", _embedding(module, token))
+        given = wanted.detach().clone()
+        return Replacement("given", lambda: given)
+    if isinstance(wanted, int) and not isinstance(wanted, bool):
+        return _of_token(f"id:{wanted}", module, wanted)
+    if wanted not in get_args(StandIn):
+        expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
+        raise InvalidInputError(f"got the replacement {wanted!r}; expected {expected}")
+    if wanted == "mean":
+        return Replacement("mean", lambda: _mean(module))
+    if wanted == "zero":
+        return Replacement("zero", lambda: torch.zeros_like(_embedding(module, 0)))
+    token = ids[wanted]
+    if token is None:
+        raise InvalidInputError(
+            f"no {wanted} token is known for {type(model).__name__}; pass the tokenizer that has one, the id of "
+            'another token, "mean" or "zero"'
+        )
+    return _of_token(f"{wanted}:{token}", module, token)
+
+
+def _of_token(name: str, module: nn.Module, token: int) -> Replacement:
+    if not 0 <= token < _size(module):
+        raise InvalidInputError(f"got the token id {token}; the model knows the ids 0 to {_size(module) - 1}")
+    return Replacement(name, lambda: _embedding(module, token))
 
 
 def _token_id(kind: str, model: nn.Module, tokenizer: SpecialTokens | None) -> int | None:
@@ -191,8 +206,6 @@ def _size(module: nn.Module) -> int:
 
 def _embedding(module: nn.Module, token: int) -> Tensor:
     """(D,): as the module returns it, which need not be a row of its table (Gemma scales it)."""
-    if not 0 <= token < _size(module):
-        raise InvalidInputError(f"got the token id {token}; the model knows the ids 0 to {_size(module) - 1}")
     embedded: Tensor = module(torch.tensor([[token]], device=module.weight.device))  # type: ignore[arg-type]
     return embedded[0, 0]
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.library import AttentionFunction, run_elsewhere
+from captum_norm.models.tracing import EXPLAINING
 
-# Forward functions lie on modules, which all threads share.
-_exchanging = threading.RLock()
 _compared: WeakSet[nn.Module] = WeakSet()
 
 
@@ -32,7 +31,7 @@ def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tu
         model: the model.
         attributes_of: names and values for one of its modules.
     """
-    with _exchanging, ExitStack() as stack:
+    with EXPLAINING, ExitStack() as stack:
         for module in model.modules():
             for name, value in attributes_of(module):
                 stack.enter_context(_replaced(module, name, value))

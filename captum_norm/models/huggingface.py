@@ -7,7 +7,6 @@ a context is open. Files that do not look it up are told to attend eagerly, and 
 """
 
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -28,6 +27,7 @@ from captum_norm.models.library import (
     run_elsewhere,
 )
 from captum_norm.models.products import AttentionProducts
+from captum_norm.models.tracing import EXPLAINING
 
 NAME = "captum_norm"
 # The name by which a file that uses the interface imports its functions.
@@ -72,8 +72,6 @@ class _Seam:
 _current: ContextVar[_Seam] = ContextVar("current seam")
 # How the modules that call attention name the sequence that cross-attention reads.
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
-# The selection lives in the model's configuration, which all threads share.
-_selecting = threading.RLock()
 
 
 @contextmanager
@@ -85,7 +83,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
     """
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, eager_mask)
-    with _selecting:
+    with EXPLAINING:
         choices = _choices(model)
         before = [getattr(config, CONFIG_KEY) for config, _ in choices]
         seam = _Seam(function)

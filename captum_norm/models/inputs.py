@@ -106,7 +106,7 @@ class ModelCall:
             return self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
-        except (ValueError, IndexError, RuntimeError, TypeError, AssertionError) as error:
+        except (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError) as error:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -195,7 +195,11 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
         main, *rest = tensors
         if not isinstance(main, Tensor):
-            got = "an empty tuple" if inputs == () else f"inputs of type {type(main).__name__}"
+            got = (
+                "an empty tuple"
+                if isinstance(inputs, tuple) and not inputs
+                else f"inputs of type {type(main).__name__}"
+            )
             raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
         arguments = _named(model, parameters, main, [*rest, *positional])
     if "use_cache" in parameters and arguments.get("use_cache") is None:

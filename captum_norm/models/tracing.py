@@ -4,13 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.models.layouts import Site
+
+EXPLAINING = RLock()
+"""Held while a model is changed to be explained: modes, forward functions and configurations are all threads'."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,12 +178,13 @@ def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``eval()`` for a while; every module's own mode is restored."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
+    """``eval()`` for a while; every module's own mode is restored. Other threads that explain a model wait."""
+    with EXPLAINING:
+        training = [module for module in model.modules() if module.training]
         for module in training:
-            module.training = True
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True

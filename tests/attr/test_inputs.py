@@ -97,6 +97,8 @@ def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> N
         (lambda _: {"inputs": "text"}, "inputs of type str; expected a tensor, a tuple of tensors or a mapping"),
         (lambda _: {"inputs": None}, "inputs of type NoneType"),
         (lambda _: {"inputs": ()}, "got an empty tuple"),
+        (lambda ids: {"inputs": ids.numpy()}, "got inputs of type ndarray; expected a tensor"),
+        (lambda ids: {"inputs": {"input_ids": ids, "past_key_values": 3}}, "BertModel does not accept these inputs: "),
         (lambda ids: {"inputs": {"ids": ids}}, r"the keys \['ids'\]; expected input_ids"),
         (
             lambda ids: {"inputs": {"input_ids": ids, "token_type_ids": ids[:, :3]}},

@@ -294,6 +294,35 @@ def test_signature_says_what_changes_scores() -> None:
     assert ablation.signature == f"attribution:FeatureAblation|baseline:mask:{MASK}|special:kept"
 
 
+@pytest.mark.parametrize("baseline", ["mask", "pad", "mean", 17])
+def test_the_baseline_is_what_the_model_embeds_now(baseline: Any) -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+
+    def methods() -> list[TokenAttribution]:
+        kinds: list[tuple[Any, dict[str, Any]]] = [
+            (attr.IntegratedGradients, {"n_steps": 4}),
+            (attr.FeatureAblation, {}),
+        ]
+        return [TokenAttribution(model, kind, baseline=baseline, tokenizer=TOKENIZER, **more) for kind, more in kinds]
+
+    before = methods()
+    model.get_input_embeddings().weight.data.mul_(2)
+    for old, new in zip(before, methods(), strict=True):
+        assert torch.equal(old.attribute(ids, 1, mask), new.attribute(ids, 1, mask))
+
+
+@WARNS
+def test_an_example_sees_no_other_ones_baselines() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 4, 6])
+    method = TokenAttribution(model, attr.DeepLiftShap, tokenizer=TOKENIZER, keep_special=True)
+    same = TokenAttribution(model, attr.DeepLift, tokenizer=TOKENIZER, keep_special=True).attribute(ids, 1, mask)
+    together = method.attribute(ids, 1, mask)
+    assert_equal(together, same)  # one baseline for each example
+    for row in range(3):
+        alone = method.attribute(ids[row : row + 1], 1, mask[row : row + 1])
+        assert_equal(together[row : row + 1], alone)
+
+
 def test_how_many_inputs_are_run_at_a_time_changes_nothing() -> None:
     model, (ids, mask) = classifier(), sentences([8, 5])
     runs: list[tuple[Any, dict[str, Any]]] = [(attr.IntegratedGradients, {"n_steps": 9}), (attr.FeatureAblation, {})]
@@ -338,6 +367,15 @@ def test_half_precision_is_reduced_in_single() -> None:
         exact = TokenAttribution(classifier(dtype=torch.bfloat16).double(), method).attribute(ids, 1, mask)
         assert scores.dtype == torch.float32
         assert (scores - exact).norm() < 0.1 * exact.norm()  # logits of order 1 are rounded to 2⁻⁸, differences more
+
+
+def test_options_that_are_ours_are_refused() -> None:
+    given: dict[str, Any]
+    for given, place in (({"target": 1}, r"an argument of attribute\(\)"), ({"baselines": 5.0}, "baseline=")):
+        with pytest.raises(InvalidInputError, match=f"got the option '{min(given)}'; expected it as {place}"):
+            TokenAttribution(classifier(), attr.IntegratedGradients, **given)
+    with pytest.raises(InvalidInputError, match="got batch_size=0; expected at least 1"):
+        TokenAttribution(classifier(), attr.IntegratedGradients, batch_size=0)
 
 
 class Stranger(nn.Module):

@@ -298,6 +298,14 @@ def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
+def test_what_stands_in_for_a_token_is_what_the_model_embeds_now() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+    before = Perturbation(model, "mask", tokenizer=TOKENIZER)
+    model.get_input_embeddings().weight.data.mul_(2)
+    after = Perturbation(model, "mask", tokenizer=TOKENIZER)
+    assert torch.equal(*(one.bind(ids, mask, target=1).leave_one_out() for one in (before, after)))
+
+
 def test_bad_input_is_refused() -> None:
     model, (ids, mask) = classifier(), sentences([7, 5])
 
@@ -315,7 +323,7 @@ def test_bad_input_is_refused() -> None:
         perturbation("blank")
     with refused("token id 60; the model knows the ids 0 to 59"):
         perturbation(60)
-    with refused(r"replacement of shape \(2, 3\); expected an embedding"):
+    with refused(r"replacement of shape \(2, 3\) and torch.float32; expected an embedding \(32,\)"):
         perturbation(torch.zeros(2, 3))
     with refused("output 'margin'"):
         perturbation(output="margin")
