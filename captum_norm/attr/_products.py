@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_norm.functional import Carry, random_directions, weight_gram
 from captum_norm.models.blocks import Block
@@ -24,10 +24,10 @@ class Products:
 
 
 class ProductCache:
-    """The products of each block; a weight that was replaced or changed in place makes its products be made anew."""
+    """The products of each attention block, made anew where a weight was replaced or changed in place."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, bool, bool], tuple[tuple[object, ...], Products]] = {}
+        self._kept: dict[tuple[nn.Module, bool, bool], tuple[tuple[object, ...], Products]] = {}
 
     def clear(self) -> None:
         """Forget everything."""
@@ -37,7 +37,7 @@ class ProductCache:
         """The products for a block's projection carried as far as ``carry`` goes."""
         if torch.is_grad_enabled():
             return _products(block, carry, heads, dtype)
-        key = (block.name, carry.branch is not None, carry.final is not None)
+        key = (block.attention, carry.branch is not None, carry.final is not None)
         state = (dtype, *(_state(weight) for weight in _weights(block)))
         kept = self._kept.get(key)
         if kept is None or kept[0] != state:

@@ -25,6 +25,7 @@ from captum_norm.functional import (
     summed_norms,
     transformed_norms,
     value_norms,
+    value_norms_error,
 )
 from captum_norm.functional.norms import CACHED_ELEMENTS
 from captum_norm.memory import MemoryBudget
@@ -317,6 +318,10 @@ class NormReducer:
 
     def _largest_discrepancy(self) -> Tensor:
         forms = [form for form in self._sketches.values() if isinstance(form, _Form)]
+        if not forms and self.per_head:
+            key = self._values.shape[1] // 2
+            projection = self.block.projection.weight(self.dtype).unflatten(0, (self._values.shape[2], -1))
+            return value_norms_error(self.transformed[..., key], self._values[:, key], projection)
         if not forms:
             return self._values.new_zeros(len(self._values))
         found = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in forms]

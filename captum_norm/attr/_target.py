@@ -53,19 +53,17 @@ class TargetedAttribution(AttentionMapAttribution):
 def one_of_each(options: MapOptions, index: int, batch: int) -> MapOptions:
     """The options for one example of a batch."""
 
-    def one(value: Any, *, common: bool) -> Any:
-        """``common``: a list of one entry may stand for all examples."""
-        value = value.tolist() if isinstance(value, Tensor) else value
+    def one(value: Any, what: str) -> Any:
         if isinstance(value, Difference):
-            return Difference(one(value.target, common=common), one(value.other, common=common))
-        if not isinstance(value, list):
+            return Difference(one(value.target, what), one(value.other, what))
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, Sequence) or isinstance(value, str):
             return value
-        if len(value) != batch and not (common and len(value) == 1):
-            raise InvalidInputError(f"got {len(value)} {'positions' if common else 'targets'} for {batch} examples")
+        if len(value) not in (1, batch):
+            raise InvalidInputError(f"got {len(value)} {what} for {batch} examples")
         return value[index % len(value)]
 
-    position = list(options.position) if isinstance(options.position, tuple) else options.position
-    return options._replace(target=one(options.target, common=False), position=one(position, common=True))
+    return options._replace(target=one(options.target, "targets"), position=one(options.position, "positions"))
 
 
 @contextmanager

@@ -119,6 +119,7 @@ class DecompX(AttentionMapAttribution):
         self._readout = readout
         self._propagate = propagate or bias != "apart"
         self._steps: dict[nn.Module, Step] = {}
+        self._dtypes: list[torch.dtype] = []
 
     def has_convergence_delta(self) -> bool:
         """True: the parts must add up to what the model computed."""
@@ -241,6 +242,10 @@ class DecompX(AttentionMapAttribution):
     def _bound(self, inputs: Inputs, additional_forward_args: Any) -> ModelCall:
         refuse_encoder_decoder(self)
         refuse_other_libraries(self)
+        dtypes = [parameter.dtype for parameter in self.model.parameters()]
+        if dtypes != self._dtypes:
+            # What precision its norms work in is known of the model as it was.
+            self._steps, self._dtypes = {}, dtypes
         with gradients_on():
             return outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
 
@@ -286,7 +291,11 @@ class DecompX(AttentionMapAttribution):
             (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
         number, dtype = number.detach(), accumulation_dtype(number.dtype)
         scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
-        bias = torch.stack([part.to(scores) for part in rules.biases]).sum(0) if rules.biases else number.new_zeros(1)
+        bias = (
+            torch.stack([part.to(scores) for part in rules.biases]).sum(0)
+            if rules.biases
+            else scores.new_zeros(call.batch)
+        )
         rounded = rounded_size(found.detach(), chosen).to(dtype)
         return scores, bias, number.to(dtype), rounded, torch.stack(rules.deviations).max().to(scores)
 

@@ -16,6 +16,7 @@ from captum_norm.functional.norms import (
     summed_norms,
     transformed_norms,
     value_norms,
+    value_norms_error,
     weight_gram,
 )
 from captum_norm.functional.ranks import average_ranks, centred_ranks, spearman
@@ -58,6 +59,7 @@ __all__ = [
     "summed_norms",
     "transformed_norms",
     "value_norms",
+    "value_norms_error",
     "weight_gram",
     "written_by",
 ]

@@ -102,6 +102,23 @@ def value_norms(values: Tensor, gram: Tensor) -> Tensor:
     return _root((per_head @ own * per_head).sum(-1))
 
 
+def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tensor:
+    """How far the squares of ‖f_h(x_j)‖ are from the directly computed ones, at one key.
+
+    Args:
+        norms: :func:`value_norms` at that key, (B, H).
+        values: (B, H, d).
+        projection: rows of the output projection by head, (H, d, D).
+
+    Returns:
+        (B,): the largest of the heads', relative to ‖v_h‖² ‖W_h‖², the size that rounding goes by.
+    """
+    direct = (values.unsqueeze(2) @ projection).square().sum((2, 3))
+    size = values.square().sum(2) * projection.square().sum((1, 2))
+    error: Tensor = (norms.square() - direct).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
+    return error.amax(1)
+
+
 def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
     """‖α_ij f_h(x_j)‖ per head [Kobayashi et al. 2020, section 3].
 

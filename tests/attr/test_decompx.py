@@ -435,6 +435,34 @@ def test_changed_weights_are_seen() -> None:
     near(method.attribute(ids, 1)[0], logits[:-1, 1])
 
 
+def test_tolerance_follows_the_models_dtype() -> None:
+    model, ids = classifier().bfloat16(), families.inputs("bert", 0, 1, 7)
+    method = DecompX(model)
+    method.attribute(ids, 1)
+    model.float()
+    method.attribute(ids, 1)
+    with pytest.raises(IncompleteDecompositionError, match=r"3\.0e-02, accepted 1e-05 for torch\.float32"):
+        method._accept(torch.tensor([0.03]), "the parts do not add up")
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_targets_of_any_kind(propagate: bool) -> None:
+    model, ids = classifier(), families.inputs("bert", batch=2)
+    method = DecompX(model, propagate=propagate)
+    ones = method.attribute(ids, 1)
+    for target in ([1], (1, 1), torch.tensor([1]), torch.tensor(1), torch.tensor([1, 1])):
+        torch.testing.assert_close(method.attribute(ids, target), ones, rtol=0, atol=0)
+    less = method.attribute(ids, Difference([1, 1], 2))
+    torch.testing.assert_close(method.attribute(ids, Difference((1, 1), [2])), less, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_a_model_without_biases(propagate: bool) -> None:
+    model, ids = families.build("llama"), families.inputs("llama", batch=3)
+    parts = DecompX(model, propagate=propagate, readout=first_output).decompose(ids, 1)
+    assert torch.equal(parts.bias, torch.zeros(3))
+
+
 def test_captums_noise_tunnel_passes_targets_on() -> None:
     model, ids = classifier(), families.inputs("bert", batch=2)
     embeddings = model.bert.embeddings.word_embeddings(ids).detach()

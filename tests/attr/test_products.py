@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import NormAttribution
+from captum_norm import NormAttribution, NormMeter
 from captum_norm.functional import weight_gram
-from tests import families
+from tests import encoder_decoders, families
 
 
 def in_place(model: Any) -> None:
@@ -44,7 +44,21 @@ def test_a_changed_weight_changes_the_norms(change: Callable[[Any], None], scope
     torch.testing.assert_close(method.maps(ids).encoder, NormAttribution(model, scope).maps(ids).encoder)
 
 
-def test_the_weights_are_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_slightly_changed_weight_changes_the_lengths(dtype: torch.dtype) -> None:
+    """A difference that half precision's tolerance for whole layers would let pass."""
+    model, ids = families.build("bert", dtype=dtype), families.inputs("bert")
+    meter = NormMeter(model)
+    meter.measure(ids, head_norms=True, maps=False)
+    for layer in model.encoder.layer:
+        layer.attention.output.dense.weight.data.mul_(1 + 2**-5)
+    found, fresh = (one.measure(ids, head_norms=True, maps=False)["encoder"] for one in (meter, NormMeter(model)))
+    assert found.transformed_norms is not None
+    torch.testing.assert_close(found.transformed_norms, fresh.transformed_norms, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("bert", 2), ("albert", 1), ("marian", 6)])
+def test_the_weights_are_multiplied_once(name: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def counted(projection: Tensor) -> Tensor:
@@ -52,8 +66,9 @@ def test_the_weights_are_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> Non
         return weight_gram(projection)
 
     monkeypatch.setattr("captum_norm.attr._products.weight_gram", counted)
-    model, ids = families.build("bert"), families.inputs("bert")
+    models: Any = families if name in families.FAMILIES else encoder_decoders
+    model, inputs = models.build(name), models.inputs(name)
     method = NormAttribution(model)
     for _ in range(3):
-        method.maps(ids)
-    assert len(made) == 2
+        method.maps(inputs)
+    assert len(made) == blocks

@@ -86,4 +86,9 @@ def test_lengths_of_single_heads_need_the_diagonal_alone(seed: int) -> None:
     torch.manual_seed(seed)
     values, projection = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(3, 4, 7, dtype=torch.float64)
     direct = torch.einsum("bkhd,hde->bhke", values, projection).norm(dim=-1)
-    torch.testing.assert_close(F.value_norms(values, F.weight_gram(projection)), direct)
+    norms = F.value_norms(values, F.weight_gram(projection))
+    torch.testing.assert_close(norms, direct)
+    assert F.value_norms_error(norms[..., 2], values[:, 2], projection).max() < 1e-14
+    sizes = torch.einsum("bhd,hef->bh", values[:, 2].square(), projection.square())
+    changed = F.value_norms_error(norms[..., 2], values[:, 2], 1.1 * projection)
+    torch.testing.assert_close(changed, ((1.1**2 - 1) * direct[..., 2].square() / (1.1**2 * sizes)).amax(1))
