@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import lzma
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
@@ -123,7 +124,7 @@ class Corpus:
             digest.update(f"{text}\n".encode())
             texts += 1
         if not texts:
-            raise InvalidInputError(f"{self.path} has no text: all its lines are blank")
+            raise InvalidInputError(f"{self.name or self.path} has no text: all its lines are blank")
         return CorpusFacts(texts, digest.hexdigest())
 
     def _lines(self) -> Iterator[tuple[int, str]]:
@@ -142,22 +143,23 @@ class Corpus:
             yield first, "\n".join(gathered)
 
     def _all_lines(self) -> Iterator[tuple[int, str]]:
-        path = Path(self.path)
+        path, source = Path(self.path), self.name or self.path
         stream = _OPENERS[path.suffix](path) if path.suffix in _OPENERS else path.open("rb")
         with cast(BinaryIO, stream) as lines:
             for number in count(1):
                 try:
                     line = next(lines).decode()
+                    line = line.removeprefix(BOM_UTF8.decode()) if number == 1 else line
                 except StopIteration:
                     return
                 except UnicodeDecodeError as error:
                     found = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the line"
                     raise InvalidInputError(
-                        f"{path}, line {number}: got {found}, expected UTF-8; convert the file"
+                        f"{source}, line {number}: got {found}, expected UTF-8; convert the file"
                     ) from error
                 except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
                     raise InvalidInputError(
-                        f"{path}, line {number}: the file is damaged or cut short ({error}); make it anew"
+                        f"{source}, line {number}: the file is damaged or cut short ({error}); make it anew"
                     ) from error
                 yield number, line.removesuffix("\n").removesuffix("\r")
 

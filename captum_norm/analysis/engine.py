@@ -311,7 +311,7 @@ def _first_sequence(encoder: Encoder, corpus: Corpus) -> list[TokenSequence]:
     for text in corpus.texts():
         if sequences := encoder.sequences([text]):
             return sequences[:1]
-    raise InvalidInputError(f"{corpus.path} has no token that the tokenizer knows")
+    raise InvalidInputError(f"{corpus.name or corpus.path} has no token that the tokenizer knows")
 
 
 def _do_share(work: _Work, blocks: Iterator[Block], journal: Journal, team: Team, texts: int) -> int:

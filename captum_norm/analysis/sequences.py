@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_norm.analysis.categories import Categories
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.inputs import longest_sequence
+from captum_norm.models.stacks import encoder_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -152,8 +154,12 @@ class Encoder:
         return Batch(sequences, ids, real, categories, masked)
 
 
-def longest(model: Any, tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The most tokens that a model is given at a time: by its tokenizer, else by its position embeddings."""
-    if tokenizer.model_max_length < _NO_LIMIT:
-        return int(tokenizer.model_max_length)
-    return min(_DEFAULT_LENGTH, int(getattr(model.config, "max_position_embeddings", None) or _DEFAULT_LENGTH))
+def longest(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int:
+    """The most tokens that a model is given at a time: what its tokenizer and its table of positions both allow.
+
+    Where neither says it, what the configuration does, but no more than 512.
+    """
+    table = longest_sequence(encoder_of(model) or model)
+    limits = [limit for limit in (tokenizer.model_max_length, table) if limit is not None and limit < _NO_LIMIT]
+    configured = getattr(getattr(model, "config", None), "max_position_embeddings", None) or _DEFAULT_LENGTH
+    return int(min(limits, default=min(_DEFAULT_LENGTH, configured)))

@@ -240,9 +240,8 @@ def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
 
 
 def number(value: Any) -> float | None:
-    """A cell of a table: None for what is not finite."""
-    plain = float(value)
-    return plain if isfinite(plain) else None
+    """A cell of a table: None for what is not finite, or such a cell already."""
+    return float(value) if value is not None and isfinite(value) else None
 
 
 def numbers(values: Sequence[Any] | Array) -> list[float | None]:

@@ -327,7 +327,7 @@ def _check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> 
             raise InvalidInputError(
                 f"got the token id {wrong}; {type(part).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
             )
-    longest = _longest_sequence(part)
+    longest = longest_sequence(part)
     if longest is not None and main.shape[1] > longest:
         raise InvalidInputError(
             f"got a sequence of {main.shape[1]} positions; {type(part).__name__} allows at most {longest}"
@@ -350,7 +350,7 @@ def _check_shape(main: Tensor) -> None:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
 
 
-def _longest_sequence(part: nn.Module) -> int | None:
+def longest_sequence(part: nn.Module) -> int | None:
     """How many positions a model with a table of position embeddings allows; None for models without one."""
     tables = [
         module

@@ -26,6 +26,12 @@ def test_texts_by_lines_and_by_documents(tmp_path: Path, suffix: str, compress: 
     assert list(Corpus(path, "documents", 2).texts()) == [(1, "one"), (4, "two\nthree")]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    assert [text for _, text in Corpus(path).texts()] == ["one", "\ufefftwo"]
+
+
 def test_blocks_and_facts(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("a\nb\nc\n")
@@ -49,6 +55,16 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInputError, match=message):
         Corpus(tmp_path / name).facts()
+
+
+def test_a_corpus_goes_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(InvalidInputError, match=r"^standard input, line 1: got byte 0xff"):
+        Corpus(path, name="standard input").facts()
+    path.write_bytes(b"\n")
+    with pytest.raises(InvalidInputError, match=r"^standard input has no text"):
+        Corpus(path, name="standard input").facts()
 
 
 def test_bad_options(tmp_path: Path) -> None:

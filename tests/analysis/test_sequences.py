@@ -1,11 +1,15 @@
 """Tokens, masks and batches."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from captum_norm.analysis.categories import Categories
-from captum_norm.analysis.sequences import Encoder
+from captum_norm.analysis.sequences import Encoder, longest
 from captum_norm.errors import InvalidInputError
+from tests import families
 from tests.analysis.small import TEXTS, tokenizer
 
 NUMBERED = list(enumerate(TEXTS, 1))
@@ -56,6 +60,23 @@ def test_categories_of_a_batch() -> None:
     assert found[1] == ["[CLS]", "other", "comma, period", "other", "comma, period", "[SEP]"]
     assert found[0] == ["[CLS]", "other", "[SEP]", "padding", "padding", "padding"]
     assert batch.inputs(torch.device("cpu"))["attention_mask"].sum() == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("bert", 10**30, 64),  # its table of positions
+        ("bert", 30, 30),
+        ("bert", 512, 64),
+        ("roberta", 512, 63),  # counts from its padding id on
+        ("llama", 10**30, 64),  # no table: the configuration's
+        ("llama", 100, 100),
+        ("t5-encoder", 10**30, 512),
+    ],
+)
+def test_the_longest_input_is_what_tokenizer_and_model_allow(name: str, known: int, expected: int) -> None:
+    said: Any = SimpleNamespace(model_max_length=known)
+    assert longest(families.build(name), said) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.statistics import Counts, Grid, Moments, RankedCounts, dump, restore
+from captum_norm.analysis.statistics import Counts, Grid, Moments, RankedCounts, dump, number, restore
 from captum_norm.functional import average_ranks, spearman
 
 
@@ -105,3 +105,13 @@ def test_dumped_statistics_come_back_bit_for_bit() -> None:
     restore({"m": fresh}, dump({"m": moments}))
     for name, array in moments.parts.items():
         assert array.tobytes() == fresh.parts[name].tobytes()
+
+
+def test_cells_of_what_is_no_number() -> None:
+    assert [number(value) for value in (None, float("nan"), np.float64("inf"), np.float32(0.5), 2)] == [
+        None,
+        None,
+        None,
+        0.5,
+        2.0,
+    ]

@@ -71,6 +71,15 @@ def test_standard_input_is_read_as_a_file_is(
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.parametrize("name", ANALYSES)
+def test_a_text_of_which_nothing_can_be_ordered(
+    name: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Yes.\n")))
+    assert cli.main(["analyze", name, "--model", model, "--corpus", "-"]) == 0
+    assert "1 texts of standard input" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
