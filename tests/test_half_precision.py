@@ -1,10 +1,12 @@
 """Half-precision models: norms are accumulated in float32, so what is off is the model's own rounding."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from benchmarks.precision import COMPARABLE, errors
-from captum_norm import AttentionBlockAttribution
+from captum_norm import AttentionBlockAttribution, AttentionWeights, InvalidInputError
 from tests import families
 from tests.families import FAMILIES
 
@@ -26,3 +28,12 @@ def test_pieces_differ_by_a_rounding_of_the_model(name: str, dtype: torch.dtype,
     whole = AttentionBlockAttribution(model).maps(inputs).self_attention
     pieces = AttentionBlockAttribution(model, memory_budget=1).maps(inputs).self_attention
     assert (pieces - whole).norm() <= tolerance * whole.norm()
+
+
+@pytest.mark.parametrize("scope", ["atb", "atb_ff_res"])
+def test_automatic_mixed_precision_is_refused(scope: Any) -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    with torch.autocast("cpu"), pytest.raises(InvalidInputError, match=r"torch\.autocast is on"):
+        AttentionBlockAttribution(model, scope).maps(ids)
+    with torch.autocast("cpu"):
+        assert AttentionWeights(model).maps(ids).encoder is not None

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import IncompleteDecompositionError, NonFiniteError
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
 from captum_norm.models.parameters import present
 from captum_norm.models.stacks import Place
 
@@ -61,3 +61,17 @@ def refuse_non_finite_weights(model: nn.Module) -> None:
             for name, parameter in module.named_parameters(path, recurse=False):
                 if not parameter.detach().isfinite().all():
                     raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
+
+
+def refuse_autocast(model: nn.Module) -> None:
+    """Refuse automatic mixed precision, in which norms, too, would be computed in half precision.
+
+    Raises:
+        InvalidInputError: if it is on for the model's device.
+    """
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if any(torch.is_autocast_enabled(device) for device in devices - {"meta"}):
+        raise InvalidInputError(
+            "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
+            "(model.bfloat16()), whose vectors are added up in float32"
+        )

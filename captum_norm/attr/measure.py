@@ -20,7 +20,13 @@ from captum_norm.attr._outline import (
 from captum_norm.attr._products import ProductCache
 from captum_norm.attr._reducers import LayerReducer, NormReducer, WeightReducer
 from captum_norm.attr._scopes import check_scopes, common_stages, require_one_stack
-from captum_norm.attr._tolerance import TOLERANCE, expect_complete, expect_finite, refuse_non_finite_weights
+from captum_norm.attr._tolerance import (
+    TOLERANCE,
+    expect_complete,
+    expect_finite,
+    refuse_autocast,
+    refuse_non_finite_weights,
+)
 from captum_norm.attr._wanted import Wanted, as_layers, check_seen, check_stacks, layer_indices
 from captum_norm.bars import bar, is_asked
 from captum_norm.errors import (
@@ -243,6 +249,7 @@ class NormMeter:
         return common_stages(type(self.model).__name__, blocks.values())
 
     def _understand(self, call: ModelCall, *, feed_forward: bool) -> dict[nn.Module, Block]:
+        refuse_autocast(self.model)
         known = self._blocks
         if known is None or any(
             block.projection.parameter.dtype != block.dtype or (feed_forward and not block.searched)

@@ -10,7 +10,8 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.errors import InvalidInputError, NonFiniteError
+from captum_norm.attr._target import outside_inference
+from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
     SpecialTokens,
@@ -192,8 +193,8 @@ class TokenAttribution(Attribution):
         """
         if return_convergence_delta and not self.has_convergence_delta():
             raise InvalidInputError(f"{self._name} has no convergence delta")
-        call = bind_inputs(self.model, inputs, additional_forward_args)
         with evaluating(self.model), torch.inference_mode(False):
+            call = outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
             subject = _subject(call, read_mask(call, position), target, self._readout)
             replaced = ordinary_positions(call, subject.real, self._special)
             vector = None if self.baseline is None else self.baseline.vector
@@ -253,8 +254,14 @@ class TokenAttribution(Attribution):
         if delta:
             options["return_convergence_delta"] = True
         module = _Explained(self.model, subject, baseline if self._perturbs else None)
-        with torch.set_grad_enabled(not self._perturbs):
-            result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
+        try:
+            with torch.set_grad_enabled(not self._perturbs):
+                result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
+        except CaptumNormError:
+            raise
+        except (AssertionError, ValueError) as refusal:
+            reason = str(refusal).partition("\n")[0]
+            raise InvalidInputError(f"{self._name} of Captum does not take these inputs: {reason}") from refusal
         attributions, error = result if delta else (result, None)
         attributions = attributions.detach().to(torch.promote_types(attributions.dtype, torch.float32))
         if self._perturbs:

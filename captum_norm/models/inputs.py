@@ -112,10 +112,11 @@ class ModelCall:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             library = library_of(self.model)
             lacks_decoder = encoder_of(self.model) is not None and not any(map(library.is_decoders, self.arguments))
-            hint = f" ({library.without_decoder})"
+            hint = f" ({library.without_decoder})" * lacks_decoder
+            if "padding token" in reason:
+                hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
             raise InvalidInputError(
-                f"the forward pass of {type(self.model).__name__} does not accept these inputs: "
-                f"{reason}{hint * lacks_decoder}"
+                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
             ) from error
 
     def excerpt(self, length: int) -> "ModelCall":

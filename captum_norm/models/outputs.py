@@ -175,7 +175,8 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
         raise InvalidInputError(
             f"got target={target!r} for {len(scores)} examples; expected an integer, or one for each example"
         )
-    classes = given.long().reshape(-1).expand(len(scores))
+    # What inference mode made cannot be kept for a gradient.
+    classes = (given.clone() if given.is_inference() else given).long().reshape(-1).expand(len(scores))
     wrong = classes[(classes < 0) | (classes >= scores.shape[1])]
     if len(wrong):
         raise InvalidInputError(f"got the target {int(wrong[0])}; expected 0 to {scores.shape[1] - 1}")

@@ -14,7 +14,7 @@ import transformers as hf
 from captum import attr
 from torch import Tensor, nn
 
-from captum_norm import Difference, InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
+from captum_norm import DecompX, Difference, InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
 from tests import families
 from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences, state
 
@@ -321,6 +321,26 @@ def test_an_example_sees_no_other_ones_baselines() -> None:
     for row in range(3):
         alone = method.attribute(ids[row : row + 1], 1, mask[row : row + 1])
         assert_equal(together[row : row + 1], alone)
+
+
+@WARNS
+@pytest.mark.parametrize("target", [None, [1, 0], torch.tensor([1, 0]), Difference(0, 1)])
+@pytest.mark.parametrize("method", [attr.Saliency, attr.InputXGradient, attr.DeepLift, attr.Occlusion])
+def test_inference_mode_changes_nothing(method: Any, target: Any) -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+    wrapped = TokenAttribution(model, method)
+    expected = wrapped.attribute(ids, target, mask)
+    with torch.inference_mode():
+        given = target.clone() if isinstance(target, Tensor) else target
+        assert torch.equal(wrapped.attribute(ids.clone(), given, mask.clone()), expected)
+        decomposed = DecompX(model).attribute(ids.clone(), given if given is not None else 0, mask.clone())
+    assert torch.equal(decomposed, DecompX(model).attribute(ids, target if target is not None else 0, mask))
+
+
+def test_what_captums_methods_do_not_take_is_said() -> None:
+    method = TokenAttribution(classifier(), attr.KernelShap, tokenizer=TOKENIZER, keep_special=True)
+    with pytest.raises(InvalidInputError, match="KernelShap of Captum does not take these inputs: "):
+        method.attribute(sentences([3])[0], 1)
 
 
 def test_how_many_inputs_are_run_at_a_time_changes_nothing() -> None:
