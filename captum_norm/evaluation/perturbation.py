@@ -221,8 +221,9 @@ class _Batches:
         lengths = kept.sum(1) if deleting else _ends(self.real)[examples]
         if not lengths.all():
             empty = int(examples[lengths.argmin()])
+            advice = "" if self.perturbation.keep_special else "keep special tokens, or "
             raise InvalidInputError(
-                f"deletion leaves no token of example {empty}; keep special tokens, or choose another removal"
+                f"deletion leaves no token of example {empty}; {advice}choose another removal, such as mean"
             )
         # Inputs of like length share a batch, so little of it is padding.
         order = lengths.argsort(stable=True)
