@@ -203,11 +203,11 @@ def analyze(
                 report(f"{journal.folder}: {finished:,} blocks are finished already")
             blocks = _do_share(work, corpus.blocks(block_texts), journal, team, facts.texts)
             analysis, counts = _merge(kind, setting, journal, blocks)
+            found = analysis.findings()
             if store is not None and tokens is not None:
                 store.merge(blocks, Path(tokens))
             journal.clear()
         journal.remove()
-    found = analysis.findings()
     return AnalysisResult(
         analysis=name,
         description=kind.description,
