@@ -54,11 +54,18 @@ def replaced(maps: Tensor, layers: Iterable[Tensor]) -> Tensor:
     Returns:
         (B, L, Q, K).
     """
-    if maps.requires_grad:
-        return torch.stack(list(layers), dim=1)
+    (made,) = all_replaced((maps,), ((layer,) for layer in layers))
+    return made
+
+
+def all_replaced(stacks: tuple[Tensor, ...], layers: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """:func:`replaced` for several stacks of as many layers: ``layers`` gives a map of each at a time."""
+    if any(maps.requires_grad for maps in stacks):
+        return tuple(torch.stack(made, dim=1) for made in zip(*layers, strict=True))
     for place, layer in enumerate(layers):
-        maps[:, place] = layer
-    return maps
+        for maps, made in zip(stacks, layer, strict=True):
+            maps[:, place] = made
+    return stacks
 
 
 def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,12 +87,26 @@ def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> 
     Returns:
         (B, T, S) and (B, T, T); both rows of a real position sum to 1 together.
     """
-    through_encoder, decoder = rollout(encoder)[:, -1], normalize_rows(decoder)
+    *_, through_encoder = rollouts(encoder)
+    *_, last = encoder_decoder_rollouts(through_encoder, decoder, cross)
+    return last
+
+
+def encoder_decoder_rollouts(
+    through_encoder: Tensor, decoder: Tensor, cross: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What :func:`encoder_decoder_rollout` returns for each decoder layer, one after the other.
+
+    Args:
+        through_encoder: the encoder's rollout E, (B, S, S).
+        decoder: as there.
+        cross: as there.
+    """
     source, prefix = torch.zeros_like(cross[:, 0]), torch.eye(decoder.shape[-1]).to(decoder)
     for self_map, cross_map in zip(decoder.unbind(1), cross.unbind(1), strict=True):
-        before = (1 - cross_map.sum(-1, keepdim=True)) * self_map
+        before = (1 - cross_map.sum(-1, keepdim=True)) * normalize_rows(self_map)
         source, prefix = cross_map @ through_encoder + before @ source, before @ prefix
-    return source, prefix
+        yield source, prefix
 
 
 def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Self, TypedDict
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from captum_norm.analysis.categories import Categories
 from captum_norm.analysis.results import Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import Statistic, dump, restore
+from captum_norm.analysis.value_maps import ValueMap
 from captum_norm.attr import Measurements, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.layouts import Scope, Stage
@@ -32,7 +33,7 @@ class Setting:
             frequent tokens, (V,); None where the analysis does not ask for it.
         stages: the scopes through the layer; empty where the analysis does not ask for them.
         decode: the text of some token ids.
-        example: what the model may be called with to see its structure.
+        value_maps: where each layer's f is in the model; empty where the analysis does not ask for it.
     """
 
     meter: NormMeter
@@ -45,7 +46,7 @@ class Setting:
     ranks: Tensor | None = None
     stages: tuple[Stage, ...] = ()
     decode: Callable[[list[int]], str] = str
-    example: Mapping[str, Tensor] = field(default_factory=dict)
+    value_maps: Sequence[ValueMap] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Analysis(ABC):
         description: what it measures, and of which paper it is.
         needs_ranks: whether it asks for the frequency ranks of tokens.
         needs_stages: whether it asks for the scopes through the whole layer.
+        needs_value_maps: whether it asks where attention's affine maps are.
         mask_rate: the share of tokens that are masked unless another is asked for.
         setting: see :class:`Setting`.
     """
@@ -83,6 +85,7 @@ class Analysis(ABC):
     description: ClassVar[str]
     needs_ranks: ClassVar[bool] = False
     needs_stages: ClassVar[bool] = False
+    needs_value_maps: ClassVar[bool] = False
     mask_rate: ClassVar[float] = 0.0
 
     def __init__(self, setting: Setting) -> None:

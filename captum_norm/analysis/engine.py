@@ -21,6 +21,7 @@ from captum_norm.analysis.registry import ANALYSES
 from captum_norm.analysis.results import AnalysisResult
 from captum_norm.analysis.sequences import Encoder, TokenSequence, longest
 from captum_norm.analysis.tokens import TokenStore
+from captum_norm.analysis.value_maps import value_maps
 from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import weights_digest
@@ -202,11 +203,11 @@ def analyze(
                 report(f"{journal.folder}: {finished:,} blocks are finished already")
             blocks = _do_share(work, corpus.blocks(block_texts), journal, team, facts.texts)
             analysis, counts = _merge(kind, setting, journal, blocks)
+            found = analysis.findings()
             if store is not None and tokens is not None:
                 store.merge(blocks, Path(tokens))
             journal.clear()
         journal.remove()
-    found = analysis.findings()
     return AnalysisResult(
         analysis=name,
         description=kind.description,
@@ -302,7 +303,7 @@ def prepare(
         ranks=ranks,
         stages=meter.stages(inputs) if kind.needs_stages else (),
         decode=lambda ids: str(encoder.tokenizer.decode(ids)),
-        example=inputs,
+        value_maps=value_maps(part, inputs) if kind.needs_value_maps else (),
     )
     return setting, encoder
 

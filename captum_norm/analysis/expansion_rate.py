@@ -9,7 +9,7 @@ from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
 from captum_norm.analysis.results import Cell, Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import Array, Moments, Statistic, number
-from captum_norm.analysis.value_maps import AffineMap, value_maps
+from captum_norm.analysis.value_maps import AffineMap
 from captum_norm.attr import Measurements
 
 
@@ -27,6 +27,7 @@ class ExpansionRate(Analysis):
         "How much the affine map f of all heads together, and the layer normalisation behind attention, stretch "
         "vectors: singular values and their root mean square [Kobayashi et al. 2021]."
     )
+    needs_value_maps = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -54,12 +55,11 @@ class ExpansionRate(Analysis):
 
     def findings(self) -> Findings:
         """What the statistics and the weights say."""
-        maps = value_maps(self.setting.meter.model, self.setting.example)
-        affine = [np.linalg.svd(_homogeneous(layer), compute_uv=False) for layer in maps]
-        norms = [
-            None if layer.norm is None else np.linalg.svd(layer.norm, compute_uv=False) * scale
-            for layer, scale in zip(maps, self._scale.mean, strict=True)
-        ]
+        affine, norms = list[Array](), list[Array | None]()
+        for found, scale in zip(self.setting.value_maps, self._scale.mean, strict=True):
+            layer = found.read()
+            affine.append(np.linalg.svd(_homogeneous(layer), compute_uv=False))
+            norms.append(None if layer.norm is None else np.linalg.svd(layer.norm, compute_uv=False) * scale)
         columns = [Column("rate", "expansion rate of f"), Column("max", "greatest singular value of f")]
         columns += [Column("min", "least singular value of f"), Column("norm_rate", "expansion rate of LN")]
         columns += [Column("norm_max", "greatest singular value of LN"), Column("product", "rate of f × rate of LN")]

@@ -9,10 +9,10 @@ from torch import Tensor
 from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
 from captum_norm.analysis.results import Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import Grid, Moments, RankedCounts, Statistic, number
+from captum_norm.analysis.statistics import GREATEST, LEAST, Grid, Moments, RankedCounts, Statistic, number
 from captum_norm.attr import Measurements
 
-VALUES = Grid(-24, 12, 9)
+VALUES = Grid(LEAST, GREATEST, 9)
 
 _MEASURES = {"transformed": "‖f(x)‖", "weight": "attention weight α"}
 _BANDS = 20

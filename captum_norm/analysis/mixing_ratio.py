@@ -13,6 +13,7 @@ from captum_norm.attr import Measurements
 from captum_norm.functional import spearman
 from captum_norm.models.layouts import Scope
 
+# Of a ratio below 2^-24 rounding to float32 leaves nothing but noise.
 RATIOS = Grid(-24, 1, 10)
 
 _SCOPES: tuple[Scope, ...] = ("attn", "attn_res", "attn_res_ln", "atb")

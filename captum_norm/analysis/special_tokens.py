@@ -9,11 +9,11 @@ from torch import Tensor
 from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
 from captum_norm.analysis.results import Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import Counts, Grid, Moments, Statistic, number
+from captum_norm.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, Statistic, number
 from captum_norm.attr import Measurements
 
-WEIGHTS = Grid(-20, 0, 4)
-LENGTHS = Grid(-10, 10, 5)
+WEIGHTS = Grid(LEAST, 1, 4)
+LENGTHS = Grid(LEAST, GREATEST, 5)
 
 _MEASURES = {"weight": "attention weight α", "transformed": "‖f(x)‖", "product": "‖αf(x)‖"}
 

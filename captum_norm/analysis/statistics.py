@@ -8,6 +8,7 @@ started again get the same numbers, bit for bit. Sums are in float64, counts are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -18,6 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
+
+LEAST, GREATEST = -127, 128
+"""The exponents between which a :class:`Grid` has all non-negative numbers of float32, 0 in the first bin."""
 
 
 class Statistic:
@@ -148,7 +152,8 @@ class Counts(Statistic):
     """How many pairs of values are in each field of a grid, for each of a number of groups: Spearman's correlation.
 
     Values in one bin share their rank, so the correlation is that of values rounded to the grid. Where each axis has
-    at least n bins in use with at most 1/n of the values each, the error is at most about 1/n².
+    at least n bins in use with at most 1/n of the values each, the error is at most about 1/n². Only the fields in use
+    are kept, so a grid may be as wide as the numbers there are.
 
     Args:
         groups: how many groups there are.
@@ -157,20 +162,45 @@ class Counts(Statistic):
     """
 
     def __init__(self, groups: int, rows: Grid, columns: Grid) -> None:
-        super().__init__({"count": np.zeros((groups, rows.size, columns.size), np.int64)})
+        self._groups, self._columns, self._size = groups, columns.size, rows.size * columns.size
+        super().__init__({"field": np.zeros(0, np.int64), "count": np.zeros(0, np.int64)})
 
     def add(self, fields: Tensor) -> None:
         """Take in pairs by the number of their field: (group · rows + row) · columns + column.
 
         Those whose number is that of all fields are left out.
         """
-        count = self.parts["count"]
-        found = torch.bincount(fields.flatten(), minlength=count.size)
-        count += found.cpu().numpy()[: count.size].reshape(count.shape)
+        if fields.device.type == "cpu":
+            found, count = np.unique(fields.numpy(), return_counts=True)
+        else:
+            found, count = (part.cpu().numpy() for part in fields.unique(return_counts=True))
+        inside = found < self._groups * self._size
+        self._add(found[inside], count[inside])
+
+    def merge(self, other: Self) -> None:
+        """Take in what another part of the corpus gave."""
+        self._add(other.parts["field"], other.parts["count"])
+
+    def _add(self, fields: Array, counts: Array) -> None:
+        known, count = self.parts["field"], self.parts["count"]
+        places = np.searchsorted(known, fields)
+        old = np.append(known, -1)[places] == fields
+        count[places[old]] += counts[old]
+        self.parts["field"] = np.insert(known, places[~old], fields[~old])
+        self.parts["count"] = np.insert(count, places[~old], counts[~old])
 
     def spearman(self) -> list[float]:
         """Spearman's correlation in each group; NaN where a value does not vary."""
-        return [_correlation(table) for table in self.parts["count"]]
+        ends = np.searchsorted(self.parts["field"], np.arange(self._groups + 1) * self._size)
+        return [_correlation(self._table(slice(*bounds))) for bounds in pairwise(ends)]
+
+    def _table(self, group: slice) -> Array:
+        """The counts in the bins that are in use."""
+        fields = divmod(self.parts["field"][group] % self._size, self._columns)
+        (rows, row), (columns, column) = (np.unique(places, return_inverse=True) for places in fields)
+        table = np.zeros((len(rows), len(columns)), np.int64)
+        table[row, column] = self.parts["count"][group]
+        return table
 
 
 class RankedCounts(Statistic):

@@ -1,11 +1,10 @@
 """Attention's affine map f and the normalisation behind it, as matrices read off a model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +18,9 @@ from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place
 from captum_norm.models.tracing import hooked
 from captum_norm.recording import BlockTensors, Part, record
+
+# So many tokens tell the columns of a module's output apart.
+_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,46 @@ class AffineMap:
     weight: Array
     bias: Array
     norm: Array | None
+
+
+@dataclass(frozen=True)
+class ValueMap:
+    """Where one layer's f and the normalisation behind it are among the model's parameters.
+
+    Attributes:
+        block: the layer's attention block.
+        projection: the linear module of whose output the values are columns.
+        columns: which, H · d of them.
+        added: what attention adds to these columns, (H · d,), or None.
+        own_heads: how many heads the values have.
+        heads: how many the queries have.
+    """
+
+    block: Block
+    projection: Projection
+    columns: list[int]
+    added: Tensor | None
+    own_heads: int
+    heads: int
+
+    @torch.no_grad()
+    def read(self) -> AffineMap:
+        """The matrices with the model's present parameters."""
+        dtype = torch.float64
+        weight = self.projection.weight(dtype).cpu()[:, self.columns]
+        bias = torch.zeros(len(self.columns), dtype=dtype)
+        if (own := self.projection.bias(dtype)) is not None:
+            bias += own.cpu()[self.columns]
+        if self.added is not None:
+            bias += self.added.to("cpu", dtype)
+        output = self.block.projection.weight(dtype).cpu()
+        repeat = self.heads // self.own_heads
+        split = partial(torch.unflatten, dim=-1, sizes=(self.own_heads, -1))
+        weight, bias = (split(part).repeat_interleave(repeat, dim=-2).flatten(-2) for part in (weight, bias))
+        norm = None
+        if self.block.final_norm is not None:
+            norm = apply_linear(self.block.final_norm.read(dtype), torch.eye(output.shape[-1], dtype=dtype)).numpy()
+        return AffineMap((weight @ output).numpy(), (bias @ output).numpy(), norm)
 
 
 class _Values:
@@ -55,11 +97,15 @@ class _Values:
         """Nothing is left to do."""
 
 
-def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[AffineMap]:
-    """Each layer's f; the model runs twice on the inputs.
+_Calls = dict[nn.Module, list[tuple[Tensor, Tensor]]]
+
+
+def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[ValueMap]:
+    """Where each layer's f is; the model runs twice on the inputs.
 
     The value projection is the linear module inside attention of whose output the values are columns, whichever they
-    are; values that are changed on their way (by a norm, say) are refused.
+    are, but for a vector that attention may have as a parameter of its own and add to them (DeBERTa). Values that are
+    changed on their way in another manner (by a norm, say) are refused.
 
     Args:
         model: a model with one stack of layers.
@@ -72,7 +118,7 @@ def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[AffineMap
     call = bind_inputs(model, dict(inputs), None)
     with torch.no_grad():
         blocks = resolve(call)
-        found: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        calls: _Calls = {}
         values: list[tuple[Block, _Values]] = []
 
         def make(_: Place, block: Block | None) -> _Values | None:
@@ -81,12 +127,12 @@ def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[AffineMap
             values.append((block, _Values()))
             return values[-1][1]
 
-        with hooked(_hooks(blocks.values(), found)):
+        with hooked(_hooks(blocks.values(), calls)):
             record(call, make, blocks)
-        return [_affine_map(block, layer, found) for block, layer in values]
+        return [_value_map(block, layer, calls) for block, layer in values]
 
 
-def _hooks(blocks: Any, found: dict[nn.Module, tuple[Tensor, Tensor]]) -> Iterator[Any]:
+def _hooks(blocks: Iterable[Block], calls: _Calls) -> Iterator[Any]:
     """At both ends of every module inside attention that has a matrix."""
     inputs: dict[nn.Module, Tensor] = {}
 
@@ -96,7 +142,8 @@ def _hooks(blocks: Any, found: dict[nn.Module, tuple[Tensor, Tensor]]) -> Iterat
 
     def leave(module: nn.Module, tensor: Tensor | None) -> None:
         if tensor is not None and module in inputs:
-            found[module] = inputs[module], tensor.clone()
+            # Layers may share a module.
+            calls.setdefault(module, []).append((inputs[module], tensor.clone()))
 
     for block in blocks:
         for module in block.attention.modules():
@@ -105,45 +152,30 @@ def _hooks(blocks: Any, found: dict[nn.Module, tuple[Tensor, Tensor]]) -> Iterat
                 yield module, "output", leave
 
 
-def _affine_map(block: Block, values: _Values, found: Mapping[nn.Module, tuple[Tensor, Tensor]]) -> AffineMap:
-    dtype = torch.float64
-    weight, bias = _value_projection(block, values, found)
-    output = block.projection.weight(dtype).cpu()
-    repeat = values.heads // values.own_heads
-    split = partial(torch.unflatten, dim=-1, sizes=(values.own_heads, -1))
-    weight, bias = (split(part).repeat_interleave(repeat, dim=-2).flatten(-2) for part in (weight, bias))
-    norm = None
-    if block.final_norm is not None:
-        norm = apply_linear(block.final_norm.read(dtype), torch.eye(output.shape[-1], dtype=dtype)).numpy()
-    return AffineMap((weight @ output).numpy(), (bias @ output).numpy(), norm)
-
-
-def _value_projection(
-    block: Block, values: _Values, found: Mapping[nn.Module, tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
+def _value_map(block: Block, values: _Values, calls: _Calls) -> ValueMap:
+    width = values.flat.shape[1]
+    vectors = [parameter for parameter in block.attention.parameters(recurse=False) if parameter.shape == (width,)]
     for module in block.attention.modules():
-        if module not in found:
-            continue
-        inputs, outputs = found[module]
-        columns = _columns(values.flat, outputs)
-        projection: Projection | None = None if columns is None else read_projection(module, inputs, outputs)
-        if projection is not None:
-            weight, bias = projection.weight(torch.float64).cpu(), projection.bias(torch.float64)
-            bias = torch.zeros(weight.shape[1], dtype=torch.float64) if bias is None else bias.cpu()
-            return weight[:, columns], bias[columns]
+        for inputs, outputs in calls.get(module, ()):
+            for added in (None, *vectors):
+                columns = _columns(values.flat, outputs.flatten(0, -2), added)
+                projection = None if columns is None else read_projection(module, inputs, outputs)
+                if columns is not None and projection is not None:
+                    return ValueMap(block, projection, columns, added, values.own_heads, values.heads)
     raise UnsupportedModelError(
         f'the value projection of "{block.name}" was not found: no linear module inside attention gives the values'
     )
 
 
-def _columns(values: Tensor, outputs: Tensor) -> list[int] | None:
-    """Which columns of a module's output the values are, bit for bit; None if they are not all there."""
-    flat = outputs.flatten(0, -2)
-    if len(flat) != len(values) or flat.shape[1] < values.shape[1]:
+def _columns(values: Tensor, outputs: Tensor, added: Tensor | None) -> list[int] | None:
+    """Which columns of a module's output the values are, bit for bit, once a vector is added; None if not all there."""
+    if len(outputs) != len(values) or outputs.shape[1] < values.shape[1]:
         return None
-    ours, theirs = (
-        [np.ascontiguousarray(column).tobytes() for column in rows.T.cpu().float().numpy()] for rows in (values, flat)
-    )
-    places = {column: place for place, column in enumerate(theirs)}
-    chosen = [places[column] for column in ours if column in places]
-    return chosen if len(chosen) == len(ours) else None
+    offsets = values.new_zeros(values.shape[1]) if added is None else added.to(values)
+    columns, few = list[int](), outputs[:_ROWS].cpu()
+    for column, offset in zip(values[:_ROWS].T.cpu(), offsets.cpu(), strict=True):
+        places = (few + offset == column[:, None]).all(0).nonzero()
+        if not len(places):
+            return None
+        columns.append(int(places[0]))
+    return columns if torch.equal(outputs[:, columns] + offsets, values) else None

@@ -130,7 +130,7 @@ class NormMeter:
         self._baseline: Baseline = baseline
         self._cache = ProductCache()
         self._blocks: dict[nn.Module, Block] | None = None
-        self._outline: Outline | None = None
+        self._outline: tuple[list[nn.Module], Outline] | None = None
 
     def measure(
         self,
@@ -228,9 +228,10 @@ class NormMeter:
         return max(stack.layers for stack in stacks.values())
 
     def _stacks(self, call: ModelCall) -> Outline:
-        if self._outline is None:
-            self._outline = outline(call)
-        return self._outline
+        modules = list(self.model.modules())
+        if self._outline is None or self._outline[0] != modules:
+            self._outline = modules, outline(call)
+        return self._outline[1]
 
     def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> tuple[Stage, ...]:
         """The scopes from attention to the end of the layer in the order of the computation, with their components.

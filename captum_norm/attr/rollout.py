@@ -1,18 +1,20 @@
 """Attention rollout."""
 
-from dataclasses import replace
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 
-from captum_norm.aggregation import replaced, rollouts
-from captum_norm.attr._base import MapOptions
-from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
+from captum_norm.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
+from captum_norm.attr._assembly import Measurements
+from captum_norm.attr._base import MapOptions, attribution_maps
+from captum_norm.attr._wanted import Wanted, as_layers, check_stacks, layer_indices
 from captum_norm.attr.measure import MeterOptions
-from captum_norm.attr.weights import AttentionWeights
+from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.stacks import StackName
 
 
 class AttentionRollout(AttentionWeights):
@@ -20,6 +22,11 @@ class AttentionRollout(AttentionWeights):
 
     The map of layer l is the product of the layers up to l: how much of each input is in the layer's output if weights
     alone decided. ``attribute`` returns a row of the last one, or of layer ``layer``.
+
+    In an encoder–decoder model a decoder layer's output is what it took from both sequences: ``cross`` holds the share
+    of each source position, through encoder, cross-attention and the decoder's layers, ``decoder`` that of each
+    position of the decoder's own input, by the chain of :func:`captum_norm.aggregation.encoder_decoder_rollout` with
+    half of each row of cross-attention. Both rows of a real position sum to 1 together.
 
     Args:
         model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
@@ -39,19 +46,35 @@ class AttentionRollout(AttentionWeights):
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         if options.per_head:
             raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
+        check_stacks(self.model, options.stacks)
         layers = as_layers(options.layers)
-        wanted = Wanted(weights=True, stacks=options.stacks, copied=len(layers or ()))
-        maps = self._measured(inputs, additional_forward_args, wanted)
-        chosen = layer_indices(layers, maps.self_attention.shape[1])
+        # What a decoder's layer takes from either sequence goes through all three stacks.
+        stacks = options.stacks if options.stacks is not None and set(options.stacks) == {"encoder"} else None
+        wanted = Wanted(weights=True, stacks=stacks, copied=len(layers or ()))
+        measured = self._meter._measured(inputs, additional_forward_args, wanted)
+        rolled = _rolled({name: with_residual(name, stack) for name, stack in measured.items()})
 
-        def roll(stack: Tensor | None) -> Tensor | None:
-            if stack is None:
-                return None
-            rolled = replaced(stack, rollouts(stack))
-            return rolled if layers is None else rolled[:, chosen]
+        def choose(name: StackName, _: Measurements) -> tuple[Tensor, None]:
+            maps = rolled[name]
+            return maps if layers is None else maps[:, layer_indices(layers, maps.shape[1])], None
 
-        return replace(maps, encoder=roll(maps.encoder), decoder=roll(maps.decoder), mixing_ratio=None)
+        asked = measured.keys() if options.stacks is None else options.stacks
+        return attribution_maps({name: stack for name, stack in measured.items() if name in asked}, choose)
 
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         # The last map is the product of all layers already.
         return rows @ stack[:, -1]
+
+
+def _rolled(maps: dict[StackName, Tensor]) -> dict[StackName, Tensor]:
+    """The maps of all stacks rolled out, those of a decoder that reads another sequence together."""
+    if "decoder" not in maps or "cross" not in maps:
+        return {name: replaced(stack, rollouts(stack)) for name, stack in maps.items()}
+    decoder, cross = maps["decoder"], maps["cross"]
+    rolled, through_encoder = dict[StackName, Tensor](), torch.eye(cross.shape[-1]).to(cross)
+    if "encoder" in maps:
+        rolled["encoder"] = replaced(maps["encoder"], rollouts(maps["encoder"]))
+        through_encoder = rolled["encoder"][:, -1]
+    chain = encoder_decoder_rollouts(through_encoder, decoder, cross)
+    rolled["cross"], rolled["decoder"] = all_replaced((cross, decoder), chain)
+    return rolled

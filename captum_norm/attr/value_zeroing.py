@@ -25,10 +25,13 @@ from captum_norm.models.layers import layer_of
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
 from captum_norm.models.tracing import evaluating, first_tensor
-from captum_norm.recording import CHUNK_BYTES
+from captum_norm.recording import CHUNK_BYTES, record
 
 # How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.
 LAYER_COPIES = 16
+
+_Place = tuple[int | str, ...]
+"""Where a tensor is among nested arguments."""
 
 
 class ValueZeroing(AttentionMapAttribution):
@@ -73,16 +76,27 @@ class ValueZeroing(AttentionMapAttribution):
         self._meter._expect_room(call, Wanted(weights=True, layers=layers))
         around = set(layer_of(self.model, blocks).values())
         causal = self._meter._record(call, lambda *_: None, None, budget, watching=_noted(around, calls))
+        shared = self._shared(call, around, budget) if call.batch > 1 else [set[_Place]()] * len(calls)
         wanted = [(index, calls[index]) for index in layer_indices(layers, len(calls))]
         keys = sum(one.output.shape[:2].numel() for _, one in wanted)
         maps = []
         with bar(f"values of {type(self.model).__name__}", keys, "keys") as shown:
             for index, one in wanted:
                 dtype = torch.promote_types(self._meter._accumulate, one.output.dtype)
-                examples = (one.example(example, call.batch) for example in range(call.batch))
+                examples = (one.example(example, call.batch, shared[index]) for example in range(call.batch))
                 columns = [self._distances(example, index, dtype, budget, shown.update) for example in examples]
                 maps.append(torch.cat(columns))
         return stacked_maps(call, {"self": maps}, {}, causal=causal)
+
+    def _shared(self, call: ModelCall, layers: set[nn.Module], budget: MemoryBudget) -> list[set[_Place]]:
+        """Of each call of a layer, the arguments that are as long as the batch without an axis of examples.
+
+        They are as long for one example, as MPT's biases of positions are if there are as many heads as examples.
+        """
+        alone: list[_LayerCall] = []
+        with torch.no_grad(), _noted(layers, alone):
+            record(call.example(0), lambda *_: None, None, budget)
+        return [one.as_long_as(call.batch) for one in alone]
 
     def _distances(
         self,
@@ -142,13 +156,23 @@ class _LayerCall:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     output: Tensor
 
-    def example(self, index: int, batch: int) -> "_LayerCall":
-        """One example alone; what has a batch of one already, such as a mask for all, stays."""
+    def as_long_as(self, batch: int) -> set[_Place]:
+        """Where there are tensors whose first axis is as long as the batch."""
+        places = set[_Place]()
 
-        def cut(tensor: Tensor) -> Tensor:
-            return tensor[index : index + 1] if tensor.dim() > 1 and tensor.shape[0] == batch else tensor
+        def note(place: _Place, tensor: Tensor) -> Tensor:
+            if tensor.dim() > 1 and tensor.shape[0] == batch:
+                places.add(place)
+            return tensor
 
-        return _LayerCall(self.layer, _mapped(cut, self.arguments), cut(self.output))
+        _mapped(note, self.arguments)
+        return places
+
+    def example(self, index: int, batch: int, shared: set[_Place]) -> "_LayerCall":
+        """One example alone; ``shared`` arguments stay, and those with another first axis, such as a mask for all."""
+        batched, only = self.as_long_as(batch) - shared, slice(index, index + 1)
+        arguments = _mapped(lambda place, tensor: tensor[only] if place in batched else tensor, self.arguments)
+        return _LayerCall(self.layer, arguments, self.output[only])
 
     def run(self, copies: int) -> Tensor:
         """The output for one example's stream repeated, (copies, Q, D)."""
@@ -156,7 +180,7 @@ class _LayerCall:
         stream = first_tensor(args)
         stream = first_tensor(kwargs) if stream is None else stream
 
-        def repeat(tensor: Tensor) -> Tensor:
+        def repeat(_: _Place, tensor: Tensor) -> Tensor:
             return tensor.expand(copies, *tensor.shape[1:]).contiguous() if tensor is stream else tensor
 
         args, kwargs = _mapped(repeat, self.arguments)
@@ -228,12 +252,12 @@ def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
         yield
 
 
-def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Nested arguments with a function applied to every tensor."""
+def _mapped(function: Callable[[_Place, Tensor], Tensor], value: Any, place: _Place = ()) -> Any:
+    """Nested arguments with a function applied to every tensor and its place."""
     if isinstance(value, Tensor):
-        return function(value)
+        return function(place, value)
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        return type(value)(_mapped(function, item) for item in value)
+        return type(value)(_mapped(function, item, (*place, index)) for index, item in enumerate(value))
     if isinstance(value, dict):
-        return {name: _mapped(function, item) for name, item in value.items()}
+        return {name: _mapped(function, item, (*place, name)) for name, item in value.items()}
     return value

@@ -54,17 +54,19 @@ class AttentionWeights(AttentionMapAttribution):
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         layers, per_head, stacks, *_ = options
         wanted = Wanted(weights=True, per_head=per_head, layers=as_layers(layers), stacks=stacks)
-        return self._measured(inputs, additional_forward_args, wanted)
-
-    def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> AttributionMaps:
         measured = self._meter._measured(inputs, additional_forward_args, wanted)
 
         def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
-            weights = cast(Tensor, stack.weights)  # asked for
             if self.scope == "attn":
-                return weights, stack.mixing_ratio["weights"]
-            # The residual stream of cross-attention is at no key.
-            halved = (layer / 2 if name == "cross" else add_half_identity(layer) for layer in weights.unbind(1))
-            return replaced(weights, halved), stack.mixing_ratio["weights_res"]
+                return cast(Tensor, stack.weights), stack.mixing_ratio["weights"]
+            return with_residual(name, stack), stack.mixing_ratio["weights_res"]
 
         return attribution_maps(measured, choose)
+
+
+def with_residual(name: StackName, stack: Measurements) -> Tensor:
+    """AttnRes-W of a stack whose weights were asked for, in their memory where no gradient needs them."""
+    weights = cast(Tensor, stack.weights)
+    # The residual stream of cross-attention is at no key.
+    halved = (layer / 2 if name == "cross" else add_half_identity(layer) for layer in weights.unbind(1))
+    return replaced(weights, halved)

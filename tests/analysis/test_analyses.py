@@ -265,6 +265,25 @@ def test_contextualization_change(tmp_path: Path, make: Any) -> None:
         assert row["micro"] == pytest.approx(micro[row["layer"] - 1, component].item(), abs=3e-3)
 
 
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])
+@pytest.mark.parametrize("name", ["contextualization-change", "special-tokens", "frequency"])
+def test_correlations_do_not_depend_on_the_size_of_the_vectors(tmp_path: Path, name: str, scale: float) -> None:
+    """All that is written into the residual stream is scaled, which the norms take back before anything reads it."""
+    model: Any = gpt2()
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 0.0
+    before = run(name, model, tmp_path, max_length=64)
+    with torch.no_grad():
+        for parameter, tensor in model.named_parameters():
+            if parameter.startswith(("wte", "wpe")) or "c_proj" in parameter:
+                tensor.mul_(scale)
+    after = run(name, model, tmp_path, max_length=64)
+    measure, table = ("micro", "layers") if name == "contextualization-change" else ("spearman", "correlation")
+    found, expected = (result.table(table).column(measure) for result in (after, before))
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 def test_most_changed_pairs_are_named_by_their_words(tmp_path: Path) -> None:
     result = run("contextualization-change", bert(), tmp_path)
     found = [row for row in rows(result, "pairs") if row["component"] == "3. FF" and row["direction"] == "up"]

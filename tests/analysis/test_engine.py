@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from captum_norm.analysis.corpus import Corpus
+from captum_norm.analysis.dispersion import Dispersion
 from captum_norm.analysis.engine import analyze
 from captum_norm.errors import InvalidInputError
 from tests.analysis.processes import start
@@ -62,6 +63,23 @@ def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
     model = bert(dtype=torch.float32)
     again = analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=3, restart=True)
     assert again is not None
+    assert list(out.iterdir()) == []
+
+
+def test_what_is_finished_is_kept_where_the_findings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, out, model = write_texts(tmp_path / "text"), tmp_path / "out", bert()
+
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Dispersion, "findings", fail)
+        with pytest.raises(ArithmeticError):
+            analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4)
+    assert len(list((out / "dispersion.parts").glob("block-*"))) == 3
+    whole = analyze("dispersion", model, tokenizer(), Corpus(text), block_texts=4)
+    monkeypatch.setattr(Dispersion, "measure", fail)
+    assert analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4) == whole
     assert list(out.iterdir()) == []
 
 

@@ -5,7 +5,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.statistics import Counts, Grid, Moments, RankedCounts, dump, number, restore
+from captum_norm.analysis.statistics import (
+    GREATEST,
+    LEAST,
+    Counts,
+    Grid,
+    Moments,
+    RankedCounts,
+    dump,
+    number,
+    restore,
+)
 from captum_norm.functional import average_ranks, spearman
 
 
@@ -41,6 +51,33 @@ def test_bins_are_ordered_and_as_narrow_as_they_are_said_to_be() -> None:
         inside = values[places == place]
         assert inside.max() / inside.min() <= 1 + 2**-3
     assert grid.places(torch.tensor([0.0, 1e-30, 1e30])).tolist() == [0, 0, grid.size - 1]
+
+
+def test_all_numbers_of_float32_have_bins() -> None:
+    grid, info = Grid(LEAST, GREATEST, 4), torch.finfo(torch.float32)
+    values = torch.tensor([0.0, info.smallest_normal / 2, info.smallest_normal, 1e-20, 1.0, 1e20, info.max])
+    places = grid.places(values)
+    assert (places.diff() > 0).all()
+    assert [places[0], places[-1]] == [0, grid.size - 1]
+
+
+@pytest.mark.parametrize("scale", [2.0**-90, 2.0**90])
+def test_correlation_does_not_depend_on_the_size_of_the_values(scale: float) -> None:
+    first, second = pairs(5000, 1.0)
+    grid = Grid(LEAST, GREATEST, 4)
+    found = []
+    for values in ((first, second), (first * scale, second / scale)):
+        counts, half = (Counts(3, grid, grid) for _ in range(2))
+        rows, columns = (grid.places(part).long() for part in values)
+        fields = (rows + 2 * grid.size) * grid.size + columns
+        counts.add(fields[:2000])
+        half.add(torch.cat([fields[2000:], torch.tensor([3 * grid.size**2])]))  # one that is left out
+        counts.merge(half)
+        assert counts.parts["count"].sum() == 5000
+        found.append(counts.spearman())
+        assert found[-1][2] == pytest.approx(spearman(rows, columns).item(), abs=1e-12)
+    assert found[0][2] == found[1][2]
+    assert np.isnan(found[1][:2]).all()
 
 
 def pairs(count: int, strength: float) -> tuple[Tensor, Tensor]:

@@ -167,6 +167,18 @@ def test_layers_are_counted(name: str) -> None:
     assert NormMeter(encoder_decoders.build("bart")).count_layers(encoder_decoders.inputs("bart")) == 2
 
 
+def test_layers_taken_away_or_added_are_noticed() -> None:
+    model, ids = deep_bert(), families.inputs("bert")
+    meter, layers = NormMeter(model), model.encoder.layer
+    scope: Any = "atb_ff_res_ln"
+    every = meter.measure(ids, scopes=[scope])["encoder"].norms[scope]
+    for count in (LAYERS, 2, LAYERS - 1):
+        model.encoder.layer = layers[:count]
+        last = meter.measure(ids, scopes=[scope], layers=[-1])["encoder"].norms[scope]
+        assert meter.count_layers(ids) == count
+        assert torch.equal(last, every[:, count - 1 : count])
+
+
 def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also twice, and from the end; of layers out of reach nothing is kept."""
     model, ids = families.build("bert"), families.inputs("bert")

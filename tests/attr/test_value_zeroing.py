@@ -103,6 +103,15 @@ def test_one_layer_alone_and_as_many_examples_as_positions() -> None:
     torch.testing.assert_close(method.maps(ids[2:3]).self_attention[0], maps[2], rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize("batch", [2, HEADS])
+def test_biases_of_as_many_heads_as_examples(batch: int) -> None:
+    model, ids = families.build("mpt", dtype=torch.float64), families.inputs("mpt", batch=batch, length=6)
+    method = ValueZeroing(model)
+    maps = method.maps(ids).self_attention
+    alone = torch.cat([method.maps(example[None]).self_attention for example in ids])
+    torch.testing.assert_close(maps, alone, rtol=1e-8, atol=1e-12)
+
+
 def test_what_is_not_supported_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
         ValueZeroing(encoder_decoders.build("t5")).maps(encoder_decoders.inputs("t5"))
