@@ -113,7 +113,7 @@ def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tens
     Returns:
         (B,): the largest of the heads', relative to ‖v_h‖² ‖W_h‖², the size that rounding goes by.
     """
-    direct = (values.unsqueeze(2) @ projection).square().sum((2, 3))
+    direct = (values.transpose(0, 1) @ projection).square().sum(2).T
     size = values.square().sum(2) * projection.square().sum((1, 2))
     error: Tensor = (norms.square() - direct).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
     return error.amax(1)
