@@ -34,8 +34,8 @@ class ContextualizationChange:
 
     @property
     def macro(self) -> Tensor:
-        """The mean over examples, (L, C)."""
-        return self.per_example.mean(0)
+        """The mean over the examples that have something to order, (L, C); NaN where none has."""
+        return self.per_example.nanmean(0)
 
 
 def contextualization_change(

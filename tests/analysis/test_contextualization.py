@@ -89,5 +89,12 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 
 def test_one_position_has_nothing_to_order() -> None:
-    change = contextualization_change(families.build("gpt2"), families.inputs("gpt2", length=1))
+    model = families.build("gpt2")
+    change = contextualization_change(model, families.inputs("gpt2", length=1))
     assert change.per_example.isnan().all()
+    assert change.macro.isnan().all()
+    ids, mask = families.inputs("gpt2", length=7), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 1:] = 0
+    change = contextualization_change(model, ids, mask)
+    assert change.per_example[1].isnan().all()
+    torch.testing.assert_close(change.macro, change.per_example[[0, 2]].mean(0))
