@@ -1,6 +1,7 @@
 """``captum-norm compare``: every method side by side."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def _examples(options: argparse.Namespace) -> _Texts:
         return _Texts(CAPTIONS[: options.limit], None)
     if options.text == "-":
         lines = _read("standard input", sys.stdin.read)
-    elif Path(options.text).is_file():
+    elif _is_file(options.text):
         lines = _read(options.text, lambda: Path(options.text).read_text(encoding="utf-8"))
     else:
         lines = [options.text]
@@ -165,6 +166,14 @@ def _examples(options: argparse.Namespace) -> _Texts:
     if not labelled:
         return _Texts([line.strip() for line in lines], None)
     return _Texts([text.strip() for text, _, _ in parts], [label.strip() for _, _, label in parts])
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError as error:
+        # No file has so long a name; of any other trouble reading it tells.
+        return error.errno != errno.ENAMETOOLONG
 
 
 def _read(name: str, read: Callable[[], str]) -> list[str]:

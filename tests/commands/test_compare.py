@@ -140,6 +140,12 @@ def test_standard_input(classifier: str, tmp_path: Path, monkeypatch: pytest.Mon
     same(out, direct(classifier, TEXTS))
 
 
+def test_a_text_longer_than_any_file_name_is_a_text(classifier: str, tmp_path: Path) -> None:
+    text, out = TEXTS[0] + " " * 300 + "runs", tmp_path / "c.json"
+    assert run(text, "--model", classifier, "--out", str(out)) == 0
+    same(out, direct(classifier, [text]))
+
+
 def test_next_token_of_a_causal_model_without_padding_token(gpt2: str, tmp_path: Path) -> None:
     folder, out = Path(gpt2), tmp_path / "c.json"
     assert json.loads((folder / "config.json").read_text(encoding="utf-8")).get("pad_token_id") is None
