@@ -178,7 +178,8 @@ def _is_file(text: str) -> bool:
 
 def _read(name: str, read: Callable[[], str]) -> list[str]:
     try:
-        return read().splitlines()
+        # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
+        return read().removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{name} is no {error.encoding} text") from error
     except OSError as error:

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from captum_norm import Comparison, Difference, cli, compare
-from captum_norm.commands.compare import REPORTS
+from captum_norm.commands.compare import REPORTS, _read
 from captum_norm.loading import load
 from tests.tiny import WORDS, bert_config, save_tiny
 
@@ -138,6 +138,15 @@ def test_standard_input(classifier: str, tmp_path: Path, monkeypatch: pytest.Mon
     out = tmp_path / "c.json"
     assert run("-", "--model", classifier, "--out", str(out)) == 0
     same(out, direct(classifier, TEXTS))
+
+
+def test_lines_end_at_newlines_alone_and_a_byte_order_mark_is_no_text(classifier: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "texts.txt", tmp_path / "c.json"
+    texts = ["a dog\u2028sees\x85the\x0bcat\x0cruns", TEXTS[1]]
+    file.write_bytes(("\r\n".join(texts) + "\r\n").encode())
+    assert run(str(file), "--model", classifier, "--out", str(out)) == 0
+    same(out, direct(classifier, texts))
+    assert _read("a file", lambda: "\ufeffa\u2028b\n") == ["a\u2028b", ""]
 
 
 def test_a_text_longer_than_any_file_name_is_a_text(classifier: str, tmp_path: Path) -> None:
