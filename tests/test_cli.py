@@ -166,9 +166,39 @@ def test_outputs_that_are_not_there_are_refused(bert: str, classifier: str, caps
     assert refused(capsys, *asked, "norm", "--target", "1") == "the method norm has no --target"
     assert refused(capsys, *asked, "decompx", "--against", "1").startswith("got --against without --target")
     assert refused(capsys, *asked, "decompx", "--target", "a dog") == (
-        "got the target a dog, which is no number, no label and no single token; the labels are LABEL_0, LABEL_1"
+        "got the target a dog, which is no number and no label of BertForSequenceClassification; its labels are "
+        "LABEL_0, LABEL_1"
     )
     assert refused(capsys, *asked, "decompx", "--target", "8") == "got the target 8; expected 0 to 1"
+
+
+def test_tokens_are_no_labels_and_labels_no_tokens(
+    bert: str, classifier: str, gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explain", TEXT, "--method", "decompx", "--target"]
+    token = WORDS[1]  # its number is that of a class, too
+    assert f"got the target {token}, which is no number and no label" in refused(
+        capsys, *asked, token, "--model", classifier
+    )
+    for wrong in ("LABEL_1", "dogs"):
+        assert refused(capsys, *asked, wrong, "--model", gpt2) == (
+            f"got the target {wrong}, which is no number and no single token of GPT2LMHeadModel"
+        )
+    assert refused(capsys, *asked, "dog", "--model", bert) == (
+        "got the target dog, but the outputs of BertModel are neither labels nor tokens"
+    )
+    torch.manual_seed(0)
+    for model, name, number in (
+        (transformers.BertForTokenClassification(bert_config()), "LABEL_1", 1),
+        (transformers.BertForMaskedLM(bert_config()), "dog", WORDS.index("dog")),
+    ):
+        folder, path = str(save_tiny(model, tmp_path / name)), tmp_path / "e.json"
+        words = ("--method", "decompx", "--position", "2", "--out", str(path), "--target", name)
+        assert explain("--model", folder, *words) == 0
+        loaded, tokenizer = load(folder)
+        inputs = tokenizer(TEXT, return_tensors="pt")
+        expected = captum_norm.DecompX(loaded).attribute(inputs, number, position=2)
+        assert written(path)["scores"] == expected[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods", type=_methods, metavar="NAME,…", help=f"which of {', '.join(METHODS)} (default: all)"
     )
-    add_target(parser, "the output to explain: its number, a label or a token (default: what the model predicts)")
+    add_target(
+        parser,
+        "the output to explain: its number, a label of a classifier or tagger, or a token of a language model "
+        "(default: what the model predicts)",
+    )
     parser.add_argument(
         "--perturb",
         choices=_REMOVALS,

@@ -48,8 +48,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="norm", choices=_UNITS, help="the method (default: %(default)s)")
     add_target(
         parser,
-        "the output to explain, for attention-gradient and decompx: its number, a classifier's label or a token of the "
-        "vocabulary (default: what the model predicts; decompx then explains hidden states)",
+        "the output to explain, for attention-gradient and decompx: its number, a label of a classifier or tagger, or "
+        "a token of a language model (default: what the model predicts; decompx then explains hidden states)",
     )
     parser.add_argument(
         "--scope",

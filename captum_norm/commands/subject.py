@@ -76,15 +76,28 @@ def target_name(options: argparse.Namespace) -> str | None:
 
 
 def _output(model: Any, tokenizer: Any, name: str) -> int:
-    """The number of an output from the command line's name for it."""
-    labels = getattr(model.config, "label2id", None) or {}
+    """The number of an output from the command line's name for it.
+
+    Outputs of classifiers and taggers have labels, those of language models are tokens. Neither is looked up where it
+    is not meant: a misspelt label may be a token, and language models' configurations list labels, too.
+    """
+    from captum_norm.comparison.subject import has_labels
+
+    kind = type(model).__name__
+    labels = model.config.label2id if has_labels(model) else {}
     if name in labels:
         return int(labels[name])
     try:
         return int(name)
     except ValueError:
-        pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
+        pass
+    if labels:
+        raise InvalidInputError(
+            f"got the target {name}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
+        )
+    if model.get_output_embeddings() is None:
+        raise InvalidInputError(f"got the target {name}, but the outputs of {kind} are neither labels nor tokens")
+    pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
     if len(pieces) != 1 or tokenizer.unk_token in pieces:
-        known = f"; the labels are {', '.join(labels)}" if labels else ""
-        raise InvalidInputError(f"got the target {name}, which is no number, no label and no single token{known}")
+        raise InvalidInputError(f"got the target {name}, which is no number and no single token of {kind}")
     return int(tokenizer.convert_tokens_to_ids(pieces[0]))

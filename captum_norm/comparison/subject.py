@@ -11,8 +11,15 @@ from captum_norm.models.heads import CLASSIFIERS
 from captum_norm.models.outputs import Difference, Readout, Target, real_positions
 from captum_norm.models.tracing import evaluating
 
+_LABELLED = (*CLASSIFIERS, "ForTokenClassification")
+
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
 """What is explained of a model that returns hidden states alone."""
+
+
+def has_labels(model: nn.Module) -> bool:
+    """Whether the model's outputs are classes that have labels, not tokens of a vocabulary."""
+    return type(model).__name__.endswith(_LABELLED)
 
 
 def count_outputs(batch: Batch) -> int | None:
@@ -77,7 +84,7 @@ def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokeni
 
 def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
     labels = getattr(getattr(model, "config", None), "id2label", None) or {}
-    if type(model).__name__.endswith(CLASSIFIERS):
+    if has_labels(model):
         return str(labels.get(target, target))
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
     return str(target if convert is None else convert(target))
