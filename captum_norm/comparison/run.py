@@ -91,7 +91,8 @@ def compare(
     Raises:
         InvalidInputError: an option is not as described, no method takes the model, or an example has no token to
             remove.
-        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+        UnsupportedModelError: the model is an encoder–decoder, does not say where its tokens are embedded, or returns
+            neither logits nor hidden states.
 
     Example:
         >>> from types import SimpleNamespace

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.comparison.examples import Batch, Examples, gathered
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.heads import CLASSIFIERS
 from captum_norm.models.outputs import Difference, Readout, Target, real_positions
 from captum_norm.models.tracing import evaluating
@@ -23,11 +24,21 @@ def has_labels(model: nn.Module) -> bool:
 
 
 def count_outputs(batch: Batch) -> int | None:
-    """How many numbers the model's logits are, at each position if there are several; None without logits."""
+    """How many numbers the model's logits are, at each position if there are several; None for hidden states alone.
+
+    Raises:
+        UnsupportedModelError: it returns neither.
+    """
     output = _run(batch)
-    logits = output.get("logits") if isinstance(output, Mapping) else output
+    named = output if isinstance(output, Mapping) else {"logits": output}
+    logits = named.get("logits")
     if not isinstance(logits, Tensor):
-        return None
+        if "last_hidden_state" in named:
+            return None
+        raise UnsupportedModelError(
+            f"{type(batch.call.model).__name__} returns neither logits nor a last hidden state; take a classifier, a "
+            "tagger, a language model or an encoder without a head, or in Python say by readout= what to explain"
+        )
     return logits.shape[-1] if logits.dim() > 1 else 1
 
 

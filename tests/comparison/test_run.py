@@ -348,6 +348,12 @@ def test_what_is_refused_altogether() -> None:
     config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, num_heads=4, num_layers=1, d_ff=16)
     with pytest.raises(UnsupportedModelError, match="encoder–decoder"):
         compare(hf.T5ForConditionalGeneration(config), ids, **STANDARD)
+    spans = hf.BertForQuestionAnswering(hf.BertConfig(**families.TEXT)).eval()
+    for target in (None, 1):
+        with pytest.raises(
+            UnsupportedModelError, match="BertForQuestionAnswering returns neither logits nor a last hidden"
+        ):
+            compare(spans, ids, mask, methods=["norm"], target=target, **STANDARD)
 
 
 def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
