@@ -12,6 +12,7 @@ from captum_norm.bars import bar
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.comparison.results import Comparison, MethodResult
 from captum_norm.comparison.scores import Maker, chosen_methods
+from captum_norm.comparison.seeding import checked_seed
 from captum_norm.comparison.subject import PROJECTION, as_target, count_outputs, own_directions, target_names, tokens_of
 from captum_norm.comparison.trial import forward_seconds, run_methods
 from captum_norm.errors import InvalidInputError
@@ -81,7 +82,8 @@ def compare(
             logits, else the number itself.
         bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
         steps: steps of the curves, and of AOPC.
-        seed: of methods that draw random numbers, for each batch. The global generators are left as they were.
+        seed: of methods that draw random numbers, for each batch; 0 to 2³² − 1. The global generators are left as they
+            were.
         batch_size: how many inputs go through the model at a time. It changes which random numbers an example gets.
         name: what results call the model; None for its class.
 
@@ -105,7 +107,7 @@ def compare(
         >>> list(comparison.results), comparison.agreement.shape
         (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
     """
-    chosen = chosen_methods(methods)
+    chosen, seed = chosen_methods(methods), checked_seed(seed)
     embedding_module(model)
     examples = Examples(bind_inputs(model, inputs, additional_forward_args), target, position)
     first = next(examples.batches(1))

@@ -343,6 +343,11 @@ def test_what_is_refused_altogether() -> None:
         compare(model, torch.tensor([[CLS, 7, SEP], [CLS, MASK, SEP]]), methods=["alti"], **STANDARD)
     with pytest.raises(InvalidInputError, match="got 2 labels for 3 examples and 3 logits"):
         compare(model, ids, mask, methods=["alti"], labels=[0, 1], **STANDARD)
+    for seed in (-1, 2**32):
+        with pytest.raises(InvalidInputError, match=f"got the seed {seed}; expected 0 to 4294967295"):
+            compare(model, ids, mask, methods=["alti"], seed=seed, **STANDARD)
+    with pytest.raises(InvalidInputError, match=r"got the seed 1\.5; expected an integer"):
+        compare(model, ids, mask, methods=["alti"], seed=1.5, **STANDARD)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="keep_special=True without a tokenizer"):
         compare(model, ids, mask, methods=["alti"])
     config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, num_heads=4, num_layers=1, d_ff=16)
