@@ -88,7 +88,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         choices=("probability", "logit"),
-        help="what to watch of the output (default: probability where there is one)",
+        help="what to watch of the output (default: probability where classes exclude each other, else logit)",
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="take the first N lines")
     parser.add_argument(

@@ -13,7 +13,15 @@ from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.comparison.results import Comparison, MethodResult
 from captum_norm.comparison.scores import Maker, chosen_methods
 from captum_norm.comparison.seeding import checked_seed
-from captum_norm.comparison.subject import PROJECTION, as_target, count_outputs, own_directions, target_names, tokens_of
+from captum_norm.comparison.subject import (
+    PROJECTION,
+    as_target,
+    count_outputs,
+    has_sigmoids,
+    own_directions,
+    target_names,
+    tokens_of,
+)
 from captum_norm.comparison.trial import forward_seconds, run_methods
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import (
@@ -79,7 +87,8 @@ def compare(
         keep_special: special tokens such as [CLS] are never removed, nor ranked; Captum's methods keep them in their
             baseline. Needs the tokenizer.
         output: what to watch, ``"probability"`` or ``"logit"``; None: the probability of a class of the model's own
-            logits, else the number itself.
+            logits, else the number itself. Probability is the softmax, which multi-label classifiers do not have: of
+            them the logit is watched.
         bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
         steps: steps of the curves, and of AOPC.
         seed: of methods that draw random numbers, for each batch; 0 to 2³² − 1. The global generators are left as they
@@ -123,9 +132,15 @@ def compare(
             f"got {len(labels)} labels for {len(examples)} examples and "
             f"{'no logits' if count is None else f'{count} logits'}; expected one label each, and several classes"
         )
+    several = count is not None and has_sigmoids(model)
+    if output == "probability" and several:
+        raise InvalidInputError(
+            f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, not a "
+            "share of all; watch the logit"
+        )
     if output is None:
         single = count is None or count < 2 or isinstance(target, Difference)
-        output = "logit" if single else "probability"
+        output = "logit" if single or several else "probability"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)

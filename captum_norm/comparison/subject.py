@@ -23,6 +23,11 @@ def has_labels(model: nn.Module) -> bool:
     return type(model).__name__.endswith(_LABELLED)
 
 
+def has_sigmoids(model: nn.Module) -> bool:
+    """Whether the model's classes do not exclude each other, so that each has a probability of its own."""
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+
+
 def count_outputs(batch: Batch) -> int | None:
     """How many numbers the model's logits are, at each position if there are several; None for hidden states alone.
 

@@ -222,6 +222,18 @@ def test_targets_of_each_example_differences_and_labels() -> None:
     assert pair.means()["decompx"]["log_odds"] != pair.means()["decompx"]["log_odds"]
 
 
+def test_of_a_multi_label_classifier_the_logit_is_watched() -> None:
+    model, ids, mask = batch()
+    model.config.problem_type = "multi_label_classification"
+    found = compare(model, ids, mask, methods=["norm"], **STANDARD)
+    assert found.explained == found.facts()["explained"] == "logit"
+    assert "|output:logit|" in found.signature
+    logits = torch.stack([model(ids[row : row + 1, real]).logits[0].max() for row, real in enumerate(mask.bool())])
+    torch.testing.assert_close(found.results["norm"].faithfulness.morf[:, 0], logits.detach())
+    with pytest.raises(InvalidInputError, match="multi-label classifier, whose probability is the sigmoid of one"):
+        compare(model, ids, mask, methods=["norm"], output="probability", **STANDARD)
+
+
 def test_next_token_of_a_causal_model_at_a_position() -> None:
     torch.manual_seed(0)
     config = hf.GPT2Config(
