@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.subject import add_model, add_target, load_model, target_of
+from captum_norm.commands.subject import add_model, add_target, load_model, output_number, target_of
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -34,10 +34,10 @@ REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
 
 @dataclass(frozen=True)
 class _Texts:
-    """The examples, and their labels if there are any."""
+    """The examples, and their labels, if there are any, by the line of the file."""
 
     texts: Sequence[str]
-    labels: Sequence[str] | None
+    labels: Mapping[int, str] | None
 
 
 def _methods(text: str) -> list[str]:
@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> None:
             methods=options.methods,
             target=target_of(model, tokenizer, options),
             tokenizer=tokenizer,
-            labels=None if examples.labels is None else _numbers(examples.labels, model),
+            labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
             removal=options.perturb,
             keep_special=options.special == "keep",
             output=options.watch,
@@ -158,18 +158,19 @@ def _examples(options: argparse.Namespace) -> _Texts:
         lines = _read(options.text, lambda: Path(options.text).read_text(encoding="utf-8"))
     else:
         lines = [options.text]
-    lines = [line for line in lines if line.strip()][: options.limit]
-    if not lines:
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]
+    if not numbered:
         raise InvalidInputError("there is no text to explain; give some words")
-    parts = [line.rpartition("\t") for line in lines]
-    labelled = sum(bool(tab) for _, tab, _ in parts)
-    if labelled not in (0, len(lines)):
+    parts = {number: line.rpartition("\t") for number, line in numbered}
+    labelled = sum(bool(tab) for _, tab, _ in parts.values())
+    if labelled not in (0, len(parts)):
         raise InvalidInputError(
-            f"{labelled} of {len(lines)} lines have a tab and a label; expected all of them, or none"
+            f"{labelled} of {len(parts)} lines have a tab and a label; expected all of them, or none"
         )
     if not labelled:
-        return _Texts([line.strip() for line in lines], None)
-    return _Texts([text.strip() for text, _, _ in parts], [label.strip() for _, _, label in parts])
+        return _Texts([line.strip() for _, line in numbered], None)
+    labels = {number: label.strip() for number, (_, _, label) in parts.items()}
+    return _Texts([text.strip() for text, _, _ in parts.values()], labels)
 
 
 def _is_file(text: str) -> bool:
@@ -190,15 +191,18 @@ def _read(name: str, read: Callable[[], str]) -> list[str]:
         raise InvalidInputError(f"cannot read {name}: {error.strerror or error}") from error
 
 
-def _numbers(labels: Sequence[str], model: Any) -> list[int]:
+def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
     """The classes that labels name, by number or by name."""
-    known = getattr(model.config, "label2id", None) or {}
-    for line, label in enumerate(labels, 1):
-        if label not in known and not label.isdecimal():
-            raise InvalidInputError(
-                f"got the label {label!r} of example {line}; expected a number, or {', '.join(known)}"
-            )
-    return [int(known.get(label, label)) for label in labels]
+    from captum_norm.comparison.subject import has_labels
+
+    numbers, classes = [], model.config.num_labels
+    for line, label in labels.items():
+        named = f"the label {label!r} in line {line}"
+        number = output_number(model, tokenizer, label, named)
+        if has_labels(model) and not 0 <= number < classes:
+            raise InvalidInputError(f"got {named}; expected 0 to {classes - 1}")
+        numbers.append(number)
+    return numbers
 
 
 def _inputs(texts: Sequence[str], model: Any, tokenizer: Any) -> dict[str, Any]:

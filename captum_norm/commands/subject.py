@@ -65,8 +65,12 @@ def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
         if options.against is not None:
             raise InvalidInputError("got --against without --target; name the output that it is subtracted from")
         return None
-    target = _output(model, tokenizer, options.target)
-    return target if options.against is None else Difference(target, _output(model, tokenizer, options.against))
+    target, *others = [
+        output_number(model, tokenizer, name, f"the target {name}")
+        for name in (options.target, options.against)
+        if name is not None
+    ]
+    return Difference(target, *others) if others else target
 
 
 def target_name(options: argparse.Namespace) -> str | None:
@@ -75,11 +79,20 @@ def target_name(options: argparse.Namespace) -> str | None:
     return None if options.target is None else f"{options.target}{against}"
 
 
-def _output(model: Any, tokenizer: Any, name: str) -> int:
-    """The number of an output from the command line's name for it.
+def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
+    """The number of an output from what a user calls it.
 
     Outputs of classifiers and taggers have labels, those of language models are tokens. Neither is looked up where it
     is not meant: a misspelt label may be a token, and language models' configurations list labels, too.
+
+    Args:
+        model: the model.
+        tokenizer: knows its tokens.
+        name: a number, label or token.
+        named: what messages call it.
+
+    Raises:
+        InvalidInputError: there is no such output.
     """
     from captum_norm.comparison.subject import has_labels
 
@@ -93,11 +106,11 @@ def _output(model: Any, tokenizer: Any, name: str) -> int:
         pass
     if labels:
         raise InvalidInputError(
-            f"got the target {name}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
+            f"got {named}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
         )
     if model.get_output_embeddings() is None:
-        raise InvalidInputError(f"got the target {name}, but the outputs of {kind} are neither labels nor tokens")
+        raise InvalidInputError(f"got {named}, but the outputs of {kind} are neither labels nor tokens")
     pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
     if len(pieces) != 1 or tokenizer.unk_token in pieces:
-        raise InvalidInputError(f"got the target {name}, which is no number and no single token of {kind}")
+        raise InvalidInputError(f"got {named}, which is no number and no single token of {kind}")
     return int(tokenizer.convert_tokens_to_ids(pieces[0]))

@@ -127,11 +127,8 @@ def compare(
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
         readout, explained = own_directions(examples, batch_size), PROJECTION
         examples = Examples(examples.call, torch.arange(len(examples)), position)
-    if labels is not None and (count is None or count < 2 or len(labels) != len(examples)):
-        raise InvalidInputError(
-            f"got {len(labels)} labels for {len(examples)} examples and "
-            f"{'no logits' if count is None else f'{count} logits'}; expected one label each, and several classes"
-        )
+    if labels is not None:
+        _check_labels(labels, len(examples), count)
     several = count is not None and has_sigmoids(model)
     if output == "probability" and several:
         raise InvalidInputError(
@@ -194,6 +191,17 @@ def compare(
             ]
         ),
     )
+
+
+def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | None) -> None:
+    if classes is None or classes < 2 or len(labels) != examples:
+        raise InvalidInputError(
+            f"got {len(labels)} labels for {examples} examples and "
+            f"{'no logits' if classes is None else f'{classes} logits'}; expected one label each, and several classes"
+        )
+    for example, label in enumerate(torch.as_tensor(labels).tolist()):
+        if not 0 <= label < classes:
+            raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 
 def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:

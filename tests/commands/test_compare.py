@@ -195,9 +195,12 @@ def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pyte
     file = tmp_path / "mixed.tsv"
     file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\n", encoding="utf-8")
     assert refused(capsys, str(file), *some).startswith("1 of 2 lines have a tab and a label")
-    file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\tgood\n", encoding="utf-8")
-    assert refused(capsys, str(file), *some) == (
-        "got the label 'good' of example 2; expected a number, or LABEL_0, LABEL_1"
-    )
+    for label, wrong in (
+        ("good", ", which is no number and no label of BertForSequenceClassification; its labels are LABEL_0, LABEL_1"),
+        ("2", "; expected 0 to 1"),
+        ("-1", "; expected 0 to 1"),
+    ):
+        file.write_text(f"{TEXTS[0]}\t1\n\n{TEXTS[1]}\t{label}\n", encoding="utf-8")
+        assert refused(capsys, str(file), *some) == f"got the label '{label}' in line 3{wrong}"
     file.write_bytes(b"\xff\xfe")
     assert refused(capsys, str(file), *some) == f"{file} is no utf-8 text"

@@ -355,6 +355,9 @@ def test_what_is_refused_altogether() -> None:
         compare(model, torch.tensor([[CLS, 7, SEP], [CLS, MASK, SEP]]), methods=["alti"], **STANDARD)
     with pytest.raises(InvalidInputError, match="got 2 labels for 3 examples and 3 logits"):
         compare(model, ids, mask, methods=["alti"], labels=[0, 1], **STANDARD)
+    for label in (-1, 3):
+        with pytest.raises(InvalidInputError, match=f"got the label {label} for example 1; expected 0 to 2"):
+            compare(model, ids, mask, methods=["alti"], labels=[0, label, 2], **STANDARD)
     for seed in (-1, 2**32):
         with pytest.raises(InvalidInputError, match=f"got the seed {seed}; expected 0 to 4294967295"):
             compare(model, ids, mask, methods=["alti"], seed=seed, **STANDARD)
@@ -365,7 +368,7 @@ def test_what_is_refused_altogether() -> None:
     config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, num_heads=4, num_layers=1, d_ff=16)
     with pytest.raises(UnsupportedModelError, match="encoder–decoder"):
         compare(hf.T5ForConditionalGeneration(config), ids, **STANDARD)
-    spans = hf.BertForQuestionAnswering(hf.BertConfig(**families.TEXT)).eval()
+    spans = randomized(hf.BertForQuestionAnswering(hf.BertConfig(**families.TEXT)), 0)
     for target in (None, 1):
         with pytest.raises(
             UnsupportedModelError, match="BertForQuestionAnswering returns neither logits nor a last hidden"
