@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.subject import add_model, add_target, load_model, output_number, target_of
+from captum_norm.commands.subject import (
+    add_model,
+    add_position,
+    add_target,
+    load_model,
+    output_number,
+    target_of,
+)
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -73,6 +80,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "the output to explain: its number, a label of a classifier or tagger, or a token of a language model "
         "(default: what the model predicts)",
     )
+    add_position(
+        parser,
+        ("first", "last"),
+        "where to read outputs that there are for every position, as taggers and masked language models have: numbered "
+        "from 0, from -1 for the last one backwards, special tokens included (default: what the model's head reads)",
+    )
     parser.add_argument(
         "--perturb",
         choices=_REMOVALS,
@@ -122,12 +135,14 @@ def _run(options: argparse.Namespace) -> None:
 
     examples = _examples(options)
     model, tokenizer = load_model(options)
+    encoded = _encoded(examples.texts, tokenizer)
     with progress(terminal_only=True):
         comparison = compare(
             model,
-            _inputs(examples.texts, model, tokenizer),
+            _batch(encoded, model),
             methods=options.methods,
             target=target_of(model, tokenizer, options),
+            position=_positions(options.position, encoded),
             tokenizer=tokenizer,
             labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
             removal=options.perturb,
@@ -205,21 +220,38 @@ def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]
     return numbers
 
 
-def _inputs(texts: Sequence[str], model: Any, tokenizer: Any) -> dict[str, Any]:
-    """One padded batch; many causal models' tokenizers have no padding token, so this is done here."""
-    from torch import tensor
-    from torch.nn.utils.rnn import pad_sequence
-
+def _encoded(texts: Sequence[str], tokenizer: Any) -> list[Mapping[str, list[int]]]:
     # A text that is too long is refused by name; the tokenizer must neither cut it nor warn about it.
     encoded = [tokenizer(text, truncation=False, padding=False, verbose=False) for text in texts]
     for line, one in enumerate(encoded, 1):
         if set(one["input_ids"]) <= set(tokenizer.all_special_ids):
             raise InvalidInputError(f"example {line} has no tokens that the model knows; give some words")
+    return encoded
+
+
+def _batch(encoded: Sequence[Mapping[str, list[int]]], model: Any) -> dict[str, Any]:
+    """One padded batch; many causal models' tokenizers have no padding token, so this is done here."""
+    from torch import tensor
+    from torch.nn.utils.rnn import pad_sequence
+
     padding = {"input_ids": model.config.pad_token_id or 0}
     columns = {name: [tensor(one[name]) for one in encoded] for name in encoded[0]}
     return {
         name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)) for name, rows in columns.items()
     }
+
+
+def _positions(position: int | str | None, encoded: Sequence[Mapping[str, list[int]]]) -> Any:
+    """The position of each example; they differ in length, so the last ones are not those of the batch."""
+    if not isinstance(position, int):
+        return position
+    lengths = [len(one["input_ids"]) for one in encoded]
+    for example, length in enumerate(lengths, 1):
+        if not -length <= position < length:
+            raise InvalidInputError(
+                f"got position {position}; example {example} has {length} positions, 0 to {length - 1}"
+            )
+    return [position % length for length in lengths]
 
 
 COMMAND = Command("compare", "see which method is faithful to a model", _add_arguments, _run)

@@ -10,26 +10,14 @@ from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import REPORTS, Explanation, show
-from captum_norm.commands.subject import add_model, add_target, load_model, target_name, target_of
+from captum_norm.commands.subject import add_model, add_position, add_target, load_model, target_name, target_of
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
     from captum_norm.attr._base import AttentionMapAttribution
 
-_POSITIONS = ("first", "last", "mean")
-
-
 _UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
-
-
-def _position(text: str) -> int | str:
-    if text in _POSITIONS:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a number, first, last or mean") from None
 
 
 def _layer(text: str) -> int:
@@ -64,12 +52,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain one layer, numbered from 1 as in the papers, from -1 for the last one backwards "
         "(default: all layers together)",
     )
-    parser.add_argument(
-        "--position",
-        type=_position,
-        metavar="N|first|last|mean",
-        help="the output position to explain, numbered from 0 as in the printed table, from -1 for the "
-        "last one backwards (default: what the model's head reads)",
+    add_position(
+        parser,
+        ("first", "last", "mean"),
+        "the output position to explain, numbered from 0 as in the printed table, from -1 for the last one backwards "
+        "(default: what the model's head reads)",
     )
     parser.add_argument(
         "--aggregation",

