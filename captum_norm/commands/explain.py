@@ -11,7 +11,7 @@ from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import REPORTS, Explanation, show
 from captum_norm.commands.subject import add_model, add_position, add_target, load_model, target_name, target_of
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
@@ -87,10 +87,12 @@ def _run(options: argparse.Namespace) -> None:
     model, tokenizer = load_model(options)
     method = _method(model, options)
     target = _target(model, tokenizer, options)
-    if not tokenizer(text, add_special_tokens=False)["input_ids"]:
-        raise InvalidInputError("the text has no tokens that the model knows; give some words")
     # A text that is too long is refused below, by name; the tokenizer must neither cut it nor warn about it.
+    if not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]:
+        raise InvalidInputError("the text has no tokens that the model knows; give some words")
     inputs = tokenizer(text, return_tensors="pt", truncation=False, padding=False, verbose=False)
+    if METHODS[options.method].target == "always" or target is not None:
+        _refuse_without_logits(model, inputs, options.method)
     explanation = _explain(method, inputs, tokenizer, options, text, target)
     if options.changes:
         explanation = replace(explanation, changes=contextualization_change(model, inputs))
@@ -131,6 +133,20 @@ def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     if target is not None and wanted == "never":
         raise InvalidInputError(f"the method {options.method} has no --target")
     return target
+
+
+def _refuse_without_logits(model: Any, inputs: Any, method: str) -> None:
+    import torch
+
+    from captum_norm.models.inputs import bind_inputs
+
+    with torch.no_grad():
+        output = bind_inputs(model, inputs).run()
+    if "logits" not in output:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returns no logits, and {method} explains one of them; name a classifier, a tagger "
+            "or a language model, or another method"
+        )
 
 
 def _explain(
