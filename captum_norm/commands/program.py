@@ -4,13 +4,15 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Never
+from typing import Any, Never
 
 from captum_norm import __version__
 from captum_norm.commands.command import Command
-from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 
 _READER_GONE = 1
 _BAD_INPUT = 2
@@ -60,7 +62,8 @@ class Program:
         try:
             try:
                 options = self._parser().parse_args(argv)
-                options.run(options)
+                with self._warnings_told():
+                    options.run(options)
             finally:
                 sys.stdout.flush()
         except CaptumNormError as error:
@@ -73,6 +76,22 @@ class Program:
         except KeyboardInterrupt:
             return _INTERRUPTED
         return 0
+
+    @contextmanager
+    def _warnings_told(self) -> Iterator[None]:
+        """Tell of missing glyphs in a sentence, not with the line of code that Python's own way adds."""
+        with warnings.catch_warnings():
+            show = warnings.showwarning
+
+            def tell(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+                if issubclass(category, MissingGlyphsWarning):
+                    sys.stderr.write(f"{self.name}: warning: {message}\n")
+                else:
+                    show(message, category, *where, **further)
+
+            warnings.simplefilter("always", MissingGlyphsWarning)
+            warnings.showwarning = tell
+            yield
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, description=self.description)

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ import captum_norm
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.program import Program
+from captum_norm.errors import MissingGlyphsWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +86,17 @@ def test_arguments_that_do_not_parse(capsys: pytest.CaptureFixture[str], words: 
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert program(failing(InvalidInputError("got\n  nothing;\ngive some"))).main(["say"]) == 2
     assert capsys.readouterr() == ("begun\n", "trial: error: got nothing; give some\n")
+
+
+def test_missing_glyphs_are_told_of_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(_options: argparse.Namespace) -> None:
+        warnings.warn("no 語", MissingGlyphsWarning, stacklevel=1)
+        warnings.warn("other", RuntimeWarning, stacklevel=1)
+
+    with pytest.warns(RuntimeWarning, match="other") as told:
+        assert program(run).main(["say"]) == 0
+    assert len(told) == 1
+    assert capsys.readouterr() == ("", "trial: warning: no 語\n")
 
 
 def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
