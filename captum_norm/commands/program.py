@@ -1,6 +1,7 @@
 """A command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -16,6 +17,7 @@ from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphs
 
 _READER_GONE = 1
 _BAD_INPUT = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTED = 130
 
 
@@ -47,8 +49,8 @@ class Program:
             argv: the arguments, without the program's name; those of the process if None.
 
         Returns:
-            The exit code: 0; 2 for bad input, which has then been named in one sentence on standard error; 1 if who
-            reads standard output left before the end, as ``head`` does; 130 after Ctrl-C.
+            The exit code: 0; 2 for bad input and full disks, which have then been named in one sentence on standard
+            error; 1 if who reads standard output left before the end, as ``head`` does; 130 after Ctrl-C.
 
         Raises:
             SystemExit: after ``--help`` and ``--version`` (0).
@@ -70,9 +72,15 @@ class Program:
             sys.stderr.write(f"{self.name}: error: {' '.join(str(error).split())}\n")
             return _BAD_INPUT
         except BrokenPipeError:
-            # What is still buffered would fail once more when Python flushes it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             return _READER_GONE
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            _drop_output()
+            what = "" if error.filename is None else f" {error.filename}"
+            sys.stderr.write(f"{self.name}: error: cannot write{what}: {error.strerror}\n")
+            return _BAD_INPUT
         except KeyboardInterrupt:
             return _INTERRUPTED
         return 0
@@ -103,3 +111,8 @@ class Program:
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
         return parser
+
+
+def _drop_output() -> None:
+    """Forget what standard output still holds: it would fail once more when Python flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

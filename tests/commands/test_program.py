@@ -1,10 +1,12 @@
 """A command line of subcommands: what it prints, and the exit code of everything that can go wrong."""
 
 import argparse
+import errno
 import os
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -105,8 +107,9 @@ def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_defect_is_not_hidden() -> None:
-    with pytest.raises(RuntimeError, match="defect"):
-        program(failing(RuntimeError("defect"))).main(["say"])
+    for defect in (RuntimeError("defect"), OSError(errno.ENOENT, "defect")):
+        with pytest.raises(type(defect), match="defect"):
+            program(failing(defect)).main(["say"])
 
 
 @pytest.mark.parametrize("words", [["say", "--word", "hello"], ["say", "--word", "hello" * 10_000], ["--help"]])
@@ -120,3 +123,15 @@ def test_reader_that_left_is_no_error(
         assert program(say).main(words) == 1
     # Leaving the context closed the pipe, which raises if anything is left to be written into it.
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [["say", "--word", "hello"], ["say", "--word", "hello" * 10_000], ["--help"]])
+def test_full_disk_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert program(say).main(words) == 2
+    # Leaving the context closed the file, which raises if anything is left to be written into it.
+    assert capsys.readouterr() == ("", "trial: error: cannot write: No space left on device\n")
