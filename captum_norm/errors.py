@@ -27,3 +27,7 @@ class NonFiniteError(CaptumNormError, ArithmeticError):
 
 class NotEnoughMemoryError(CaptumNormError, MemoryError):
     """What was asked for does not fit the memory that is free."""
+
+
+class MissingGlyphsWarning(UserWarning):
+    """A picture has boxes for characters that no font at hand has."""

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import captum_norm
-from captum_norm import cli
+from captum_norm import CaptumNormError, cli
 from captum_norm.commands import reports
 from captum_norm.loading import load
+from captum_norm.methods import METHODS
 from tests.tiny import WORDS, bert_config, save_tiny
 
 TEXT = "a dog sees the cat"
@@ -159,16 +161,53 @@ def test_attention_gradient_explains_what_is_predicted(classifier: str, tmp_path
     assert written(path)["scores"] == expected[0].tolist()
 
 
-def test_outputs_that_are_not_there_are_refused(bert: str, classifier: str, capsys: pytest.CaptureFixture[str]) -> None:
-    headless = refused(capsys, "explain", TEXT, "--model", bert, "--method", "attention-gradient")
-    assert headless.startswith("BertModel returns no logits")
+def test_outputs_that_are_not_there_are_refused(
+    bert: str, classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spans = str(save_tiny(transformers.BertForQuestionAnswering(bert_config()), tmp_path))
+    for folder, kind in ((bert, "BertModel"), (spans, "BertForQuestionAnswering")):
+        for method, *target in (("attention-gradient",), ("decompx", "--target", "1")):
+            assert refused(capsys, "explain", TEXT, "--model", folder, "--method", method, *target) == (
+                f"{kind} returns no logits, and {method} explains one of them; name a classifier, a tagger or a "
+                "language model, or another method"
+            )
     asked = ["explain", TEXT, "--model", classifier, "--method"]
     assert refused(capsys, *asked, "norm", "--target", "1") == "the method norm has no --target"
     assert refused(capsys, *asked, "decompx", "--against", "1").startswith("got --against without --target")
     assert refused(capsys, *asked, "decompx", "--target", "a dog") == (
-        "got the target a dog, which is no number, no label and no single token; the labels are LABEL_0, LABEL_1"
+        "got the target a dog, which is no number and no label of BertForSequenceClassification; its labels are "
+        "LABEL_0, LABEL_1"
     )
     assert refused(capsys, *asked, "decompx", "--target", "8") == "got the target 8; expected 0 to 1"
+
+
+def test_tokens_are_no_labels_and_labels_no_tokens(
+    bert: str, classifier: str, gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explain", TEXT, "--method", "decompx", "--target"]
+    token = WORDS[1]  # its number is that of a class, too
+    assert f"got the target {token}, which is no number and no label" in refused(
+        capsys, *asked, token, "--model", classifier
+    )
+    for wrong in ("LABEL_1", "dogs"):
+        assert refused(capsys, *asked, wrong, "--model", gpt2) == (
+            f"got the target {wrong}, which is no number and no single token of GPT2LMHeadModel"
+        )
+    assert refused(capsys, *asked, "dog", "--model", bert) == (
+        "got the target dog, but the outputs of BertModel are neither labels nor tokens"
+    )
+    torch.manual_seed(0)
+    for model, name, number in (
+        (transformers.BertForTokenClassification(bert_config()), "LABEL_1", 1),
+        (transformers.BertForMaskedLM(bert_config()), "dog", WORDS.index("dog")),
+    ):
+        folder, path = str(save_tiny(model, tmp_path / name)), tmp_path / "e.json"
+        words = ("--method", "decompx", "--position", "2", "--out", str(path), "--target", name)
+        assert explain("--model", folder, *words) == 0
+        loaded, tokenizer = load(folder)
+        inputs = tokenizer(TEXT, return_tensors="pt")
+        expected = captum_norm.DecompX(loaded).attribute(inputs, number, position=2)
+        assert written(path)["scores"] == expected[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -355,6 +394,23 @@ def test_what_does_not_fit_the_model(
     assert not out.exists()
 
 
+def test_a_long_text_is_refused_in_one_sentence_whatever_its_tokenizer_says(
+    bert: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [caplog.handler])
+    model, tokenizer = load(bert)
+    tokenizer.model_max_length = 12
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    said = refused(capsys, "explain", "a " * 13, "--model", str(tmp_path))
+    assert said == "got a sequence of 15 positions; BertModel allows at most 12"
+    assert not caplog.records
+
+
 def test_scope_that_the_layers_lack(capsys: pytest.CaptureFixture[str], gpt2: str, tmp_path: Path) -> None:
     words = ["explain", TEXT, "--model", gpt2, "--scope", "attn_res_ln", "--out", str(tmp_path / "e.png")]
     message = refused(capsys, *words)
@@ -368,6 +424,17 @@ def test_encoder_decoder_models(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     folder = save_tiny(transformers.BartModel(config), tmp_path)
     said = refused(capsys, "explain", TEXT, "--model", str(folder))
     assert "got the encoder–decoder model BartModel; this command explains models with one stack" in said
+    told = set(said.partition("maps() of ")[2].partition(" explains")[0].replace(" and ", ", ").split(", "))
+    model, tokenizer = load(str(folder))
+    inputs = dict(tokenizer(TEXT, return_tensors="pt")) | {"decoder_input_ids": torch.tensor([[2, 5, 6]])}
+    for method in METHODS.values():
+        if method.units is not None:
+            able = True
+            try:
+                getattr(captum_norm, method.class_name)(model).maps(inputs)
+            except CaptumNormError:
+                able = False
+            assert able == (method.class_name in told), method.class_name
 
 
 def test_model_without_attention(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """``captum-norm compare``: every method side by side."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.subject import add_model, add_target, load_model, target_of
+from captum_norm.commands.subject import (
+    add_model,
+    add_position,
+    add_target,
+    load_model,
+    output_number,
+    target_of,
+)
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -33,10 +41,10 @@ REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
 
 @dataclass(frozen=True)
 class _Texts:
-    """The examples, and their labels if there are any."""
+    """The examples, and their labels, if there are any, by the line of the file."""
 
     texts: Sequence[str]
-    labels: Sequence[str] | None
+    labels: Mapping[int, str] | None
 
 
 def _methods(text: str) -> list[str]:
@@ -67,7 +75,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods", type=_methods, metavar="NAME,…", help=f"which of {', '.join(METHODS)} (default: all)"
     )
-    add_target(parser, "the output to explain: its number, a label or a token (default: what the model predicts)")
+    add_target(
+        parser,
+        "the output to explain: its number, a label of a classifier or tagger, or a token of a language model "
+        "(default: what the model predicts)",
+    )
+    add_position(
+        parser,
+        ("first", "last"),
+        "where to read outputs that there are for every position, as taggers and masked language models have: numbered "
+        "from 0, from -1 for the last one backwards, special tokens included (default: what the model's head reads)",
+    )
     parser.add_argument(
         "--perturb",
         choices=_REMOVALS,
@@ -83,7 +101,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watch",
         choices=("probability", "logit"),
-        help="what to watch of the output (default: probability where there is one)",
+        help="what to watch of the output (default: probability where classes exclude each other, else logit)",
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="take the first N lines")
     parser.add_argument(
@@ -117,14 +135,16 @@ def _run(options: argparse.Namespace) -> None:
 
     examples = _examples(options)
     model, tokenizer = load_model(options)
+    encoded = _encoded(examples.texts, tokenizer)
     with progress(terminal_only=True):
         comparison = compare(
             model,
-            _inputs(examples.texts, model, tokenizer),
+            _batch(encoded, model),
             methods=options.methods,
             target=target_of(model, tokenizer, options),
+            position=_positions(options.position, encoded),
             tokenizer=tokenizer,
-            labels=None if examples.labels is None else _numbers(examples.labels, model),
+            labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
             removal=options.perturb,
             keep_special=options.special == "keep",
             output=options.watch,
@@ -149,59 +169,89 @@ def _examples(options: argparse.Namespace) -> _Texts:
         return _Texts(CAPTIONS[: options.limit], None)
     if options.text == "-":
         lines = _read("standard input", sys.stdin.read)
-    elif Path(options.text).is_file():
+    elif _is_file(options.text):
         lines = _read(options.text, lambda: Path(options.text).read_text(encoding="utf-8"))
     else:
         lines = [options.text]
-    lines = [line for line in lines if line.strip()][: options.limit]
-    if not lines:
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]
+    if not numbered:
         raise InvalidInputError("there is no text to explain; give some words")
-    parts = [line.rpartition("\t") for line in lines]
-    labelled = sum(bool(tab) for _, tab, _ in parts)
-    if labelled not in (0, len(lines)):
+    parts = {number: line.rpartition("\t") for number, line in numbered}
+    labelled = sum(bool(tab) for _, tab, _ in parts.values())
+    if labelled not in (0, len(parts)):
         raise InvalidInputError(
-            f"{labelled} of {len(lines)} lines have a tab and a label; expected all of them, or none"
+            f"{labelled} of {len(parts)} lines have a tab and a label; expected all of them, or none"
         )
     if not labelled:
-        return _Texts([line.strip() for line in lines], None)
-    return _Texts([text.strip() for text, _, _ in parts], [label.strip() for _, _, label in parts])
+        return _Texts([line.strip() for _, line in numbered], None)
+    labels = {number: label.strip() for number, (_, _, label) in parts.items()}
+    return _Texts([text.strip() for text, _, _ in parts.values()], labels)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError as error:
+        # No file has so long a name; of any other trouble reading it tells.
+        return error.errno != errno.ENAMETOOLONG
 
 
 def _read(name: str, read: Callable[[], str]) -> list[str]:
     try:
-        return read().splitlines()
+        # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
+        return read().removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{name} is no {error.encoding} text") from error
     except OSError as error:
         raise InvalidInputError(f"cannot read {name}: {error.strerror or error}") from error
 
 
-def _numbers(labels: Sequence[str], model: Any) -> list[int]:
+def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
     """The classes that labels name, by number or by name."""
-    known = getattr(model.config, "label2id", None) or {}
-    for line, label in enumerate(labels, 1):
-        if label not in known and not label.isdecimal():
-            raise InvalidInputError(
-                f"got the label {label!r} of example {line}; expected a number, or {', '.join(known)}"
-            )
-    return [int(known.get(label, label)) for label in labels]
+    from captum_norm.comparison.subject import has_labels
+
+    numbers, classes = [], model.config.num_labels
+    for line, label in labels.items():
+        named = f"the label {label!r} in line {line}"
+        number = output_number(model, tokenizer, label, named)
+        if has_labels(model) and not 0 <= number < classes:
+            raise InvalidInputError(f"got {named}; expected 0 to {classes - 1}")
+        numbers.append(number)
+    return numbers
 
 
-def _inputs(texts: Sequence[str], model: Any, tokenizer: Any) -> dict[str, Any]:
-    """One padded batch; many causal models' tokenizers have no padding token, so this is done here."""
-    from torch import tensor
-    from torch.nn.utils.rnn import pad_sequence
-
+def _encoded(texts: Sequence[str], tokenizer: Any) -> list[Mapping[str, list[int]]]:
     # A text that is too long is refused by name; the tokenizer must neither cut it nor warn about it.
     encoded = [tokenizer(text, truncation=False, padding=False, verbose=False) for text in texts]
     for line, one in enumerate(encoded, 1):
         if set(one["input_ids"]) <= set(tokenizer.all_special_ids):
             raise InvalidInputError(f"example {line} has no tokens that the model knows; give some words")
+    return encoded
+
+
+def _batch(encoded: Sequence[Mapping[str, list[int]]], model: Any) -> dict[str, Any]:
+    """One padded batch; many causal models' tokenizers have no padding token, so this is done here."""
+    from torch import tensor
+    from torch.nn.utils.rnn import pad_sequence
+
     padding = {"input_ids": model.config.pad_token_id or 0}
     columns = {name: [tensor(one[name]) for one in encoded] for name in encoded[0]}
     return {
         name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)) for name, rows in columns.items()
     }
+
+
+def _positions(position: int | str | None, encoded: Sequence[Mapping[str, list[int]]]) -> Any:
+    """The position of each example; they differ in length, so the last ones are not those of the batch."""
+    if not isinstance(position, int):
+        return position
+    lengths = [len(one["input_ids"]) for one in encoded]
+    for example, length in enumerate(lengths, 1):
+        if not -length <= position < length:
+            raise InvalidInputError(
+                f"got position {position}; example {example} has {length} positions, 0 to {length - 1}"
+            )
+    return [position % length for length in lengths]
 
 
 COMMAND = Command("compare", "see which method is faithful to a model", _add_arguments, _run)

@@ -10,26 +10,14 @@ from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import REPORTS, Explanation, show
-from captum_norm.commands.subject import add_model, add_target, load_model, target_name, target_of
-from captum_norm.errors import InvalidInputError
+from captum_norm.commands.subject import add_model, add_position, add_target, load_model, target_name, target_of
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
     from captum_norm.attr._base import AttentionMapAttribution
 
-_POSITIONS = ("first", "last", "mean")
-
-
 _UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
-
-
-def _position(text: str) -> int | str:
-    if text in _POSITIONS:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a number, first, last or mean") from None
 
 
 def _layer(text: str) -> int:
@@ -48,8 +36,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="norm", choices=_UNITS, help="the method (default: %(default)s)")
     add_target(
         parser,
-        "the output to explain, for attention-gradient and decompx: its number, a classifier's label or a token of the "
-        "vocabulary (default: what the model predicts; decompx then explains hidden states)",
+        "the output to explain, for attention-gradient and decompx: its number, a label of a classifier or tagger, or "
+        "a token of a language model (default: what the model predicts; decompx then explains hidden states)",
     )
     parser.add_argument(
         "--scope",
@@ -64,12 +52,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain one layer, numbered from 1 as in the papers, from -1 for the last one backwards "
         "(default: all layers together)",
     )
-    parser.add_argument(
-        "--position",
-        type=_position,
-        metavar="N|first|last|mean",
-        help="the output position to explain, numbered from 0 as in the printed table, from -1 for the "
-        "last one backwards (default: what the model's head reads)",
+    add_position(
+        parser,
+        ("first", "last", "mean"),
+        "the output position to explain, numbered from 0 as in the printed table, from -1 for the last one backwards "
+        "(default: what the model's head reads)",
     )
     parser.add_argument(
         "--aggregation",
@@ -100,10 +87,12 @@ def _run(options: argparse.Namespace) -> None:
     model, tokenizer = load_model(options)
     method = _method(model, options)
     target = _target(model, tokenizer, options)
-    if not tokenizer(text, add_special_tokens=False)["input_ids"]:
-        raise InvalidInputError("the text has no tokens that the model knows; give some words")
     # A text that is too long is refused below, by name; the tokenizer must neither cut it nor warn about it.
+    if not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]:
+        raise InvalidInputError("the text has no tokens that the model knows; give some words")
     inputs = tokenizer(text, return_tensors="pt", truncation=False, padding=False, verbose=False)
+    if METHODS[options.method].target == "always" or target is not None:
+        _refuse_without_logits(model, inputs, options.method)
     explanation = _explain(method, inputs, tokenizer, options, text, target)
     if options.changes:
         explanation = replace(explanation, changes=contextualization_change(model, inputs))
@@ -144,6 +133,20 @@ def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     if target is not None and wanted == "never":
         raise InvalidInputError(f"the method {options.method} has no --target")
     return target
+
+
+def _refuse_without_logits(model: Any, inputs: Any, method: str) -> None:
+    import torch
+
+    from captum_norm.models.inputs import bind_inputs
+
+    with torch.no_grad():
+        output = bind_inputs(model, inputs).run()
+    if "logits" not in output:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returns no logits, and {method} explains one of them; name a classifier, a tagger "
+            "or a language model, or another method"
+        )
 
 
 def _explain(

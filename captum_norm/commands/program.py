@@ -1,19 +1,23 @@
 """A command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
 
 import argparse
+import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Never
+from typing import Any, Never
 
 from captum_norm import __version__
 from captum_norm.commands.command import Command
-from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 
 _READER_GONE = 1
 _BAD_INPUT = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTED = 130
 
 
@@ -45,8 +49,8 @@ class Program:
             argv: the arguments, without the program's name; those of the process if None.
 
         Returns:
-            The exit code: 0; 2 for bad input, which has then been named in one sentence on standard error; 1 if who
-            reads standard output left before the end, as ``head`` does; 130 after Ctrl-C.
+            The exit code: 0; 2 for bad input and full disks, which have then been named in one sentence on standard
+            error; 1 if who reads standard output left before the end, as ``head`` does; 130 after Ctrl-C.
 
         Raises:
             SystemExit: after ``--help`` and ``--version`` (0).
@@ -60,19 +64,42 @@ class Program:
         try:
             try:
                 options = self._parser().parse_args(argv)
-                options.run(options)
+                with self._warnings_told():
+                    options.run(options)
             finally:
                 sys.stdout.flush()
         except CaptumNormError as error:
             sys.stderr.write(f"{self.name}: error: {' '.join(str(error).split())}\n")
             return _BAD_INPUT
         except BrokenPipeError:
-            # What is still buffered would fail once more when Python flushes it at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()
             return _READER_GONE
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            _drop_output()
+            what = "" if error.filename is None else f" {error.filename}"
+            sys.stderr.write(f"{self.name}: error: cannot write{what}: {error.strerror}\n")
+            return _BAD_INPUT
         except KeyboardInterrupt:
             return _INTERRUPTED
         return 0
+
+    @contextmanager
+    def _warnings_told(self) -> Iterator[None]:
+        """Tell of missing glyphs in a sentence, not with the line of code that Python's own way adds."""
+        with warnings.catch_warnings():
+            show = warnings.showwarning
+
+            def tell(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+                if issubclass(category, MissingGlyphsWarning):
+                    sys.stderr.write(f"{self.name}: warning: {message}\n")
+                else:
+                    show(message, category, *where, **further)
+
+            warnings.simplefilter("always", MissingGlyphsWarning)
+            warnings.showwarning = tell
+            yield
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, description=self.description)
@@ -84,3 +111,8 @@ class Program:
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
         return parser
+
+
+def _drop_output() -> None:
+    """Forget what standard output still holds: it would fail once more when Python flushes it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

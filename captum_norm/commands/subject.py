@@ -1,6 +1,7 @@
 """The options that name what is explained: a model, and an output of it."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from captum_norm.errors import InvalidInputError
@@ -43,6 +44,21 @@ def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
     )
 
 
+def add_position(parser: argparse.ArgumentParser, names: Sequence[str], explanation: str) -> None:
+    """Declare ``--position``: a number, or one of the names."""
+
+    def parse(text: str) -> int | str:
+        if text in names:
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            expected = f"{', '.join(['a number', *names[:-1]])} or {names[-1]}"
+            raise argparse.ArgumentTypeError(f"got {text}; expected {expected}") from None
+
+    parser.add_argument("--position", type=parse, metavar="|".join(["N", *names]), help=explanation)
+
+
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
     """The model, of one stack of layers, and its tokenizer; what ``--layouts`` declares is known from here on."""
     from captum_norm.loading import load
@@ -52,7 +68,8 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
     if model.config.is_encoder_decoder:
         raise InvalidInputError(
             f"got the encoder–decoder model {type(model).__name__}; this command explains models with one stack of "
-            "layers. In Python maps() explains all three stacks of it"
+            "layers. In Python maps() of NormAttribution, AttentionBlockAttribution, ALTI and AttentionWeights "
+            "explains all three stacks of it"
         )
     return model, tokenizer
 
@@ -65,8 +82,12 @@ def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
         if options.against is not None:
             raise InvalidInputError("got --against without --target; name the output that it is subtracted from")
         return None
-    target = _output(model, tokenizer, options.target)
-    return target if options.against is None else Difference(target, _output(model, tokenizer, options.against))
+    target, *others = [
+        output_number(model, tokenizer, name, f"the target {name}")
+        for name in (options.target, options.against)
+        if name is not None
+    ]
+    return Difference(target, *others) if others else target
 
 
 def target_name(options: argparse.Namespace) -> str | None:
@@ -75,16 +96,38 @@ def target_name(options: argparse.Namespace) -> str | None:
     return None if options.target is None else f"{options.target}{against}"
 
 
-def _output(model: Any, tokenizer: Any, name: str) -> int:
-    """The number of an output from the command line's name for it."""
-    labels = getattr(model.config, "label2id", None) or {}
+def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
+    """The number of an output from what a user calls it.
+
+    Outputs of classifiers and taggers have labels, those of language models are tokens. Neither is looked up where it
+    is not meant: a misspelt label may be a token, and language models' configurations list labels, too.
+
+    Args:
+        model: the model.
+        tokenizer: knows its tokens.
+        name: a number, label or token.
+        named: what messages call it.
+
+    Raises:
+        InvalidInputError: there is no such output.
+    """
+    from captum_norm.comparison.subject import has_labels
+
+    kind = type(model).__name__
+    labels = model.config.label2id if has_labels(model) else {}
     if name in labels:
         return int(labels[name])
     try:
         return int(name)
     except ValueError:
-        pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
+        pass
+    if labels:
+        raise InvalidInputError(
+            f"got {named}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
+        )
+    if model.get_output_embeddings() is None:
+        raise InvalidInputError(f"got {named}, but the outputs of {kind} are neither labels nor tokens")
+    pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
     if len(pieces) != 1 or tokenizer.unk_token in pieces:
-        known = f"; the labels are {', '.join(labels)}" if labels else ""
-        raise InvalidInputError(f"got the target {name}, which is no number, no label and no single token{known}")
+        raise InvalidInputError(f"got {named}, which is no number and no single token of {kind}")
     return int(tokenizer.convert_tokens_to_ids(pieces[0]))

@@ -65,15 +65,24 @@ def _gains(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
     values = [means[name]["relevance_gain"] for name in names]
     axes.barh(range(len(names)), values, color=[_BLUE if value >= 0 else _ORANGE for value in values], height=0.7)
     axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.locator_params(axis="x", nbins=5)
+    axes.ticklabel_format(axis="x", scilimits=(-3, 3), useMathText=True)
     _rows(axes, comparison, names)
     count = f"{comparison.examples} example{'s' * (comparison.examples != 1)}"
     axes.set_title(f"relevance gain, mean of {count}", fontsize="medium")
 
 
 def _costs(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
+    from matplotlib.ticker import MaxNLocator, NullFormatter
+
     ratios = [comparison.results[name].forward_ratio for name in names]
     axes.scatter(ratios, range(len(names)), color=_BLUE, s=18)
     axes.set_xscale("log")
+    if max(ratios) < 10 * min(ratios):  # powers of ten would be too few
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(names)), [""] * len(names))
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="both", color="0.9")

@@ -12,7 +12,16 @@ from captum_norm.bars import bar
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.comparison.results import Comparison, MethodResult
 from captum_norm.comparison.scores import Maker, chosen_methods
-from captum_norm.comparison.subject import PROJECTION, as_target, count_outputs, own_directions, target_names, tokens_of
+from captum_norm.comparison.seeding import checked_seed
+from captum_norm.comparison.subject import (
+    PROJECTION,
+    as_target,
+    count_outputs,
+    has_sigmoids,
+    own_directions,
+    target_names,
+    tokens_of,
+)
 from captum_norm.comparison.trial import forward_seconds, run_methods
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import (
@@ -78,10 +87,12 @@ def compare(
         keep_special: special tokens such as [CLS] are never removed, nor ranked; Captum's methods keep them in their
             baseline. Needs the tokenizer.
         output: what to watch, ``"probability"`` or ``"logit"``; None: the probability of a class of the model's own
-            logits, else the number itself.
+            logits, else the number itself. Probability is the softmax, which multi-label classifiers do not have: of
+            them the logit is watched.
         bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
         steps: steps of the curves, and of AOPC.
-        seed: of methods that draw random numbers, for each batch. The global generators are left as they were.
+        seed: of methods that draw random numbers, for each batch; 0 to 2³² − 1. The global generators are left as they
+            were.
         batch_size: how many inputs go through the model at a time. It changes which random numbers an example gets.
         name: what results call the model; None for its class.
 
@@ -91,7 +102,8 @@ def compare(
     Raises:
         InvalidInputError: an option is not as described, no method takes the model, or an example has no token to
             remove.
-        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+        UnsupportedModelError: the model is an encoder–decoder, does not say where its tokens are embedded, or returns
+            neither logits nor hidden states.
 
     Example:
         >>> from types import SimpleNamespace
@@ -104,7 +116,7 @@ def compare(
         >>> list(comparison.results), comparison.agreement.shape
         (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
     """
-    chosen = chosen_methods(methods)
+    chosen, seed = chosen_methods(methods), checked_seed(seed)
     embedding_module(model)
     examples = Examples(bind_inputs(model, inputs, additional_forward_args), target, position)
     first = next(examples.batches(1))
@@ -115,14 +127,17 @@ def compare(
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
         readout, explained = own_directions(examples, batch_size), PROJECTION
         examples = Examples(examples.call, torch.arange(len(examples)), position)
-    if labels is not None and (count is None or count < 2 or len(labels) != len(examples)):
+    if labels is not None:
+        _check_labels(labels, len(examples), count)
+    several = count is not None and has_sigmoids(model)
+    if output == "probability" and several:
         raise InvalidInputError(
-            f"got {len(labels)} labels for {len(examples)} examples and "
-            f"{'no logits' if count is None else f'{count} logits'}; expected one label each, and several classes"
+            f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, not a "
+            "share of all; watch the logit"
         )
     if output is None:
         single = count is None or count < 2 or isinstance(target, Difference)
-        output = "logit" if single else "probability"
+        output = "logit" if single or several else "probability"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
@@ -176,6 +191,17 @@ def compare(
             ]
         ),
     )
+
+
+def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | None) -> None:
+    if classes is None or classes < 2 or len(labels) != examples:
+        raise InvalidInputError(
+            f"got {len(labels)} labels for {examples} examples and "
+            f"{'no logits' if classes is None else f'{classes} logits'}; expected one label each, and several classes"
+        )
+    for example, label in enumerate(torch.as_tensor(labels).tolist()):
+        if not 0 <= label < classes:
+            raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 
 def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:

@@ -7,6 +7,23 @@ import numpy as np
 import torch
 from torch import nn
 
+from captum_norm.errors import InvalidInputError
+from captum_norm.models.inputs import as_index
+
+_SEEDS = 2**32
+
+
+def checked_seed(seed: int) -> int:
+    """A seed that torch and numpy take.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    number = as_index("the seed", seed)
+    if not 0 <= number < _SEEDS:
+        raise InvalidInputError(f"got the seed {number}; expected 0 to {_SEEDS - 1}")
+    return number
+
 
 @contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
@@ -14,7 +31,7 @@ def seeded(model: nn.Module, seed: int) -> Iterator[None]:
 
     Args:
         model: its devices' generators count.
-        seed: for all of them.
+        seed: for all of them, as :func:`checked_seed` gives it.
 
     Example:
         >>> with seeded(nn.Linear(1, 1), 0):
@@ -28,7 +45,7 @@ def seeded(model: nn.Module, seed: int) -> Iterator[None]:
     state = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=sorted(devices, key=str)):
         torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
+        np.random.seed(seed)  # noqa: NPY002
         try:
             yield
         finally:

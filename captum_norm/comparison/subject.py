@@ -7,20 +7,43 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.comparison.examples import Batch, Examples, gathered
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.heads import CLASSIFIERS
 from captum_norm.models.outputs import Difference, Readout, Target, real_positions
 from captum_norm.models.tracing import evaluating
+
+_LABELLED = (*CLASSIFIERS, "ForTokenClassification")
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
 """What is explained of a model that returns hidden states alone."""
 
 
+def has_labels(model: nn.Module) -> bool:
+    """Whether the model's outputs are classes that have labels, not tokens of a vocabulary."""
+    return type(model).__name__.endswith(_LABELLED)
+
+
+def has_sigmoids(model: nn.Module) -> bool:
+    """Whether the model's classes do not exclude each other, so that each has a probability of its own."""
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+
+
 def count_outputs(batch: Batch) -> int | None:
-    """How many numbers the model's logits are, at each position if there are several; None without logits."""
+    """How many numbers the model's logits are, at each position if there are several; None for hidden states alone.
+
+    Raises:
+        UnsupportedModelError: it returns neither.
+    """
     output = _run(batch)
-    logits = output.get("logits") if isinstance(output, Mapping) else output
+    named = output if isinstance(output, Mapping) else {"logits": output}
+    logits = named.get("logits")
     if not isinstance(logits, Tensor):
-        return None
+        if "last_hidden_state" in named:
+            return None
+        raise UnsupportedModelError(
+            f"{type(batch.call.model).__name__} returns neither logits nor a last hidden state; take a classifier, a "
+            "tagger, a language model or an encoder without a head, or in Python say by readout= what to explain"
+        )
     return logits.shape[-1] if logits.dim() > 1 else 1
 
 
@@ -77,7 +100,7 @@ def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokeni
 
 def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
     labels = getattr(getattr(model, "config", None), "id2label", None) or {}
-    if type(model).__name__.endswith(CLASSIFIERS):
+    if has_labels(model):
         return str(labels.get(target, target))
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
     return str(target if convert is None else convert(target))

@@ -2,7 +2,10 @@
 
 import io
 import os
-from collections.abc import Sequence
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from captum_norm.errors import MissingGlyphsWarning
 from captum_norm.visualization.colors import color_table
 from captum_norm.visualization.files import write_whole
-from captum_norm.visualization.text import same_length, shortened, thinned
+from captum_norm.visualization.text import printable, same_length, shortened, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +31,8 @@ _LABEL_INCHES = 0.24
 _MOST_INCHES = 7.5
 _MOST_INCHES_OF_MANY = 5.0
 _LABEL_WIDTH = 14
+_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
+_MOST_GLYPHS = 8
 # Tried in order after matplotlib's own font, for tokens in scripts that it lacks.
 _FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
 
@@ -140,6 +146,9 @@ def figure_bytes(figure: "Figure", suffix: str = "png", *, title: str | None = N
         figure: any matplotlib figure.
         suffix: the format.
         title: what a PNG, SVG or PDF says of itself.
+
+    Warns:
+        MissingGlyphsWarning: once, of all characters that the fonts lack.
     """
     import matplotlib as mpl
 
@@ -148,9 +157,38 @@ def figure_bytes(figure: "Figure", suffix: str = "png", *, title: str | None = N
     if title is not None:
         metadata["Title"] = title
     buffer = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
+    drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
+    with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
         figure.savefig(buffer, format=suffix, metadata=metadata or None)
     return buffer.getvalue()
+
+
+@contextmanager
+def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
+    """Matplotlib warns of each character, at every place; here it is one warning of all of them.
+
+    None if text is not drawn but stays text: who shows it has other fonts.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
+        yield
+    missing: dict[str, None] = {}
+    fonts = ""
+    for warning in caught:
+        found = _MISSING_GLYPH.match(str(warning.message))
+        if found is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        else:
+            missing[printable(chr(int(found[1])))] = None
+            fonts = found[2]
+    if missing and drawn:
+        count = f"{len(missing)} character{'s' * (len(missing) != 1)}"
+        shown = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' if len(missing) > _MOST_GLYPHS else ''}"
+        warnings.warn(
+            f"the picture has boxes for {count} that its fonts ({fonts}) lack: {shown}; HTML output shows all",
+            MissingGlyphsWarning,
+            stacklevel=4,
+        )
 
 
 def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from captum_norm import Comparison, Difference, cli, compare
-from captum_norm.commands.compare import REPORTS
+from captum_norm.commands.compare import REPORTS, _read
 from captum_norm.loading import load
 from tests.tiny import WORDS, bert_config, save_tiny
 
@@ -140,6 +140,21 @@ def test_standard_input(classifier: str, tmp_path: Path, monkeypatch: pytest.Mon
     same(out, direct(classifier, TEXTS))
 
 
+def test_lines_end_at_newlines_alone_and_a_byte_order_mark_is_no_text(classifier: str, tmp_path: Path) -> None:
+    file, out = tmp_path / "texts.txt", tmp_path / "c.json"
+    texts = ["a dog\u2028sees\x85the\x0bcat\x0cruns", TEXTS[1]]
+    file.write_bytes(("\r\n".join(texts) + "\r\n").encode())
+    assert run(str(file), "--model", classifier, "--out", str(out)) == 0
+    same(out, direct(classifier, texts))
+    assert _read("a file", lambda: "\ufeffa\u2028b\n") == ["a\u2028b", ""]
+
+
+def test_a_text_longer_than_any_file_name_is_a_text(classifier: str, tmp_path: Path) -> None:
+    text, out = TEXTS[0] + " " * 300 + "runs", tmp_path / "c.json"
+    assert run(text, "--model", classifier, "--out", str(out)) == 0
+    same(out, direct(classifier, [text]))
+
+
 def test_next_token_of_a_causal_model_without_padding_token(gpt2: str, tmp_path: Path) -> None:
     folder, out = Path(gpt2), tmp_path / "c.json"
     assert json.loads((folder / "config.json").read_text(encoding="utf-8")).get("pad_token_id") is None
@@ -155,6 +170,27 @@ def test_next_token_of_a_causal_model_without_padding_token(gpt2: str, tmp_path:
     assert "post-norm" in content["methods"][-1]["refused"]
     assert run(TEXTS[0], "--model", gpt2, "--target", "cat", "--against", "dog", "--out", str(out)) == 0
     assert json.loads(out.read_text(encoding="utf-8"))["targets"] == ["cat − dog"]
+
+
+@pytest.mark.parametrize(("position", "expected"), [("2", [2, 2]), ("-2", [5, 3]), ("first", [0, 0]), ("last", [6, 4])])
+def test_a_tagger_is_read_at_a_position_of_each_example(
+    tmp_path: Path, position: str, expected: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    folder = str(save_tiny(transformers.BertForTokenClassification(bert_config()), tmp_path / "tagger"))
+    file, out = tmp_path / "texts.txt", tmp_path / "c.json"
+    file.write_text("\n".join(TEXTS), encoding="utf-8")
+    assert run(str(file), "--model", folder, "--position", position, "--out", str(out)) == 0
+    same(out, direct(folder, TEXTS, position=expected))
+    assert {target[:-1] for target in json.loads(out.read_text(encoding="utf-8"))["targets"]} == {"LABEL_"}
+    assert "pass the position to read" in refused(capsys, str(file), "--model", folder)
+    for outside in ("5", "-6"):
+        assert refused(capsys, str(file), "--model", folder, "--position", outside) == (
+            f"got position {outside}; example 2 has 5 positions, 0 to 4"
+        )
+    assert refused(capsys, str(file), "--position", "mean") == (
+        "argument --position: got mean; expected a number, first or last"
+    )
 
 
 def test_without_arguments_the_captions_are_compared(tmp_path: Path) -> None:
@@ -180,9 +216,12 @@ def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pyte
     file = tmp_path / "mixed.tsv"
     file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\n", encoding="utf-8")
     assert refused(capsys, str(file), *some).startswith("1 of 2 lines have a tab and a label")
-    file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\tgood\n", encoding="utf-8")
-    assert refused(capsys, str(file), *some) == (
-        "got the label 'good' of example 2; expected a number, or LABEL_0, LABEL_1"
-    )
+    for label, wrong in (
+        ("good", ", which is no number and no label of BertForSequenceClassification; its labels are LABEL_0, LABEL_1"),
+        ("2", "; expected 0 to 1"),
+        ("-1", "; expected 0 to 1"),
+    ):
+        file.write_text(f"{TEXTS[0]}\t1\n\n{TEXTS[1]}\t{label}\n", encoding="utf-8")
+        assert refused(capsys, str(file), *some) == f"got the label '{label}' in line 3{wrong}"
     file.write_bytes(b"\xff\xfe")
     assert refused(capsys, str(file), *some) == f"{file} is no utf-8 text"

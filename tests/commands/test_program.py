@@ -1,9 +1,12 @@
 """A command line of subcommands: what it prints, and the exit code of everything that can go wrong."""
 
 import argparse
+import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ import captum_norm
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.program import Program
+from captum_norm.errors import MissingGlyphsWarning
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,14 +90,26 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("begun\n", "trial: error: got nothing; give some\n")
 
 
+def test_missing_glyphs_are_told_of_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(_options: argparse.Namespace) -> None:
+        warnings.warn("no 語", MissingGlyphsWarning, stacklevel=1)
+        warnings.warn("other", RuntimeWarning, stacklevel=1)
+
+    with pytest.warns(RuntimeWarning, match="other") as told:
+        assert program(run).main(["say"]) == 0
+    assert len(told) == 1
+    assert capsys.readouterr() == ("", "trial: warning: no 語\n")
+
+
 def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert program(failing(KeyboardInterrupt())).main(["say"]) == 130
     assert capsys.readouterr() == ("begun\n", "")
 
 
 def test_defect_is_not_hidden() -> None:
-    with pytest.raises(RuntimeError, match="defect"):
-        program(failing(RuntimeError("defect"))).main(["say"])
+    for defect in (RuntimeError("defect"), OSError(errno.ENOENT, "defect")):
+        with pytest.raises(type(defect), match="defect"):
+            program(failing(defect)).main(["say"])
 
 
 @pytest.mark.parametrize("words", [["say", "--word", "hello"], ["say", "--word", "hello" * 10_000], ["--help"]])
@@ -107,3 +123,15 @@ def test_reader_that_left_is_no_error(
         assert program(say).main(words) == 1
     # Leaving the context closed the pipe, which raises if anything is left to be written into it.
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [["say", "--word", "hello"], ["say", "--word", "hello" * 10_000], ["--help"]])
+def test_full_disk_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert program(say).main(words) == 2
+    # Leaving the context closed the file, which raises if anything is left to be written into it.
+    assert capsys.readouterr() == ("", "trial: error: cannot write: No space left on device\n")

@@ -1,10 +1,15 @@
 """The figure: rows in the order of the ranking, and the numbers that were found."""
 
 import io
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from matplotlib.image import imread
 
+from captum_norm import Comparison
 from captum_norm.visualization.colors import color_table, signed_shares_of
 from tests.comparison.examples import comparison
 
@@ -35,6 +40,41 @@ def test_the_colours_are_those_of_the_page() -> None:
     np.testing.assert_array_equal(
         np.rint(np.array(colors([0.0, 1.0]))[:, :3] * 255), [color_table(below=True)[-1], color_table()[-1]]
     )
+
+
+def scaled(gain: float, ratios: Sequence[float]) -> Comparison:
+    """The comparison with smaller gains, and other costs."""
+    found = comparison()
+    results = {
+        name: replace(
+            result,
+            faithfulness=replace(result.faithfulness, relevance_gain=gain * result.faithfulness.relevance_gain),
+            forward_ratio=ratio,
+        )
+        for (name, result), ratio in zip(found.results.items(), ratios, strict=True)
+    }
+    return replace(found, results=results)
+
+
+@pytest.mark.parametrize("gain", [1, 1e-3, 1e-6])
+@pytest.mark.parametrize(
+    "ratios", [(3.1, 4.4, 3.2, 3.3, 4), (0.9, 8, 2, 3, 4), (2, 2, 2, 2, 2), (9, 11, 9, 9, 9), (0.3, 4000, 20, 50, 3)]
+)
+def test_numbers_of_the_axes_are_apart(gain: float, ratios: Sequence[float]) -> None:
+    figure = scaled(gain, ratios).figure()
+    figure.draw_without_rendering()
+    for axes in figure.get_axes()[2:4]:
+        low, high = axes.get_xlim()
+        ticks = [
+            label
+            for which in (False, True)
+            for label in axes.get_xticklabels(minor=which)
+            if label.get_text() and low <= label.get_position()[0] <= high
+        ]
+        assert len(ticks) >= 2
+        assert not any("10^" in label.get_text() for label in ticks)
+        edges = sorted((label.get_window_extent().x0, label.get_window_extent().x1) for label in ticks)
+        assert all(right + 5 < left for (_, right), (left, _) in pairwise(edges))
 
 
 def test_the_file_is_a_picture() -> None:

@@ -222,6 +222,18 @@ def test_targets_of_each_example_differences_and_labels() -> None:
     assert pair.means()["decompx"]["log_odds"] != pair.means()["decompx"]["log_odds"]
 
 
+def test_of_a_multi_label_classifier_the_logit_is_watched() -> None:
+    model, ids, mask = batch()
+    model.config.problem_type = "multi_label_classification"
+    found = compare(model, ids, mask, methods=["norm"], **STANDARD)
+    assert found.explained == found.facts()["explained"] == "logit"
+    assert "|output:logit|" in found.signature
+    logits = torch.stack([model(ids[row : row + 1, real]).logits[0].max() for row, real in enumerate(mask.bool())])
+    torch.testing.assert_close(found.results["norm"].faithfulness.morf[:, 0], logits.detach())
+    with pytest.raises(InvalidInputError, match="multi-label classifier, whose probability is the sigmoid of one"):
+        compare(model, ids, mask, methods=["norm"], output="probability", **STANDARD)
+
+
 def test_next_token_of_a_causal_model_at_a_position() -> None:
     torch.manual_seed(0)
     config = hf.GPT2Config(
@@ -343,11 +355,25 @@ def test_what_is_refused_altogether() -> None:
         compare(model, torch.tensor([[CLS, 7, SEP], [CLS, MASK, SEP]]), methods=["alti"], **STANDARD)
     with pytest.raises(InvalidInputError, match="got 2 labels for 3 examples and 3 logits"):
         compare(model, ids, mask, methods=["alti"], labels=[0, 1], **STANDARD)
+    for label in (-1, 3):
+        with pytest.raises(InvalidInputError, match=f"got the label {label} for example 1; expected 0 to 2"):
+            compare(model, ids, mask, methods=["alti"], labels=[0, label, 2], **STANDARD)
+    for seed in (-1, 2**32):
+        with pytest.raises(InvalidInputError, match=f"got the seed {seed}; expected 0 to 4294967295"):
+            compare(model, ids, mask, methods=["alti"], seed=seed, **STANDARD)
+    with pytest.raises(InvalidInputError, match=r"got the seed 1\.5; expected an integer"):
+        compare(model, ids, mask, methods=["alti"], seed=1.5, **STANDARD)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="keep_special=True without a tokenizer"):
         compare(model, ids, mask, methods=["alti"])
     config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, num_heads=4, num_layers=1, d_ff=16)
     with pytest.raises(UnsupportedModelError, match="encoder–decoder"):
         compare(hf.T5ForConditionalGeneration(config), ids, **STANDARD)
+    spans = randomized(hf.BertForQuestionAnswering(hf.BertConfig(**families.TEXT)), 0)
+    for target in (None, 1):
+        with pytest.raises(
+            UnsupportedModelError, match="BertForQuestionAnswering returns neither logits nor a last hidden"
+        ):
+            compare(spans, ids, mask, methods=["norm"], target=target, **STANDARD)
 
 
 def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,42 +1,75 @@
 """The terminal: tables in the order of the ranking, nothing obeyed that tokens or names hold."""
 
 import io
+from dataclasses import replace
 
+import pytest
+import torch
 from rich.console import Console
 
+from captum_norm import Comparison
 from captum_norm.comparison.terminal import show
+from captum_norm.methods import METHODS
 from captum_norm.visualization.colors import hex_of, signed_color_of
 from tests.comparison.examples import HOSTILE, comparison
 
 
-def shown(kind: str, **options: object) -> str:
-    console = Console(file=io.StringIO(), width=200, **options)  # type: ignore[arg-type]
-    show(comparison(kind), console)
+def shown(found: Comparison, width: int = 200, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
+    show(found, console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 
 
 def test_everything_is_said() -> None:
-    found, text = comparison("causal"), shown("causal", color_system=None)
+    found, text = comparison("causal"), shown(comparison("causal"), color_system=None)
     assert f"model: {HOSTILE}" in text
     assert f"signature: {found.signature}" in text
     assert f"refused: globenc: {found.refused['globenc']}" in text
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("method  "))
     for name, line in zip(found.ranking, lines[start + 1 :], strict=False):
-        assert line.startswith(found.results[name].title)
+        assert line.startswith(f"{name} ")
         assert f"{found.means()[name]['relevance_gain']:.3f}".replace("-", "−") in line.split()
-    assert "log-odds" not in text
-    assert "log-odds" in shown("classifier", color_system=None)
+    assert "log-" not in text
+    assert "log-" in shown(comparison(), color_system=None)
     first = list(found.results).index(found.ranking[0])
-    row = next(line for line in lines if line.startswith(f"1 {found.results[found.ranking[0]].title}"))
+    _, row = (line for line in lines if line.startswith(f"1 {found.ranking[0]} "))
     order = [list(found.results).index(name) for name in found.ranking]
     values = [f"{100 * float(found.agreement[first, other]):.0f}".replace("-", "−") for other in order]
     assert row.split()[-len(order) :] == values
 
 
+def everything() -> Comparison:
+    """All methods, with the numbers of a few."""
+    found = comparison()
+    names = list(METHODS)
+    results = dict(zip(names, list(found.results.values()) * len(names), strict=False))
+    return replace(found, results=results, agreement=torch.full((len(names), len(names)), -0.99))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
+    found = everything()
+    assert len(found.ranking) == 18
+    text = shown(found, width, color_system=None)
+    assert "…" not in text
+    lines = text.splitlines()
+    methods, _, agreement = (
+        lines[start + 1 : start + 19]
+        for start, line in enumerate(lines)
+        if line.startswith("method ") or line.split() == [str(place) for place in range(1, 19)]
+    )
+    for place, (name, row, values) in enumerate(zip(found.ranking, methods, agreement, strict=True), 1):
+        assert row.split()[0] == name
+        assert f"{found.means()[name]['relevance_gain']:.3f}".replace("-", "−") == row.split()[1]
+        assert values.split() == [str(place), *([name] if width == 120 else []), *["−99"] * 18]
+        assert any(line.startswith(f"{place} {name} ") for line in lines)
+    assert all(len(line.rstrip()) <= width for line in (*methods, *agreement))
+
+
 def test_colours_where_there_are_some() -> None:
-    text = shown("classifier", color_system="truecolor", force_terminal=True)
+    text = shown(comparison(), color_system="truecolor", force_terminal=True)
     red, green, blue = (int(hex_of(signed_color_of(1.0))[place : place + 2], 16) for place in (1, 3, 5))
     assert f"48;2;{red};{green};{blue}" in text
     assert "█" not in text
