@@ -35,7 +35,7 @@ from captum_norm.evaluation import (
 from captum_norm.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
-from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.inputs import Inputs, as_index, bind_inputs
 from captum_norm.models.outputs import Difference, Place, Readout, Target
 from captum_norm.versions import versions
 
@@ -200,7 +200,7 @@ def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | 
             f"{'no logits' if classes is None else f'{classes} logits'}; expected one label each, and several classes"
         )
     for example, label in enumerate(torch.as_tensor(labels).tolist()):
-        if not 0 <= label < classes:
+        if not 0 <= as_index("the label", label) < classes:
             raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 

@@ -358,6 +358,8 @@ def test_what_is_refused_altogether() -> None:
     for label in (-1, 3):
         with pytest.raises(InvalidInputError, match=f"got the label {label} for example 1; expected 0 to 2"):
             compare(model, ids, mask, methods=["alti"], labels=[0, label, 2], **STANDARD)
+    with pytest.raises(InvalidInputError, match=r"got the label \[1, 0, 0\]; expected an integer"):
+        compare(model, ids, mask, methods=["alti"], labels=torch.eye(3).long(), **STANDARD)
     for seed in (-1, 2**32):
         with pytest.raises(InvalidInputError, match=f"got the seed {seed}; expected 0 to 4294967295"):
             compare(model, ids, mask, methods=["alti"], seed=seed, **STANDARD)
