@@ -147,7 +147,7 @@ def _run(options: argparse.Namespace) -> None:
 def show(result: "AnalysisResult", console: "Console") -> None:
     """Print a result: what it is, its headline numbers, and the tables that are short enough to read."""
     about, corpus = result.metadata, result.metadata["corpus"]
-    read = f"{corpus['texts']:,} texts of {corpus['name']}, {corpus['tokens']:,} tokens"
+    read = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
     console.print(f"{result.analysis}: {about['model']}, {read}", markup=False, highlight=False, soft_wrap=True)
     console.print(result.description, "", sep="\n", markup=False, highlight=False)
     for table in result.tables:

@@ -208,7 +208,7 @@ def _read(name: str, read: Callable[[], str]) -> list[str]:
 
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
     """The classes that labels name, by number or by name."""
-    from captum_norm.comparison.subject import has_labels
+    from captum_norm.models.heads import has_labels
 
     numbers, classes = [], model.config.num_labels
     for line, label in labels.items():

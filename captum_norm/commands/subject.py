@@ -111,7 +111,7 @@ def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
     Raises:
         InvalidInputError: there is no such output.
     """
-    from captum_norm.comparison.subject import has_labels
+    from captum_norm.models.heads import has_labels
 
     kind = type(model).__name__
     labels = model.config.label2id if has_labels(model) else {}

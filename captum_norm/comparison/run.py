@@ -17,7 +17,6 @@ from captum_norm.comparison.subject import (
     PROJECTION,
     as_target,
     count_outputs,
-    has_sigmoids,
     own_directions,
     target_names,
     tokens_of,
@@ -35,6 +34,7 @@ from captum_norm.evaluation import (
 from captum_norm.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
+from captum_norm.models.heads import has_sigmoids
 from captum_norm.models.inputs import Inputs, as_index, bind_inputs
 from captum_norm.models.outputs import Difference, Place, Readout, Target
 from captum_norm.versions import versions
@@ -129,15 +129,9 @@ def compare(
         examples = Examples(examples.call, torch.arange(len(examples)), position)
     if labels is not None:
         _check_labels(labels, len(examples), count)
-    several = count is not None and has_sigmoids(model)
-    if output == "probability" and several:
-        raise InvalidInputError(
-            f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, not a "
-            "share of all; watch the logit"
-        )
     if output is None:
         single = count is None or count < 2 or isinstance(target, Difference)
-        output = "logit" if single or several else "probability"
+        output = "logit" if single or has_sigmoids(model) else "probability"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)

@@ -8,24 +8,12 @@ from torch import Tensor, nn
 
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.heads import CLASSIFIERS
+from captum_norm.models.heads import has_labels
 from captum_norm.models.outputs import Difference, Readout, Target, real_positions
 from captum_norm.models.tracing import evaluating
 
-_LABELLED = (*CLASSIFIERS, "ForTokenClassification")
-
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
 """What is explained of a model that returns hidden states alone."""
-
-
-def has_labels(model: nn.Module) -> bool:
-    """Whether the model's outputs are classes that have labels, not tokens of a vocabulary."""
-    return type(model).__name__.endswith(_LABELLED)
-
-
-def has_sigmoids(model: nn.Module) -> bool:
-    """Whether the model's classes do not exclude each other, so that each has a probability of its own."""
-    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
 
 
 def count_outputs(batch: Batch) -> int | None:

@@ -17,6 +17,7 @@ from captum_norm.models.embeddings import (
     replacement,
     run_with_embeddings,
 )
+from captum_norm.models.heads import has_sigmoids
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import (
     Difference,
@@ -48,7 +49,7 @@ class Perturbation:
             None: the mask token, or else the padding token, or else the mean.
         tokenizer: knows mask, padding and special tokens.
         keep_special: special tokens such as [CLS] are never removed, nor counted among the tokens. Needs the tokenizer.
-        output: ``"probability"`` or ``"logit"``.
+        output: ``"probability"``, of classes that exclude each other, or ``"logit"``.
         readout: what to watch instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         batch_size: how many perturbed inputs go through the model at a time.
 
@@ -70,6 +71,11 @@ class Perturbation:
     ) -> None:
         if output not in get_args(Output):
             raise InvalidInputError(f'got the output {output!r}; expected "probability" or "logit"')
+        if output == "probability" and readout is None and has_sigmoids(model):
+            raise InvalidInputError(
+                f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, "
+                "not a share of all; watch the logit"
+            )
         if keep_special and tokenizer is None:
             raise InvalidInputError(
                 "got keep_special=True without a tokenizer, which knows the special tokens; pass one, or "

@@ -18,6 +18,7 @@ HeadPosition = ReadPosition | Literal["patches", "first and patches"]
 # Their logits are about every position.
 TAGGERS = ("ForMaskedLM", "ForTokenClassification")
 CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
+LABELLED = (*CLASSIFIERS, "ForTokenClassification")
 # Heads of images that do not read the first token alone. The first two can be told to.
 _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
     {
@@ -32,6 +33,16 @@ _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
         "Siglip2ForImageClassification": "mean",
     }
 )
+
+
+def has_labels(model: nn.Module) -> bool:
+    """Whether the model's outputs are classes that have labels, not tokens of a vocabulary."""
+    return type(model).__name__.endswith(LABELLED)
+
+
+def has_sigmoids(model: nn.Module) -> bool:
+    """Whether the model's classes do not exclude each other, so that each has a probability of its own."""
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
 
 
 def read_position(model: nn.Module, *, causal: bool) -> HeadPosition:

@@ -77,7 +77,7 @@ def test_a_text_of_which_nothing_can_be_ordered(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Yes.\n")))
     assert cli.main(["analyze", name, "--model", model, "--corpus", "-"]) == 0
-    assert "1 texts of standard input" in capsys.readouterr().out
+    assert "1 text of standard input" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

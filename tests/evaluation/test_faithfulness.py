@@ -329,6 +329,11 @@ def test_bad_input_is_refused() -> None:
         perturbation(output="margin")
     with refused("batch_size=0"):
         perturbation(batch_size=0)
+    model.config.problem_type = "multi_label_classification"
+    with refused("is a multi-label classifier, whose probability is the sigmoid of one logit"):
+        perturbation()
+    perturbation(output="logit")
+    model.config.problem_type = None
     with refused("has no probability"):
         perturbation(readout=lambda output, _: output.logits[:, 0]).bind(ids, mask)
     with refused(r"readout returned \(2, 3, 1\) for 2 examples"):
