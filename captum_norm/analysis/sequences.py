@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_norm.analysis.categories import Categories
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.inputs import longest_sequence
+from captum_norm.models.main_input import longest_sequence
 from captum_norm.models.stacks import encoder_of
 
 if TYPE_CHECKING:

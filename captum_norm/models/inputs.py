@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
 from captum_norm.models.library import Library, SequenceNames, SequencesSeen
+from captum_norm.models.main_input import check_main, check_shape
 from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Role, encoder_of
 from captum_norm.models.tracing import evaluating
@@ -206,7 +207,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False
     if library.sequences is not None:
-        _check_shape(main)
+        check_shape(main)
         call = ModelCall(model, arguments, len(main), Positions(), Positions(), _tokens(inputs))
         return _as_seen(call, main, library.sequences)
     halves = library.halves(model)
@@ -256,7 +257,7 @@ def _positions(
         _refuse_padding(signal, None if names.mask is None else arguments.get(names.mask))
         return Positions()
     embeddings = library.embeddings(part)
-    length = _check_main(part, embeddings, main)
+    length = check_main(part, embeddings, main)
     if names.mask is None:
         real = _unpadded(embeddings, main)
     else:
@@ -314,62 +315,6 @@ def _main_argument(
     raise InvalidInputError(
         f"got inputs with the keys {sorted(inputs)}; expected {' or '.join(names.main)} as a tensor"
     )
-
-
-def _check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
-    """Checks shape, ids and length; returns the length of a sequence, None for an image."""
-    _check_shape(main)
-    if main.dim() > 3:
-        return None
-    if not main.is_floating_point() and isinstance(embeddings, nn.Embedding):
-        smallest, largest = int(main.min()), int(main.max())
-        if smallest < 0 or largest >= embeddings.num_embeddings:
-            wrong = smallest if smallest < 0 else largest
-            raise InvalidInputError(
-                f"got the token id {wrong}; {type(part).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
-            )
-    longest = longest_sequence(part)
-    if longest is not None and main.shape[1] > longest:
-        raise InvalidInputError(
-            f"got a sequence of {main.shape[1]} positions; {type(part).__name__} allows at most {longest}"
-        )
-    return main.shape[1]
-
-
-def _check_shape(main: Tensor) -> None:
-    shape = tuple(main.shape)
-    if not main.is_floating_point() and main.dim() != 2:
-        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
-    if main.is_floating_point() and main.dim() < 3:
-        raise InvalidInputError(
-            f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
-            "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
-        )
-    if main.is_complex():
-        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
-    if main.numel() == 0:
-        raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
-
-
-def longest_sequence(part: nn.Module) -> int | None:
-    """How many positions a model with a table of position embeddings allows; None for models without one."""
-    tables = [
-        module
-        for name, module in part.named_modules()
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
-    ]
-    if not tables:
-        return None
-    # RoBERTa counts from the padding index on, OPT from an offset.
-    return min(
-        table.num_embeddings
-        - int(getattr(table, "offset", 0))
-        - (0 if table.padding_idx is None else table.padding_idx + 1)
-        for table in tables
-    )
-
-
-POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
 def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | None:

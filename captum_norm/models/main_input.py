@@ -1,0 +1,77 @@
+"""The input that a model reads: what it may be, and how long."""
+
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError
+
+POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+
+
+def check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
+    """Check shape, ids and length.
+
+    Args:
+        part: what reads the input: the model, or its encoder or decoder.
+        embeddings: the module that looks its tokens up, if there is one.
+        main: the input.
+
+    Returns:
+        the length of a sequence, None for an image.
+
+    Raises:
+        InvalidInputError: it is nothing that a model reads, empty, too long, or has ids outside the vocabulary.
+    """
+    check_shape(main)
+    if main.dim() > 3:
+        return None
+    if not main.is_floating_point() and isinstance(embeddings, nn.Embedding):
+        smallest, largest = int(main.min()), int(main.max())
+        if smallest < 0 or largest >= embeddings.num_embeddings:
+            wrong = smallest if smallest < 0 else largest
+            raise InvalidInputError(
+                f"got the token id {wrong}; {type(part).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
+            )
+    longest = longest_sequence(part)
+    if longest is not None and main.shape[1] > longest:
+        raise InvalidInputError(
+            f"got a sequence of {main.shape[1]} positions; {type(part).__name__} allows at most {longest}"
+        )
+    return main.shape[1]
+
+
+def check_shape(main: Tensor) -> None:
+    """Check that an input is token ids, embeddings or an image, and not empty.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    shape = tuple(main.shape)
+    if not main.is_floating_point() and main.dim() != 2:
+        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
+    if main.is_floating_point() and main.dim() < 3:
+        raise InvalidInputError(
+            f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
+            "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
+        )
+    if main.is_complex():
+        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
+    if main.numel() == 0:
+        raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
+
+
+def longest_sequence(part: nn.Module) -> int | None:
+    """How many positions a model with a table of position embeddings allows; None for models without one."""
+    tables = [
+        module
+        for name, module in part.named_modules()
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
+    ]
+    if not tables:
+        return None
+    # RoBERTa counts from the padding index on, OPT from an offset.
+    return min(
+        table.num_embeddings
+        - int(getattr(table, "offset", 0))
+        - (0 if table.padding_idx is None else table.padding_idx + 1)
+        for table in tables
+    )
