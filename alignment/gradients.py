@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from captum_norm import InvalidInputError, UnsupportedModelError
+from captum_norm.models import evaluating
 
 GradientKind = Literal["saliency", "gradient_x_input"]
 """What is made of the gradient with respect to a source embedding: its norm, or its product with the embedding."""
@@ -85,7 +86,7 @@ def source_gradients(
     if not sources.all():
         raise InvalidInputError(f"got an attention_mask that hides all of sentence {int(sources.argmin())}")
     order = (sources + targets).argsort()
-    with _evaluating(model), torch.inference_mode(False), torch.enable_grad():
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad():
         result = torch.zeros(*labels.shape, mask.shape[1], dtype=_precision(model), device=mask.device)
         for group in order[targets[order] > 0].split(group_size):
             width, height = int(sources[group].max()), int(targets[group].max())
@@ -197,16 +198,3 @@ def _hook(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Iter
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """``eval()`` for a while; every module's own mode is restored."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -312,9 +312,11 @@ def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Modu
         InvalidInputError: for a position outside the sequence or in its padding.
     """
     chosen = read_position(model, causal=causal) if position is None else position
-    pooled = pooled_rows(chosen, real, model) if isinstance(chosen, str) else None
-    if pooled is not None:
-        return pooled.to(like)
+    # By name a user asks for the mean alone.
+    if isinstance(chosen, str) and (position is None or chosen == "mean"):
+        pooled = pooled_rows(chosen, real, model)
+        if pooled is not None:
+            return pooled.to(like)
     rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
     rows[torch.arange(len(real)), positions_of_examples(chosen, real)] = 1
     return rows

@@ -49,11 +49,9 @@ class PartsRules:
 
     def enter(self, stream: Tensor) -> Tensor:
         parts = torch.zeros_like(stream)
-        own = torch.arange(len(self._tokens), device=stream.device)
-        parts[0], parts[1 + own, self._tokens.start + own] = (
-            stream[0],
-            stream[0, self._tokens.start : self._tokens.stop],
-        )
+        tokens = torch.arange(self._tokens.start, self._tokens.stop, device=stream.device)
+        parts[0] = stream[0]
+        parts[1 + tokens - self._tokens.start, tokens] = stream[0, tokens]
         return parts
 
     def leave(self, stream: Tensor) -> None:

@@ -4,6 +4,7 @@ from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_for
 from captum_norm.models.layout_files import register_layouts
 from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
 from captum_norm.models.outputs import Difference
+from captum_norm.models.tracing import evaluating
 
 __all__ = [
     "Difference",
@@ -12,6 +13,7 @@ __all__ = [
     "Scope",
     "Site",
     "Stage",
+    "evaluating",
     "register_feed_forward",
     "register_layout",
     "register_layouts",

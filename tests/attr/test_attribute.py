@@ -107,6 +107,12 @@ def test_the_position_that_the_head_reads_is_the_default(head: str) -> None:
     assert torch.equal(method.attribute(ids), method.attribute(ids, position=position))
 
 
+def test_what_only_heads_of_images_read_is_no_position_to_ask_for() -> None:
+    position: Any = "patches"
+    with pytest.raises(InvalidInputError, match='got the position "patches"; expected an index, "first", "last" or'):
+        AttentionWeights(families.build("bert")).attribute(families.inputs("bert"), position=position)
+
+
 def test_one_token_is_explained_by_itself() -> None:
     for name in ("bert", "gpt2"):
         maps = NormAttribution(families.build(name)).maps(families.inputs(name, length=1))
