@@ -115,14 +115,23 @@ def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
     return rows
 
 
+def _product_rows(maps: Tensor, rows: Tensor) -> Tensor:
+    for layer in reversed(maps.unbind(1)):
+        # One number divides the whole row, which changes no ratio and lets products of many layers neither
+        # overflow nor vanish.
+        rows = normalize_rows(rows @ layer)
+    return rows
+
+
 def _mean_rows(maps: Tensor, rows: Tensor) -> Tensor:
     return rows @ maps.mean(1)
 
 
 AGGREGATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
-    {"rollout": _rollout_rows, "mean": _mean_rows}
+    {"rollout": _rollout_rows, "product": _product_rows, "mean": _mean_rows}
 )
 """How ``attribute`` makes one map of all layers: ``(maps (B, L, Q, K), rows (B, P, Q)) -> (B, P, K)``.
 
-``rows`` are the weights of the positions to explain; only these rows are computed.
+``rows`` are the weights of the positions to explain; only these rows are computed. ``rollout`` divides each row of each
+map by its sum before the maps are multiplied, ``product`` the row of the product alone.
 """

@@ -90,6 +90,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
          {"position": "first"}),
         (["--method", "globenc"], captum_norm.GlobEnc, {}),
         (["--method", "alti", "--aggregation", "mean"], lambda m: captum_norm.ALTI(m, "mean"), {}),
+        (["--aggregation", "product"], lambda m: captum_norm.NormAttribution(m, aggregation="product"), {}),
         (["--method", "value-zeroing"], captum_norm.ValueZeroing, {}),
         (["--method", "decompx", "--layer", "2"], captum_norm.DecompX, {"layer": 1}),
     ],
@@ -248,6 +249,8 @@ def test_json_says_what_was_asked_of_what(bert: str, gpt2: str, tmp_path: Path) 
     content = written(path)
     assert (content["scope"], content["aggregation"], content["layer"]) == (None, "rollout", None)
     assert (content["position"], content["unit"]) == ("last", "share of rollout")
+    assert explain("--model", bert, "--method", "globenc", "--out", str(path)) == 0
+    assert (written(path)["aggregation"], written(path)["unit"]) == ("product", "share of product")
 
 
 def test_terminal_shows_tokens_scores_and_delta(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,8 +37,8 @@ class AttentionMapAttribution(Attribution, ABC):
     Args:
         model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq; left
             exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps)
-            or ``"mean"``.
+        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps),
+            ``"product"`` (of the maps themselves, its row normalised) or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Raises:
@@ -144,8 +144,8 @@ class AttentionMapAttribution(Attribution, ABC):
             return_convergence_delta: also return the largest completeness error of the layers, (B,).
 
         Returns:
-            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout sum to 1. A tuple of
-            this one tensor if ``inputs`` is a tuple, as everywhere in Captum.
+            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout or product sum to
+            1. A tuple of this one tensor if ``inputs`` is a tuple, as everywhere in Captum.
 
         Raises:
             InvalidInputError: for a position outside the sequence or in its padding, an unknown layer, or

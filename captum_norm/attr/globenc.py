@@ -35,7 +35,7 @@ from captum_norm.recording import BlockTensors, Part
 
 
 class GlobEnc(LayerwiseAttribution):
-    """N-Enc: norms at the end of a post-norm layer, rolled out [Modarressi et al. 2022].
+    """N-Enc: norms at the end of a post-norm layer, multiplied layer by layer [Modarressi et al. 2022].
 
     The vectors of :class:`NormAttribution` at ``attn_res_ln`` go on through the residual connection around the
     feed-forward network and the layer's second normalisation, its statistics frozen. The feed-forward network's own
@@ -43,7 +43,9 @@ class GlobEnc(LayerwiseAttribution):
 
     Args:
         model: a model of Hugging Face with post-norm layers; left exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        aggregation: how ``attribute`` makes one map of all layers. ``"product"``, as in the authors' code: the product
+            of the maps themselves, so that a position whose norms are large counts more than others; the row explained
+            is divided by its sum. ``"rollout"``: each row of each map is divided by its sum first. ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Example:
@@ -57,7 +59,7 @@ class GlobEnc(LayerwiseAttribution):
 
     feed_forward = True
 
-    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: nn.Module, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
         self._cache = ProductCache()
         self._cached: Mapping[nn.Module, Block] = {}

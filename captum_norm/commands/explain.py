@@ -60,8 +60,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--aggregation",
-        choices=("rollout", "mean"),
-        help="how all layers become one (default: mean for weights, else rollout; decompx and rollout have no choice)",
+        choices=("rollout", "product", "mean"),
+        help="how all layers become one (default: mean for weights, product for globenc, else rollout; decompx and "
+        "rollout have no choice)",
     )
     parser.add_argument(
         "--changes",
@@ -165,7 +166,8 @@ def _explain(
             scores, deltas = method.attribute(inputs, **about, layer=index, return_convergence_delta=True)
         else:
             scores, deltas = method.scores(maps, options.position, aggregate=index is None), maps.convergence_delta
-    together = units.together or ("share of rollout" if method.aggregation == "rollout" else f"mean {units.entry}")
+    aggregated = f"mean {units.entry}" if method.aggregation == "mean" else f"share of {method.aggregation}"
+    together = units.together or aggregated
     if target is not None and units.target is not None:
         together = units.target
     default = read_position(method.forward_func, causal=maps.decoder is not None)

@@ -16,6 +16,7 @@ from captum_norm import (
     InvalidInputError,
     NormAttribution,
 )
+from captum_norm.aggregation import AGGREGATIONS
 from tests import families
 
 
@@ -46,6 +47,7 @@ def test_aggregations_are_what_they_say(name: str) -> None:
         (AttentionBlockAttribution(model), torch.stack([rollout(s) for s in block])),
         (AttentionWeights(model), weights.mean(1)),
         (AttentionWeights(model, aggregation="rollout"), torch.stack([rollout(s) for s in weights])),
+        (AttentionWeights(model, aggregation="product"), torch.stack([rollout(s) for s in weights])),
         (AttentionWeights(model, "attn_res", "mean"), (weights.mean(1) + identity) / 2),
         (AttentionRollout(model), torch.stack([rollout((s + identity) / 2) for s in weights])),
     ]
@@ -53,6 +55,17 @@ def test_aggregations_are_what_they_say(name: str) -> None:
         for position in range(ids.shape[1]):
             torch.testing.assert_close(method.attribute(ids, position=position), whole[:, position])
         torch.testing.assert_close(method.attribute(ids, position="mean"), whole.mean(1))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_the_product_of_many_layers_neither_overflows_nor_vanishes(scale: float) -> None:
+    torch.manual_seed(0)
+    maps, rows = torch.rand(2, 48, 5, 5) * torch.rand(2, 48, 5, 1), torch.rand(2, 1, 5)
+    expected = rows.double()
+    for layer in reversed(maps.double().unbind(1)):
+        expected = expected @ layer
+    found = AGGREGATIONS["product"](scale * maps, rows)
+    torch.testing.assert_close(found, (expected / expected.sum(-1, keepdim=True)).float())
 
 
 def test_maps_of_a_rollout_are_the_products_so_far() -> None:

@@ -9,6 +9,8 @@ import transformers as hf
 from torch import Tensor
 
 from captum_norm import GlobEnc, IncompleteDecompositionError, UnsupportedModelError
+from captum_norm.attr._base import Position
+from captum_norm.loading import load
 from tests import encoder_decoders, families, oracle
 from tests.families import FAMILIES
 
@@ -22,6 +24,11 @@ SECOND = {
     "opt-350m": "model.decoder.layers.{}.final_layer_norm",
 }
 every_family = pytest.mark.parametrize("name", SECOND)
+
+
+def rows(maps: Tensor) -> Tensor:
+    """Each divided by its sum."""
+    return maps / maps.sum(-1, keepdim=True)
 
 
 def direct(name: str, model: Any, ids: Tensor) -> Tensor:
@@ -57,11 +64,37 @@ def test_maps_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None
     assert (maps.self_attention - expected).abs().max() < tolerance * expected.max()
     assert maps.convergence_delta is not None
     assert maps.convergence_delta.max() < tolerance
-    shares = expected / expected.sum(-1, keepdim=True)
-    torch.testing.assert_close(
-        method.attribute(ids, position=3).double(), (shares[:, 1] @ shares[:, 0])[:, 3], rtol=1e-4, atol=1e-6
-    )
+    through, rolled = expected[:, 1] @ expected[:, 0], rows(expected[:, 1]) @ rows(expected[:, 0])
+    scores: dict[tuple[GlobEnc, Position], Tensor] = {
+        (method, 3): rows(through[:, 3]),
+        (method, "mean"): rows(through.mean(1)),
+        (GlobEnc(model, "rollout"), 3): rolled[:, 3],
+        (GlobEnc(model, "mean"), 3): expected.mean(1)[:, 3],
+    }
+    for (aggregated, position), values in scores.items():
+        found = aggregated.attribute(ids, position=position).double()
+        torch.testing.assert_close(found, values, rtol=10 * tolerance, atol=tolerance)
     torch.testing.assert_close(method.attribute(ids, position=3, layer=-1), maps.self_attention[:, 1, 3])
+
+
+def test_padding_gives_and_takes_nothing() -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    mask = torch.ones_like(ids)
+    mask[0, 7:] = 0
+    for position in ("first", "mean"):
+        scores = GlobEnc(model).attribute(ids, additional_forward_args=mask, position=position)
+        alone = GlobEnc(model).attribute(ids[:1, :7], position=position)
+        torch.testing.assert_close(scores[0, :7], alone[0])
+        assert not scores[0, 7:].any()
+
+
+def test_tokens_rank_as_by_the_product_of_the_maps_themselves() -> None:
+    """What the authors' code ranks first for this sentence."""
+    model, tokenizer = load()
+    inputs = tokenizer("A man is playing a guitar on stage.", return_tensors="pt")
+    for aggregation, names in (("product", ["guitar", "stage", "man"]), ("rollout", ["[CLS]", "guitar", "."])):
+        scores = GlobEnc(model, aggregation).attribute(inputs, position="first")[0]
+        assert [inputs.tokens()[index] for index in scores.topk(3).indices] == names
 
 
 def test_changed_weights_are_seen() -> None:
