@@ -200,7 +200,7 @@ def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNet
         yield DirectNetwork(inner, outer, parts.activation, parts.factor), coefficient.reshape(read.shape[:2])
 
 
-def _read(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> list[FeedForwardLayer]:
+def read_layers(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> list[FeedForwardLayer]:
     """The feed-forward layers of a float64 model, each where its stream is (B, Q, D)."""
     found = []
     for index, stream in enumerate(streams):
@@ -250,7 +250,7 @@ def cross_vectors(name: str, model: Any, attention: list[oracle.Layer]) -> list[
         ends.append(oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual)))
     like = replace(FAMILIES["bert"], layer=CROSS[name].layer or "")
     streams = [parts.sum(2) + constant for parts, constant in ends]
-    found = _read(CROSS[name].of(like), CROSS[name], model, streams)
+    found = read_layers(CROSS[name].of(like), CROSS[name], model, streams)
     return [ff.scopes(*end) for ff, end in zip(found, ends, strict=True)]
 
 
@@ -260,10 +260,10 @@ def vectors(name: str, model: Any, inputs: Tensor, baseline: str = "zero") -> li
     attention = oracle.layers(family, model, inputs)
     ends = [layer.vectors("atb") for layer in attention]
     if family.style == "parallel":
-        found = _read(family, PARTS[name], model, [layer.residual for layer in attention])
+        found = read_layers(family, PARTS[name], model, [layer.residual for layer in attention])
         return [
             {"atb_ff_res": ff.parallel(*end, layer.residual, baseline)}
             for ff, end, layer in zip(found, ends, attention, strict=True)
         ]
-    found = _read(family, PARTS[name], model, [parts.sum(2) + constant for parts, constant in ends])
+    found = read_layers(family, PARTS[name], model, [parts.sum(2) + constant for parts, constant in ends])
     return [ff.scopes(*end, baseline) for ff, end in zip(found, ends, strict=True)]

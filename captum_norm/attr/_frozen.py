@@ -1,11 +1,12 @@
 """A model run once as if its attention weights, the statistics of its norms and its activations' slopes were constants.
 
 Linear maps, residual connections, pooling and selection are left to the model's own code. What is not linear in it is
-exchanged on the way: attention at the library's seam, norms and activations at the modules that compute them, and
-activations and products with them that are functions in the model's code as these functions are called.
+exchanged on the way: attention at the library's seam, norms, activations, routers and experts at the modules that
+compute them, and activations and products with them that are functions in the model's code as these functions are
+called.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, Protocol
@@ -16,12 +17,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.functional import Elementwise, Normalization
+from captum_norm.functional import Elementwise, Normalization, Use
+from captum_norm.models.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
+from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.library import AttentionFunction
-from captum_norm.models.parameters import NormReader, accumulation_dtype
+from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.seams import library_of
 from captum_norm.models.steps import ActivationReader, Step, read_step
-from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.models.tracing import evaluating, first_tensor, tensors_in
 
 # Activations that model files call as functions.
 ACTIVATIONS = frozenset(
@@ -52,8 +55,17 @@ class Rules(Protocol):
         """A layer's output."""
         ...
 
+    @property
+    def copies(self) -> int:
+        """How many times the model's positions go through it, one copy of all behind the other."""
+        ...
+
     def whole(self, tensor: Tensor) -> Tensor:
         """The part of a tensor that the model would have computed."""
+        ...
+
+    def given(self, tensor: Tensor) -> Tensor:
+        """A tensor taken as given: a router's choice and weights, a gate of a whole position."""
         ...
 
     def carries(self, tensor: Tensor) -> bool:
@@ -74,6 +86,13 @@ class Rules(Protocol):
 
     def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
         """g(u) ⊙ w."""
+        ...
+
+    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
+        """Networks that each act on some positions of a copy, times coefficients, added up: (N, D) -> (N, D).
+
+        ``rows`` (copies, R) says which rows are the R positions of each copy.
+        """
         ...
 
 
@@ -100,19 +119,27 @@ class _Watcher:
         self._steps = steps
         self._entered = False
         self._busy = False
+        self._paused: nn.Module | None = None
         self._thread = get_ident()
         # The latest activation, which the next product may gate something with: its output, function and input.
         self._latest: tuple[Tensor, Elementwise, Tensor] | None = None
 
     @contextmanager
     def hooked(self, model: nn.Module) -> Iterator[None]:
-        """Hooks on layers and on modules without children."""
+        """Hooks on layers, on routers and experts, and on the other modules without children."""
+        routers = {router for module in model.modules() for router in routers_beside(module)}
         with ExitStack() as stack:
             for module in model.modules():
                 if module in self._layers:
                     stack.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
                     stack.callback(module.register_forward_hook(self._leave).remove)
-                if not any(True for _ in module.children()):
+                if module in routers:
+                    stack.callback(module.register_forward_pre_hook(self._pause).remove)
+                    stack.callback(module.register_forward_hook(self._router).remove)
+                elif stacked_maps(module):
+                    stack.callback(module.register_forward_pre_hook(self._begin_experts, with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(self._experts, with_kwargs=True).remove)
+                elif not any(True for _ in module.children()):
                     stack.callback(module.register_forward_hook(self._module, with_kwargs=True).remove)
             yield
 
@@ -137,18 +164,22 @@ class _Watcher:
             return output
         active, function, gate = self._latest
         other = next((factor for factor in args if factor is not active), None)
-        gates = any(factor is active for factor in args) and isinstance(other, Tensor) and other.shape == active.shape
-        if other is None or not gates or not self._rules.carries(other):
+        gates = any(factor is active for factor in args) and isinstance(other, Tensor)
+        if not isinstance(other, Tensor) or not gates or not self._rules.carries(other):
             return output
         with self._working():
-            return self._rules.product(function, gate, other, output)
+            if other.shape == active.shape:
+                return self._rules.product(function, gate, other, output)
+            # One number for a whole position, as in front of a shared expert, is a weight of what it multiplies.
+            weighs = active.shape[-1] == 1 and other.shape[:-1] == active.shape[:-1]
+            return self._rules.given(active) * other if weighs else output
 
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         with self._working():
             if inputs.isinf().any():
                 raise UnsupportedModelError(
                     "an activation receives infinite numbers, to which no line from zero has a slope; expected a model "
-                    "without them, such as one without a router that masks experts before its sigmoid"
+                    "without them outside of its routers"
                 )
             active = self._rules.activation(function, inputs, output)
         self._latest = (active, function, inputs)
@@ -184,8 +215,46 @@ class _Watcher:
         with self._working():
             if isinstance(step, NormReader):
                 return self._rules.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
-            bias = None if step is None else step.bias(accumulation_dtype(output.dtype))
+            bias = step.bias(accumulation_dtype(output.dtype)) if isinstance(step, Projection) else None
             return None if bias is None else self._rules.affine(bias, output)
+
+    def _begin_experts(self, module: nn.Module, *received: Any) -> None:
+        # Where every head of attention has maps of its own they are stacked, too, but it reads sequences.
+        stream = first_tensor(received)
+        if routing_of(tensors_in(received)) is not None or (stream is not None and stream.dim() == 2):
+            self._pause(module)
+
+    def _pause(self, module: nn.Module, *_: Any) -> None:
+        """A router or experts begin, which are exchanged as a whole."""
+        if self._entered and not self._busy and get_ident() == self._thread:
+            self._paused, self._busy = module, True
+
+    def _resumes(self, module: nn.Module) -> bool:
+        """Whether the module that ends is the one since whose beginning nothing was exchanged."""
+        if self._paused is not module or get_ident() != self._thread:
+            return False
+        self._paused, self._busy = None, False
+        return True
+
+    def _router(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return self._given(output) if self._resumes(module) else None
+
+    def _given(self, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return self._rules.given(output)
+        return type(output)(map(self._given, output)) if type(output) in (tuple, list) else output
+
+    def _experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not self._resumes(module) or not isinstance(output, Tensor) or not self._rules.carries(output):
+            return None
+        with self._working():
+            call = ExpertsCall.of(module, (args, kwargs), output, self._rules.copies)
+            reader = self._steps.get(module)
+            if not isinstance(reader, ExpertsReader):
+                reader = self._steps[module] = call.read()
+            with torch.no_grad():
+                uses = list(reader.uses(call.routing, accumulation_dtype(output.dtype)))
+            return self._rules.experts(uses, call.inputs, call.output, call.rows).reshape(output.shape)
 
     def _step(self, module: nn.Module, inputs: Tensor, output: Tensor) -> Step | None:
         step = self._steps.get(module)

@@ -1,11 +1,21 @@
 """The frozen network as a graph: gradient × input of one number is its decomposition."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.functional import Elementwise, Normalization, apply_linear, gate_slopes, inverse_scale, secant_slope
+from captum_norm.functional import (
+    Elementwise,
+    FrozenFeedForward,
+    Normalization,
+    Use,
+    apply_linear,
+    gate_slopes,
+    inverse_scale,
+    secant_slope,
+)
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
@@ -22,7 +32,10 @@ class GraphRules:
         stream: the first layer's input, a leaf, (B, S, D).
         biases: what each constant adds to the number whose gradient was last taken, (B,) each.
         deviations: how far each step of the frozen network is from the model's own, relative.
+        copies: 1.
     """
+
+    copies = 1
 
     def __init__(self, batch: int, stacks: Stacks) -> None:
         self.stacks = stacks
@@ -41,6 +54,9 @@ class GraphRules:
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor
+
+    def given(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()
 
     def carries(self, tensor: Tensor) -> bool:
         return tensor.requires_grad
@@ -83,6 +99,13 @@ class GraphRules:
         zero = gate.new_zeros(1)
         slope, other_slope = gate_slopes(function, None, (zero, zero), (gate.detach(), other.detach()))
         return self._replaced(slope * gate + other_slope * other, None, output)
+
+    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
+        inputs, every = inputs.to(accumulation_dtype(inputs.dtype)), rows[0]
+        with torch.no_grad():
+            networks = FrozenFeedForward(uses, inputs, torch.zeros_like(inputs), "zero")
+        constant = networks.constant
+        return self._replaced(networks.through(inputs, every, 0), constant if constant.any() else None, output)
 
     def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         new = (linear if constant is None else linear + constant).to(output.dtype)

@@ -1,14 +1,17 @@
 """The frozen network on vectors: one example and its parts, propagated together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.functional import (
+    Affine,
     Elementwise,
+    Network,
     Normalization,
+    Use,
     add_bias,
     apply_linear,
     gate_slopes,
@@ -61,6 +64,9 @@ class PartsRules:
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor[: len(tensor) // self.copies]
 
+    def given(self, tensor: Tensor) -> Tensor:
+        return self.whole(tensor).repeat(self.copies, *[1] * (tensor.dim() - 1)) if self.carries(tensor) else tensor
+
     def carries(self, tensor: Tensor) -> bool:
         return tensor.dim() > 1 and len(tensor) % self.copies == 0
 
@@ -97,14 +103,50 @@ class PartsRules:
 
     def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         copies, zero = self._copies(inputs), inputs.new_zeros(1)
-        constant = function(zero)
-        slope = secant_slope(function, zero, copies[:1])
-        return self._result(copies * slope, constant.expand(copies.shape[-1]) if constant.any() else None, output)
+        return self._with_origin(copies * secant_slope(function, zero, copies[:1]), function(zero), output)
 
-    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
+    def product(
+        self,
+        function: Elementwise,
+        gate: Tensor,
+        other: Tensor,
+        output: Tensor,
+        factor: Elementwise | None = None,
+    ) -> Tensor:
         gates, others, zero = self._copies(gate), self._copies(other), gate.new_zeros(1)
-        slope, other_slope = gate_slopes(function, None, (zero, zero), (gates[:1], others[:1]))
-        return self._result(slope * gates + other_slope * others, None, output)
+        slope, other_slope = gate_slopes(function, factor, (zero, zero), (gates[:1], others[:1]))
+        origin = zero if factor is None else function(zero) * factor(zero)
+        return self._with_origin(slope * gates + other_slope * others, origin, output)
+
+    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
+        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        total = torch.zeros_like(inputs)
+        for use in uses:
+            chosen = (rows if use.queries is None else rows[:, use.queries]).flatten()
+            written = self._through(use.network, inputs[chosen])
+            if use.coefficient is not None:
+                written = written * use.coefficient.repeat(self.copies, 1)
+            total.index_add_(0, chosen, written)
+        total[rows[0]] = output[rows[0]].to(total)
+        return total.to(output.dtype)
+
+    def _through(self, network: Network, inputs: Tensor) -> Tensor:
+        points = [self._mapped(affine, inputs) for affine in network.inner]
+        hidden = network.hidden(points)
+        if len(points) == 1:
+            hidden = self.activation(network.activation, points[0], hidden)
+        else:
+            gate, other = points
+            hidden = self.product(network.activation, gate, other, hidden, network.factor)
+        return self._mapped(network.outer, hidden)
+
+    def _mapped(self, affine: Affine, inputs: Tensor) -> Tensor:
+        output = affine.whole(inputs)
+        return output if affine.bias is None else self.affine(affine.bias.to(output.dtype), output)
+
+    def _with_origin(self, linear: Tensor, origin: Tensor, output: Tensor) -> Tensor:
+        """With what the function gives at zero, (1,), as a constant."""
+        return self._result(linear, origin.expand(linear.shape[-1]) if origin.any() else None, output)
 
     def _copies(self, tensor: Tensor) -> Tensor:
         """(K + 2, R, D), whatever axes the model gives the positions."""

@@ -14,6 +14,7 @@ from captum_norm.attr._frozen_graph import GraphRules
 from captum_norm.attr._frozen_parts import PartsRules
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.memory import MemoryBudget, free_bytes, readable
+from captum_norm.models.experts import stacked_maps
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
@@ -94,7 +95,11 @@ class Propagation:
         def look(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             nonlocal copy
             times = LAYER_COPIES if module in inside else OUTPUT_COPIES
-            copy = max([copy, *(times * tensor.numel() * tensor.element_size() for tensor in tensors_in(output))])
+            neurons = [max(parameter.shape[1:]) for parameter in stacked_maps(module).values()]
+            for tensor in tensors_in(output):
+                width = max([1, *tensor.shape[-1:]])
+                numbers = tensor.numel() // width * max([width, *neurons])
+                copy = max(copy, times * numbers * tensor.element_size())
 
         with ExitStack() as stack:
             for module in self.model.modules():

@@ -68,9 +68,10 @@ class TokenVectors(NamedTuple):
 class DecompX(AttentionMapAttribution):
     """DecompX [Modarressi et al. 2023], to hidden states and to any number of the output, through pooler and head.
 
-    With attention weights, the statistics of norms and the slopes of activations frozen, the network from the first
-    layer's input on is linear in the tokens' vectors. A slope is (g(z) − g(0)) / z, the paper's zero-origin line; in a
-    gated feed-forward network both factors share their product along the straight path from zero.
+    With attention weights, the statistics of norms, what routers decide and the slopes of activations frozen, the
+    network from the first layer's input on is linear in the tokens' vectors. A slope is (g(z) − g(0)) / z, the paper's
+    zero-origin line; in a gated feed-forward network both factors share their product along the straight path from
+    zero.
 
     With a ``target`` or a ``readout``, ``attribute`` gives what each token adds to that number of the output, signed:
     one backward pass of the frozen network, gradient × input. Without, it gives the norms of what each token gives to

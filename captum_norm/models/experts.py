@@ -1,17 +1,39 @@
 """Finding the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, written_by
 from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
 from captum_norm.models.feed_forward_networks import KNOWN, cuts_of, is_elementwise
 from captum_norm.models.parameters import accumulation_dtype, equal, reproduces
-from captum_norm.models.tracing import Call, Trace
+from captum_norm.models.tracing import Call, Trace, first_tensor, tensors_in
+
+
+def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's own parameters that hold a matrix for each expert, by name; none unless there are several."""
+    own = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
+    counts = {len(parameter) for parameter in own.values()}
+    return own if len(own) > 1 and len(counts) == 1 and counts != {1} else {}
+
+
+def routers_beside(module: nn.Module) -> list[nn.Module]:
+    """Those of a module's children that score the experts of another: one of their matrices has a row for each."""
+    children = list(module.children())
+    counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
+    return [
+        child
+        for child in children
+        if any(parameter.dim() == 2 and len(parameter) in counts for parameter in child.parameters(recurse=False))
+        and not stacked_maps(child)
+    ]
 
 
 def routing_of(tensors: Sequence[Tensor]) -> Routing | None:
@@ -49,6 +71,71 @@ def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, 
                 experts = read_experts(together, routing_of_scores(scores), scored.module)
                 if experts is not None:
                     yield experts, summed
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """One finished call of a module with stacked maps, on several copies of the same positions.
+
+    Attributes:
+        module: the module.
+        inputs: what it read, (N, D).
+        output: what it gave, (N, D).
+        routing: what was decided for the positions of the first copy, or that each expert reads rows of its own.
+        rows: which rows are the R positions of each copy, (copies, R).
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    output: Tensor
+    routing: Routing
+    rows: Tensor
+
+    @classmethod
+    def of(cls, module: nn.Module, received: Any, output: Tensor, copies: int) -> "ExpertsCall":
+        """The call of a module that received these (nested) arguments.
+
+        Raises:
+            UnsupportedModelError: if they are not as experts receive them.
+        """
+        given = first_tensor(received)
+        routing = routing_of(tensors_in(received))
+        count = len(next(iter(stacked_maps(module).values())))
+        if given is None or given.shape != output.shape:
+            raise _not_understood(module)
+        inputs, output = given.flatten(0, -2), output.flatten(0, -2)
+        rows = torch.arange(len(inputs), device=inputs.device)
+        if routing is not None and len(routing.experts) == len(inputs):
+            rows = rows.reshape(copies, -1)
+            experts, coefficients = (table[rows[0]].detach() for table in routing)
+            return cls(module, inputs, output, Routing(experts, coefficients), rows)
+        if routing is not None or len(inputs) % (count * copies):
+            raise _not_understood(module)
+        rows = rows.reshape(count, copies, -1).transpose(0, 1).flatten(1)
+        experts = (rows[0] * count // len(inputs))[:, None]
+        return cls(module, inputs, output, Routing(experts, torch.ones_like(experts, dtype=inputs.dtype)), rows)
+
+    def read(self) -> ExpertsReader:
+        """The experts.
+
+        Raises:
+            UnsupportedModelError: if they do not reproduce the output.
+        """
+        first = self.rows[0]
+        reader = read_experts(
+            Call(self.module, self.inputs[first].detach(), self.output[first].detach(), 0), self.routing
+        )
+        if reader is None:
+            raise _not_understood(self.module)
+        return reader
+
+
+def _not_understood(module: nn.Module) -> UnsupportedModelError:
+    maps = ", ".join(f"{name} {tuple(parameter.shape)}" for name, parameter in stacked_maps(module).items())
+    return UnsupportedModelError(
+        f"{type(module).__name__} with the stacked maps {maps} does not compute what was expected of a mixture of "
+        "experts: for each position, a sum of its experts' networks times their weights"
+    )
 
 
 def read_experts(call: Call, routing: Routing, scorer: nn.Module | None = None) -> ExpertsReader | None:

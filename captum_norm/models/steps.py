@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
 
 # A reading holds for all positions if it holds for these.
@@ -27,10 +28,10 @@ class ActivationReader:
         return computed
 
 
-Step = NormReader | Projection | ActivationReader
+Step = NormReader | Projection | ActivationReader | ExpertsReader
 
 
-def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> Step | None:
+def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | ActivationReader | None:
     """What a module without children computes.
 
     Args:
