@@ -18,8 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, Normalization, Use
+from captum_norm.models.blocks import Block
 from captum_norm.models.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
 from captum_norm.models.feed_forward import ExpertsReader
+from captum_norm.models.layers import layer_of
 from captum_norm.models.library import AttentionFunction
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.seams import library_of
@@ -95,20 +97,31 @@ class Rules(Protocol):
         """
         ...
 
+    def begin_attention(self) -> None:
+        """The first linear map of an attention module begins: that of its queries, keys or values."""
+        ...
+
+    def end_attention(self, output: Tensor) -> Tensor | None:
+        """Attention's output, behind its projection; None leaves it."""
+        ...
+
 
 @contextmanager
-def frozen(model: nn.Module, layers: set[nn.Module], rules: Rules, steps: dict[nn.Module, Step]) -> Iterator[None]:
+def frozen(
+    model: nn.Module, blocks: Mapping[nn.Module, Block], rules: Rules, steps: dict[nn.Module, Step]
+) -> Iterator[None]:
     """While open, the model runs by ``rules`` in this thread; it is left as it was.
 
     Args:
         model: the model.
-        layers: its layers, the first of which to run begins the frozen part.
+        blocks: its attention blocks by attention module; the first of the layers around them to run begins the frozen
+            part.
         rules: what takes the place of its steps.
         steps: what is known of its modules; what is learnt is added.
     """
-    watcher = _Watcher(layers, rules, steps)
+    watcher = _Watcher(set(layer_of(model, blocks).values()), rules, steps)
     seam = library_of(model).attention_through(model, watcher.attention)
-    with seam, watcher.hooked(model), _Functions(watcher), evaluating(model):
+    with seam, watcher.hooked(model, blocks), _Functions(watcher), evaluating(model):
         yield
 
 
@@ -119,14 +132,15 @@ class _Watcher:
         self._steps = steps
         self._entered = False
         self._busy = False
+        self._attention_begins = False
         self._paused: nn.Module | None = None
         self._thread = get_ident()
         # The latest activation, which the next product may gate something with: its output, function and input.
         self._latest: tuple[Tensor, Elementwise, Tensor] | None = None
 
     @contextmanager
-    def hooked(self, model: nn.Module) -> Iterator[None]:
-        """Hooks on layers, on routers and experts, and on the other modules without children."""
+    def hooked(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> Iterator[None]:
+        """Hooks on layers, attention's linear maps, routers and experts, and on the other modules without children."""
         routers = {router for module in model.modules() for router in routers_beside(module)}
         with ExitStack() as stack:
             for module in model.modules():
@@ -141,6 +155,13 @@ class _Watcher:
                     stack.callback(module.register_forward_hook(self._experts, with_kwargs=True).remove)
                 elif not any(True for _ in module.children()):
                     stack.callback(module.register_forward_hook(self._module, with_kwargs=True).remove)
+            for attention, block in blocks.items():
+                stack.callback(attention.register_forward_pre_hook(self._expect_attention).remove)
+                for module in attention.modules():
+                    if _is_linear(module):
+                        stack.callback(module.register_forward_pre_hook(self._begin_attention).remove)
+                # Behind the hook that counts the projection's own bias.
+                stack.callback(block.projection.module.register_forward_hook(self._end_attention).remove)
             yield
 
     def attention(self, *args: Any, **options: Any) -> Tensor:
@@ -202,12 +223,27 @@ class _Watcher:
         if stream is not None and get_ident() == self._thread:
             self._rules.leave(stream)
 
+    def _expect_attention(self, *_: Any) -> None:
+        self._attention_begins = self._watches()
+
+    def _begin_attention(self, *_: Any) -> None:
+        if self._attention_begins and self._watches():
+            self._attention_begins = False
+            self._rules.begin_attention()
+
+    def _end_attention(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        if not self._watches() or not isinstance(output, Tensor) or not self._rules.carries(output):
+            return None
+        with self._working():
+            return self._rules.end_attention(output)
+
+    def _watches(self) -> bool:
+        return self._entered and not self._busy and get_ident() == self._thread
+
     def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         inputs = first_tensor(args)
         inputs = first_tensor(kwargs) if inputs is None else inputs
-        if not self._entered or self._busy or get_ident() != self._thread:
-            return None
-        if inputs is None or not isinstance(output, Tensor) or not self._rules.carries(output):
+        if not self._watches() or inputs is None or not isinstance(output, Tensor) or not self._rules.carries(output):
             return None
         step = self._step(module, inputs, output)
         if isinstance(step, ActivationReader):
@@ -226,7 +262,7 @@ class _Watcher:
 
     def _pause(self, module: nn.Module, *_: Any) -> None:
         """A router or experts begin, which are exchanged as a whole."""
-        if self._entered and not self._busy and get_ident() == self._thread:
+        if self._watches():
             self._paused, self._busy = module, True
 
     def _resumes(self, module: nn.Module) -> bool:
@@ -273,6 +309,11 @@ class _Watcher:
             yield
         finally:
             self._busy = before
+
+
+def _is_linear(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2
 
 
 class _Functions(TorchFunctionMode):

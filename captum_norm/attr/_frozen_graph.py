@@ -107,6 +107,12 @@ class GraphRules:
         constant = networks.constant
         return self._replaced(networks.through(inputs, every, 0), constant if constant.any() else None, output)
 
+    def begin_attention(self) -> None:
+        """Biases are counted one by one."""
+
+    def end_attention(self, output: Tensor) -> None:
+        """Biases are counted one by one."""
+
     def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         new = (linear if constant is None else linear + constant).to(output.dtype)
         with torch.no_grad():

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import (
     Affine,
     Elementwise,
@@ -27,7 +28,9 @@ class PartsRules:
     """Rules (:class:`captum_norm.attr._frozen.Rules`) for copies of one example.
 
     The first copy is the example, whose norms, activations and attention weights the others use. Then come what each
-    of the tokens gives, and last what the biases give; shared biases leave it zero.
+    of the tokens gives, and last what the biases give; shared biases leave it zero. Attention has one bias [Modarressi
+    et al. 2023, eq. 3, 5]: what is added from its first linear map on stays apart until behind its output projection,
+    where it is shared, before the residual joins.
 
     Args:
         tokens: which tokens' parts, K of them; all if biases are shared.
@@ -49,6 +52,7 @@ class PartsRules:
         self._sharing = sharing
         self._watch = watch
         self._left = 0
+        self._in_attention = False
 
     def enter(self, stream: Tensor) -> Tensor:
         parts = torch.zeros_like(stream)
@@ -82,6 +86,12 @@ class PartsRules:
         cross: bool,
         **options: Any,
     ) -> Tensor:
+        if self._sharing is not None and not self._in_attention:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} receives values that were projected outside of it, so the bias of attention "
+                'cannot be told from those before it; expected its linear maps inside, or bias="apart"'
+            )
+
         def first(option: Any) -> Any:
             return option[:1] if isinstance(option, Tensor) and option.dim() > 2 else option
 
@@ -148,6 +158,16 @@ class PartsRules:
         """With what the function gives at zero, (1,), as a constant."""
         return self._result(linear, origin.expand(linear.shape[-1]) if origin.any() else None, output)
 
+    def begin_attention(self) -> None:
+        self._in_attention = True
+
+    def end_attention(self, output: Tensor) -> Tensor | None:
+        self._in_attention = False
+        if self._sharing is None:
+            return None
+        *copies, bias = self._copies(output).to(accumulation_dtype(output.dtype))
+        return self._result(torch.stack([*copies, torch.zeros_like(bias)]), bias, output)
+
     def _copies(self, tensor: Tensor) -> Tensor:
         """(K + 2, R, D), whatever axes the model gives the positions."""
         return tensor.reshape(self.copies, -1, tensor.shape[-1])
@@ -155,9 +175,10 @@ class PartsRules:
     def _result(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         """The linear map of all copies with a constant added: to the biases' copy, or shared."""
         tokens, biases = linear[1:-1], linear[-1:]
-        if constant is not None and self._sharing is None:
-            biases = biases + constant
-        elif constant is not None:
-            tokens = add_bias(tokens, constant, self._sharing or "")
+        if constant is not None:
+            if self._sharing is None or self._in_attention:
+                biases = biases + constant
+            else:
+                tokens = add_bias(tokens, constant, self._sharing)
         whole = self._copies(output)[:1].to(linear.dtype)
         return torch.cat([whole, tokens, biases]).to(output.dtype).reshape(output.shape)

@@ -14,8 +14,10 @@ from captum_norm.attr._frozen_graph import GraphRules
 from captum_norm.attr._frozen_parts import PartsRules
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.memory import MemoryBudget, free_bytes, readable
+from captum_norm.models.blocks import Block
 from captum_norm.models.experts import stacked_maps
 from captum_norm.models.inputs import ModelCall
+from captum_norm.models.layers import layer_of
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
@@ -43,7 +45,7 @@ class Propagation:
 
     Attributes:
         model: the model.
-        layers: its layers.
+        blocks: its attention blocks by attention module.
         steps: what is known of its modules; what is learnt is added.
         sharing: see :class:`PartsRules`.
         budget: how much memory the copies may take at a time. Biases are shared among all tokens, so then these go
@@ -52,7 +54,7 @@ class Propagation:
     """
 
     model: nn.Module
-    layers: set[nn.Module]
+    blocks: Mapping[nn.Module, Block]
     steps: dict[nn.Module, Step]
     sharing: str | None
     budget: MemoryBudget
@@ -70,7 +72,7 @@ class Propagation:
             tokens = range(start, min(start + step, size.tokens))
             rules = PartsRules(tokens, self._stacks(example), self.sharing, partial(watch, tokens))
             copies = example.repeated(rules.copies)
-            with torch.no_grad(), frozen(self.model, self.layers, rules, self.steps):
+            with torch.no_grad(), frozen(self.model, self.blocks, rules, self.steps):
                 output = copies.run()
             self.advance(len(tokens))
             yield copies, output, rules.stacks
@@ -90,7 +92,8 @@ class Propagation:
     def _size(self, example: ModelCall) -> _Size:
         """Seen in one run of the example alone."""
         rules, copy = GraphRules(1, self._stacks(example)), 0
-        inside = {module for layer in self.layers for module in layer.modules()}
+        layers = layer_of(self.model, self.blocks).values()
+        inside = {module for layer in layers for module in layer.modules()}
 
         def look(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             nonlocal copy
@@ -104,7 +107,7 @@ class Propagation:
         with ExitStack() as stack:
             for module in self.model.modules():
                 stack.callback(module.register_forward_hook(look).remove)
-            with torch.no_grad(), frozen(self.model, self.layers, rules, self.steps):
+            with torch.no_grad(), frozen(self.model, self.blocks, rules, self.steps):
                 example.run()
         return _Size(rules.stream.shape[1], copy, rules.stream.device)
 

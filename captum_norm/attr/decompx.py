@@ -26,7 +26,6 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.layers import layer_of
 from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores, rounded_size
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.stacks import Stacks
@@ -81,9 +80,10 @@ class DecompX(AttentionMapAttribution):
     Args:
         model: a model of Hugging Face with one stack of layers; left exactly as it is.
         bias: what becomes of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias
-            among the tokens' vectors where it is added, in proportion to their products with it (``"absdot"``), their
-            cosines (``"abssim"``), their ``"norm"``, alike (``"equal"``), or give it to the first token (``"cls"``).
-            These propagate the vectors of all tokens together.
+            among the tokens' vectors where it is added, that of attention before the residual connection, in proportion
+            to their products with it (``"absdot"``), their cosines (``"abssim"``), their ``"norm"``, alike
+            (``"equal"``), or give it to the first token (``"cls"``). These propagate the vectors of all tokens
+            together.
         propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
             forward pass.
         readout: what a target is of instead of logits, linear in the hidden states: see
@@ -256,10 +256,7 @@ class DecompX(AttentionMapAttribution):
         name, length = type(self.model).__name__, call.positions.length
         sharing, budget = None if self.bias == "apart" else self.bias, MemoryBudget(self._meter._memory_budget)
         with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
-            yield Propagation(self.model, self._layers(blocks), self._steps, sharing, budget, shown.update)
-
-    def _layers(self, blocks: Mapping[nn.Module, Block]) -> set[nn.Module]:
-        return set(layer_of(self.model, blocks).values())
+            yield Propagation(self.model, blocks, self._steps, sharing, budget, shown.update)
 
     def _decomposed(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> Decomposition:
         if self._propagate:
@@ -284,7 +281,7 @@ class DecompX(AttentionMapAttribution):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rules = GraphRules(call.batch, Stacks(self.model, several=call.positions.several))
         with gradients_on():
-            with frozen(self.model, self._layers(blocks), rules, self._steps):
+            with frozen(self.model, blocks, rules, self._steps):
                 output = call.run()
             found = output_scores(call, output, options.position, self._readout)
             chosen = chosen_target(options.target, found)

@@ -16,14 +16,17 @@ def _first(parts: Tensor, _: Tensor) -> Tensor:
 
 BIAS_SHARES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
-        "absdot": lambda parts, bias: (parts @ bias).abs(),
+        "absdot": lambda parts, bias: torch.linalg.vecdot(parts, bias).abs(),
         "abssim": lambda parts, bias: cosine_similarity(parts, bias, dim=-1).abs(),
         "norm": lambda parts, _: parts.norm(dim=-1),
         "equal": lambda parts, _: parts.any(-1).to(parts),
         "cls": _first,
     }
 )
-"""How much of a bias each part gets, before the shares are made to add up to 1: ``(parts (K, R, D), bias (D,))``."""
+"""How much of a bias each part gets, before the shares are made to add up to 1.
+
+``(parts (K, R, D), bias (D,) or (R, D)) -> (K, R)``
+"""
 
 
 def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
@@ -31,7 +34,7 @@ def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
 
     Args:
         parts: K parts at R positions, (K, R, D).
-        bias: (D,).
+        bias: (D,), or one for each position, (R, D).
         sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where it gives no part anything, those that are not
             zero share alike, all of them if all are.
 

@@ -1,6 +1,5 @@
 """DecompX against vectors propagated by hand, in float64, through three models' formulas."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 import transformers as hf
 from captum.attr import NoiseTunnel
 from torch import Tensor
-from torch.nn import functional as F
 
 from captum_norm import (
     DecompX,
@@ -21,9 +19,9 @@ from captum_norm import (
 from captum_norm.attr import _propagation
 from captum_norm.attr.decompx import Bias
 from tests import encoder_decoders, families
+from tests.attr.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
 from tests.families import FAMILIES, GROUPED, TEXT
 
-HEAD_WIDTH = 8
 WIDTH, FEED_FORWARD = TEXT["hidden_size"], TEXT["intermediate_size"]
 SHARINGS: tuple[Bias, ...] = ("absdot", "abssim", "norm", "equal", "cls")
 
@@ -40,131 +38,6 @@ def shaken(model: Any, seed: int) -> Any:
 def classifier(seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     return shaken(hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"num_labels": 3} | changes)), seed)
-
-
-def share(parts: Tensor, bias: Tensor | None, sharing: str) -> Tensor:
-    """Parts (R, K + 1, D), the last one the biases', with a bias added as the paper's code does."""
-    if bias is None:
-        return parts
-    parts = parts.clone()
-    if sharing == "apart":
-        parts[:, -1] += bias
-        return parts
-    for place in range(len(parts)):
-        row = parts[place, :-1]
-        lengths = row.norm(dim=-1)
-        weights = {
-            "absdot": (row * bias).sum(-1).abs(),
-            "abssim": ((row * bias).sum(-1) / lengths.clamp(min=1e-300) / bias.norm()).abs(),
-            "norm": lengths,
-            "equal": (lengths > 0).double(),
-            "cls": torch.eye(len(row)).double()[0],
-        }[sharing]
-        parts[place, :-1] = row + (weights / weights.sum())[:, None] * bias
-    return parts
-
-
-class ByHand:
-    """The steps of a layer on parts (R, K + 1, D) of vectors (R, D)."""
-
-    def __init__(self, sharing: str = "apart") -> None:
-        self.sharing = sharing
-
-    def affine(self, parts: Tensor, module: Any, *, columns: slice = slice(None)) -> Tensor:
-        """A linear module; GPT-2 keeps its matrices as (inputs, outputs)."""
-        matrix = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
-        bias = None if module.bias is None else module.bias[columns]
-        return share(parts @ matrix[:, columns], bias, self.sharing)
-
-    def norm(self, parts: Tensor, module: Any) -> Tensor:
-        whole = parts.sum(1)
-        if hasattr(module, "variance_epsilon"):
-            sigma = ((whole**2).mean(-1) + module.variance_epsilon) ** 0.5
-            return share(parts / sigma[:, None, None] * module.weight, None, self.sharing)
-        sigma = (whole.var(-1, unbiased=False) + module.eps) ** 0.5
-        centered = (parts - parts.mean(-1, keepdim=True)) / sigma[:, None, None] * module.weight
-        return share(centered, module.bias, self.sharing)
-
-    def activation(self, parts: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        whole = parts.sum(1)
-        slope: Tensor = function(whole) / whole
-        return parts * slope[:, None]
-
-    def gated(self, gate: Tensor, other: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """∫₀¹ over the path t (u, w), the midpoints of many steps."""
-        u, w, steps = gate.sum(1, keepdim=True), other.sum(1, keepdim=True), 4000
-        total = torch.zeros_like(gate)
-        for t in (torch.arange(steps).double() + 0.5) / steps:
-            here = (t * u).detach().requires_grad_()
-            with torch.enable_grad():
-                value = function(here)
-                (slope,) = torch.autograd.grad(value.sum(), here)
-            total += (slope * t * w * gate + value.detach() * other) / steps
-        return total
-
-    def attention(self, values: Tensor, weights: Tensor) -> Tensor:
-        """(S, K + 1, H'·d) and (H, Q, S) -> (Q, K + 1, H·d)."""
-        heads = values.unflatten(-1, (-1, HEAD_WIDTH))
-        heads = heads.repeat_interleave(len(weights) // heads.shape[2], dim=2)
-        return torch.einsum("hqs,skhd->qkhd", weights, heads).flatten(2)
-
-
-def start(stream: Tensor) -> Tensor:
-    """(S, D) -> (S, S + 1, D)."""
-    parts = torch.zeros(len(stream), len(stream) + 1, stream.shape[1]).double()
-    parts[torch.arange(len(stream)), torch.arange(len(stream))] = stream
-    return parts
-
-
-def eager(model: Any, ids: Tensor) -> Any:
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        output = model(ids, output_attentions=True, output_hidden_states=True)
-    model.set_attn_implementation(implementation)
-    return output
-
-
-def bert_by_hand(model: Any, ids: Tensor, sharing: str) -> tuple[list[Tensor], Tensor]:
-    """The parts of each layer's output, and of the logits, (K + 1, C), of one example."""
-    output, step = eager(model, ids), ByHand(sharing)
-    parts, states = start(output.hidden_states[0][0]), []
-    for layer, attention in zip(model.bert.encoder.layer, output.attentions, strict=True):
-        values = step.affine(parts, layer.attention.self.value)
-        written = step.affine(step.attention(values, attention[0]), layer.attention.output.dense)
-        block = step.norm(written + parts, layer.attention.output.LayerNorm)
-        hidden = step.activation(step.affine(block, layer.intermediate.dense), F.gelu)
-        parts = step.norm(step.affine(hidden, layer.output.dense) + block, layer.output.LayerNorm)
-        states.append(parts)
-    pooled = step.activation(step.affine(parts[:1], model.bert.pooler.dense), torch.tanh)
-    return states, step.affine(pooled, model.classifier)[0]
-
-
-def gpt2_by_hand(model: Any, ids: Tensor) -> Tensor:
-    """The parts of the last position's logits, (K + 1, V)."""
-    output, step = eager(model, ids), ByHand()
-    parts = start(output.hidden_states[0][0])
-    width = parts.shape[-1]
-    for layer, attention in zip(model.transformer.h, output.attentions, strict=True):
-        values = step.affine(step.norm(parts, layer.ln_1), layer.attn.c_attn, columns=slice(2 * width, None))
-        parts = parts + step.affine(step.attention(values, attention[0]), layer.attn.c_proj)
-        inner = step.affine(step.norm(parts, layer.ln_2), layer.mlp.c_fc)
-        tanh_gelu = step.activation(inner, lambda z: F.gelu(z, approximate="tanh"))
-        parts = parts + step.affine(tanh_gelu, layer.mlp.c_proj)
-    return step.affine(step.norm(parts, model.transformer.ln_f)[-1:], model.lm_head)[0]
-
-
-def llama_by_hand(model: Any, ids: Tensor) -> Tensor:
-    """The parts of the last position's logits, (K + 1, V)."""
-    output, step = eager(model, ids), ByHand()
-    parts = start(output.hidden_states[0][0])
-    for layer, attention in zip(model.model.layers, output.attentions, strict=True):
-        values = step.affine(step.norm(parts, layer.input_layernorm), layer.self_attn.v_proj)
-        parts = parts + step.affine(step.attention(values, attention[0]), layer.self_attn.o_proj)
-        read = step.norm(parts, layer.post_attention_layernorm)
-        gate, other = (step.affine(read, module) for module in (layer.mlp.gate_proj, layer.mlp.up_proj))
-        parts = parts + step.affine(step.gated(gate, other, F.silu), layer.mlp.down_proj)
-    return step.affine(step.norm(parts, model.model.norm)[-1:], model.lm_head)[0]
 
 
 def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -215,7 +88,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: 
 def test_next_words_equal_vectors_by_hand(propagate: bool) -> None:
     model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 1, 7)
     with torch.no_grad():
-        logits = gpt2_by_hand(model, ids)
+        logits = gpt2_by_hand(model, ids, "apart")
     found = DecompX(model, propagate=propagate).decompose(ids, 5)
     near(found.scores[0], logits[:-1, 5])
     near(found.bias[0], logits[-1, 5])
@@ -242,7 +115,7 @@ def test_rivals_that_are_nearly_alike_are_told_apart(bias: Bias) -> None:
 def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
     model, ids = shaken(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
     with torch.no_grad():
-        logits = llama_by_hand(model, ids)
+        logits = llama_by_hand(model, ids, "apart")
     found = DecompX(model, propagate=propagate).decompose(ids, 5)
     near(found.scores[0], logits[:-1, 5], 1e-6)  # the norms of its file work in float32
     assert found.bias.abs().max() == 0

@@ -11,7 +11,8 @@ from captum_norm import DecompX, UnsupportedModelError
 from captum_norm.attr import _propagation
 from captum_norm.attr.decompx import Bias
 from tests import families, feed_forwards, oracle
-from tests.attr.test_decompx import SHARINGS, ByHand, eager, first_output, near, shaken, share, start
+from tests.attr.decompx_by_hand import ByHand, eager, share, start
+from tests.attr.test_decompx import SHARINGS, first_output, near, shaken
 from tests.families import FAMILIES, GROUPED, TEXT
 
 MIXTURES = {
@@ -62,24 +63,13 @@ def by_hand(name: str, model: Any, ids: Tensor, sharing: str) -> tuple[Tensor, T
     for hook in hooks:
         hook.remove()
     mixtures = feed_forwards.read_layers(FAMILIES[name], MIXTURES[name], model, ends)
-    parts, width = start(output.hidden_states[0][0]), model.model.layers[0].self_attn.head_dim
-    for layer, attention, mixture in zip(model.model.layers, output.attentions, mixtures, strict=True):
-        values = step.affine(step.root_mean_square(parts, layer, "input_layernorm"), layer.self_attn.v_proj)
-        heads = values.unflatten(-1, (-1, width)).repeat_interleave(attention.shape[1] * width // values.shape[-1], 2)
-        mixed = torch.einsum("hqs,skhd->qkhd", attention[0].double(), heads).flatten(2)
-        parts = parts + step.affine(mixed, layer.self_attn.o_proj)
+    parts = start(output.hidden_states[0][0])
+    for layer, weights, mixture in zip(model.model.layers, output.attentions, mixtures, strict=True):
+        read, attention = step.root_mean_square(parts, layer, "input_layernorm"), layer.self_attn
+        parts = parts + step.attention(read, weights[0].double(), attention.v_proj, attention.o_proj)
         read = step.root_mean_square(parts, layer, "post_attention_layernorm")
         parts = parts + step.mixture(read, mixture)
     return parts, step.affine(step.root_mean_square(parts, model.model, "norm")[-1:], model.lm_head)[0]
-
-
-def without_biases_of_attention(name: str, seed: int) -> Any:
-    """How these are shared is not of interest here; GPT-OSS's experts keep theirs."""
-    model = shaken(families.build(name, seed), seed)
-    for layer in model.model.layers:
-        for module in layer.self_attn.children():
-            module.bias = None
-    return model
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -96,9 +86,10 @@ def test_mixtures_equal_frozen_experts_by_hand(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("bias", SHARINGS)
-def test_biases_of_experts_are_shared_as_by_hand(bias: Bias) -> None:
+def test_biases_of_experts_and_attention_are_shared_as_by_hand(bias: Bias) -> None:
+    """With attention sinks: weights that do not sum to 1 take as much of the value bias."""
     for seed in range(2):
-        model, ids = without_biases_of_attention("gpt-oss", seed), families.inputs("gpt-oss", seed, 1, 7)
+        model, ids = shaken(families.build("gpt-oss", seed), seed), families.inputs("gpt-oss", seed, 1, 7)
         with torch.no_grad():
             states, logits = by_hand("gpt-oss", model, ids, bias)
         method = DecompX(model, bias)
