@@ -151,6 +151,9 @@ def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
     assert (graph.bias - parts.bias).abs().max() < 1e-5 * size
     torch.testing.assert_close(graph.number, parts.number)
     assert max(graph.convergence_delta.max(), parts.convergence_delta.max()) < 1e-5
+    shared = DecompX(model, "norm", readout=first_output).decompose(ids[:1], 1)
+    assert not shared.bias.any()
+    assert shared.convergence_delta.max() < 1e-5
 
 
 def heads() -> dict[str, Any]:
