@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from captum_norm import InvalidInputError, UnsupportedModelError
+from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.models import evaluating
 
 GradientKind = Literal["saliency", "gradient_x_input"]
@@ -66,6 +66,7 @@ def source_gradients(
     Raises:
         InvalidInputError: an option, an input's name or shape, or a label is not as described.
         UnsupportedModelError: the model is no encoder–decoder with a language-modelling head.
+        NonFiniteError: a gradient is NaN or infinite.
 
     >>> from transformers import BartConfig, BartForConditionalGeneration
     >>> model = BartForConditionalGeneration(BartConfig(vocab_size=9, d_model=16, encoder_layers=1, decoder_layers=1))
@@ -95,7 +96,10 @@ def source_gradients(
                 part = {name: x[group, : width if name in _SOURCE else end] for name, x in tensors.items()}
                 rows = _rows(model, part, labels[group, start:end], _REDUCE[kind])
                 result[group, start:end, :width] = rows.to(result)
-    return result.masked_fill_(~mask[:, None], 0)
+    result.masked_fill_(~mask[:, None], 0)
+    if not result.isfinite().all():
+        raise NonFiniteError(f"the gradients of {type(model).__name__} contain NaN or infinity for these inputs")
+    return result
 
 
 def _checked(inputs: Mapping[str, Any], labels: Tensor) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
 from captum_norm.attr._assembly import Measurements, real_queries, stack_name, stacked
+from captum_norm.attr._tolerance import finite_results
 from captum_norm.attr.measure import MeterOptions, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
@@ -80,7 +81,8 @@ class AttentionMapAttribution(Attribution, ABC):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        return self._maps(inputs, additional_forward_args, MapOptions(layers, per_head, stacks))
+        options = MapOptions(layers, per_head, stacks)
+        return finite_results(self.model, self._maps(inputs, additional_forward_args, options))
 
     @overload
     def attribute(
@@ -156,7 +158,7 @@ class AttentionMapAttribution(Attribution, ABC):
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         layers = None if layer is None else [layer]
         options = MapOptions(layers, target=target, position=position)
-        scores, delta = self._explain(inputs, additional_forward_args, options)
+        scores, delta = finite_results(self.model, self._explain(inputs, additional_forward_args, options))
         # As everywhere in Captum, a tuple in gives a tuple out.
         attributions = (scores,) if isinstance(inputs, tuple) else scores
         if delta is None or not return_convergence_delta:
@@ -181,7 +183,7 @@ class AttentionMapAttribution(Attribution, ABC):
                 must be one.
         """
         with torch.set_grad_enabled(self._meter.differentiable):
-            return self._scores(maps, position, aggregate=aggregate)
+            return finite_results(self.model, self._scores(maps, position, aggregate=aggregate))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
         """How many layers there are to explain; see :meth:`captum_norm.NormMeter.count_layers`."""

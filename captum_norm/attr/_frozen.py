@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from captum_norm.errors import UnsupportedModelError
+from captum_norm.errors import NonFiniteError
 from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.blocks import Block
 from captum_norm.models.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
@@ -198,9 +198,9 @@ class _Watcher:
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         with self._working():
             if inputs.isinf().any():
-                raise UnsupportedModelError(
-                    "an activation receives infinite numbers, to which no line from zero has a slope; expected a model "
-                    "without them outside of its routers"
+                raise NonFiniteError(
+                    "an activation receives infinite numbers, to which no line from zero has a slope; check inputs, "
+                    "or convert the model to a wider dtype"
                 )
             active = self._rules.activation(function, inputs, output)
         self._latest = (active, function, inputs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position
+from captum_norm.attr._tolerance import finite_results, refuse_non_finite_weights
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs, ModelCall
@@ -47,7 +48,8 @@ class TargetedAttribution(AttentionMapAttribution):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        return self._maps(inputs, additional_forward_args, MapOptions(layers, per_head, stacks, target, position))
+        options = MapOptions(layers, per_head, stacks, target, position)
+        return finite_results(self.model, self._maps(inputs, additional_forward_args, options))
 
 
 def one_of_each(options: MapOptions, index: int, batch: int) -> MapOptions:
@@ -85,4 +87,5 @@ def outside_inference(call: ModelCall) -> ModelCall:
 def refuse_non_finite(model: nn.Module, number: Tensor) -> None:
     """Refuse an output that is no number."""
     if not number.isfinite().all():
+        refuse_non_finite_weights(model)
         raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")

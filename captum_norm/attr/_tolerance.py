@@ -1,7 +1,9 @@
 """What results are held to: that they are numbers, and that vectors add up to what the model computed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,55 @@ TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
 Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
 few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
 """
+
+
+Results = TypeVar("Results")
+
+
+def finite_results(model: nn.Module, results: Results) -> Results:
+    """The results of a method as they are, where all their numbers are finite.
+
+    Args:
+        model: the model.
+        results: a tensor, or a (named) tuple, mapping or dataclass of results.
+
+    Raises:
+        NonFiniteError: if there is NaN or infinity in them, with the name of a weight that has it, too.
+    """
+    found = [(name, tensor.detach()) for name, tensor in _tensors(results) if tensor.is_floating_point()]
+    # A sum takes one pass and no memory. It may overflow where all numbers are finite, so it does not decide alone.
+    sums = [tensor.sum().to(found[0][1]) for _, tensor in found]
+    if sums and not torch.stack(sums).isfinite().all():
+        for name, tensor in found:
+            if not tensor.isfinite().all():
+                refuse_non_finite_weights(model)
+                raise NonFiniteError(
+                    f"{name or 'a result'} for {type(model).__name__} contains NaN or infinity: its numbers do, or "
+                    f"leave the range of {tensor.dtype}; check the inputs, or convert the model to a wider dtype"
+                )
+    return results
+
+
+def _tensors(results: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors in nested results, with the names of the fields that they are in."""
+    fields = _fields(results)
+    if isinstance(results, Tensor):
+        yield name, results
+    elif fields:
+        for field, entry in fields.items():
+            yield from _tensors(entry, f"{name}.{field}" if name else field)
+    elif isinstance(results, tuple):
+        for entry in results:
+            yield from _tensors(entry, name)
+
+
+def _fields(results: Any) -> Mapping[str, Any]:
+    """Those of a mapping, dataclass or named tuple; none of anything else."""
+    if isinstance(results, Mapping):
+        return results
+    if is_dataclass(results):
+        return vars(results)
+    return results._asdict() if isinstance(results, tuple) and hasattr(results, "_asdict") else {}
 
 
 def expect_finite(model: nn.Module, place: Place, *results: Tensor) -> None:
@@ -43,7 +94,7 @@ def expect_complete(model: nn.Module, place: Place, delta: Tensor, precision: to
         IncompleteDecompositionError: if an error is above the tolerance.
     """
     largest = delta.max().item()
-    if largest > TOLERANCE[precision]:
+    if not largest <= TOLERANCE[precision]:  # nor is NaN accepted
         raise IncompleteDecompositionError(
             f"the vectors of {place} do not add up to what {type(model).__name__} computed: relative error "
             f"{largest:.1e}, accepted {TOLERANCE[precision]:.0e} for {precision}"

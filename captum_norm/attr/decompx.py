@@ -18,7 +18,7 @@ from captum_norm.attr._target import (
     outside_inference,
     refuse_non_finite,
 )
-from captum_norm.attr._tolerance import TOLERANCE
+from captum_norm.attr._tolerance import TOLERANCE, finite_results
 from captum_norm.attr._wanted import as_layers, layer_indices
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
@@ -177,7 +177,7 @@ class DecompX(AttentionMapAttribution):
             vectors = by_layer([parts.kept for parts in found], wanted)
             bias = by_layer([parts.bias for parts in found], wanted)
             vectors = positions.restored(positions.restored(vectors.transpose(2, 3), 2), 3)
-            return TokenVectors(vectors, positions.restored(bias, 2))
+            return finite_results(self.model, TokenVectors(vectors, positions.restored(bias, 2)))
 
         return self._meter._with_blocks(call, work)
 
@@ -273,6 +273,7 @@ class DecompX(AttentionMapAttribution):
             scores = scores.where(call.positions.real.to(scores.device), 0)
         size = torch.maximum(scores.abs().sum(1) + bias.abs(), rounded).clamp(min=torch.finfo(scores.dtype).tiny)
         delta = torch.maximum((scores.sum(1) + bias - number).abs() / size, deviation)
+        finite_results(self.model, (scores, bias, delta))
         self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
         return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
 
@@ -332,7 +333,7 @@ class DecompX(AttentionMapAttribution):
         real = call.positions.real
         if real is not None:
             error, size = (rows.where(real[:, None].to(rows.device), 0) for rows in (error, size))
-        delta = (error.sum(-1) / size.sum(-1)).sqrt()
+        delta = finite_results(self.model, (error.sum(-1) / size.sum(-1)).sqrt())
         self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
         return delta
 

@@ -24,6 +24,7 @@ from captum_norm.attr._tolerance import (
     TOLERANCE,
     expect_complete,
     expect_finite,
+    finite_results,
     refuse_autocast,
     refuse_non_finite_weights,
 )
@@ -185,7 +186,7 @@ class NormMeter:
                 "with their maps"
             )
         wanted = Wanted(scopes, weights, per_head, head_norms, as_layers(layers), stacks, maps=maps)
-        return self._measured(inputs, additional_forward_args, wanted)
+        return finite_results(self.model, self._measured(inputs, additional_forward_args, wanted))
 
     def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> dict[StackName, Measurements]:
         with torch.set_grad_enabled(self.differentiable):
@@ -374,7 +375,7 @@ class NormMeter:
         if layer.norms is None:
             return
         discrepancy, dtype = layer.norms.discrepancy.max().item(), layer.norms.dtype
-        if discrepancy > TOLERANCE[dtype]:
+        if not discrepancy <= TOLERANCE[dtype]:
             raise IncompleteDecompositionError(
                 f"the fast norms of {place} of {type(self.model).__name__} differ from directly computed ones by "
                 f"{discrepancy:.1e}, accepted {TOLERANCE[dtype]:.0e} for {dtype}"

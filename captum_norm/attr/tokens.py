@@ -11,6 +11,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr._target import outside_inference
+from captum_norm.attr._tolerance import finite_results
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
@@ -188,7 +189,7 @@ class TokenAttribution(Attribution):
         Raises:
             InvalidInputError: the inputs, target or position do not fit the model, or the method has no convergence
                 delta.
-            NonFiniteError: a score is NaN or infinite.
+            NonFiniteError: a score or convergence delta is NaN or infinite.
             UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
         """
         if return_convergence_delta and not self.has_convergence_delta():
@@ -208,7 +209,8 @@ class TokenAttribution(Attribution):
         attributions = (scores,) if isinstance(inputs, tuple) else scores
         if not return_convergence_delta:
             return attributions
-        return attributions, torch.cat([delta for _, delta in explained if delta is not None])
+        deltas = [delta for _, delta in explained if delta is not None]
+        return attributions, finite_results(self.model, torch.cat(deltas))
 
     def compute_convergence_delta(
         self,

@@ -141,7 +141,7 @@ class ValueZeroing(AttentionMapAttribution):
             raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
         # Some files take norms, softmax or routing in single precision whatever the model's dtype.
         precision = torch.float32 if precision == torch.float64 else precision
-        if error > TOLERANCE[precision]:
+        if not error <= TOLERANCE[precision]:
             raise UnsupportedModelError(
                 f"layer {index} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
                 f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer whose output follows from its arguments"

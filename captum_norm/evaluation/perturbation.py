@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
     Replacement,
     SpecialTokens,
@@ -240,7 +240,11 @@ class _Batches:
                 chosen = None if target is None else target[chunk]
                 results.append(scores if chosen is None else _select(scores, chosen, self.perturbation.output))
         # The last layers of a model spread over devices are elsewhere than its inputs.
-        return torch.cat(results).to(order.device)[order.argsort()]
+        outputs = torch.cat(results).to(order.device)[order.argsort()]
+        if target is not None and not outputs.isfinite().all():
+            name = type(self.call.model).__name__
+            raise NonFiniteError(f"the output of {name} for inputs without some tokens contains NaN or infinity")
+        return outputs
 
     def _forward(self, examples: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
         stand_in = self.stand_in

@@ -171,7 +171,7 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
     readings: list[tuple[float, NormReader]] = []
     for reader in _norm_readings(module, inputs):
         computed = normalize(reader.read(dtype, inputs.device), inputs.to(dtype))
-        error = float((computed - outputs).norm())
+        error = float((computed - outputs).detach().norm())
         # Many model files normalise in float32 whatever the model's dtype.
         for precision in dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32))):
             if reproduces(computed, outputs, precision=precision):

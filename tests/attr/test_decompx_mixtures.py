@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import DecompX, UnsupportedModelError
+from captum_norm import DecompX, NonFiniteError, UnsupportedModelError
 from captum_norm.attr import _propagation
 from captum_norm.attr.decompx import Bias
 from tests import families, feed_forwards, oracle
@@ -162,5 +162,5 @@ def test_infinite_activations_outside_of_routers_are_refused() -> None:
     negative = float("-inf")
     gate = model.model.layers[0].mlp.gate_proj
     gate.register_forward_hook(lambda _, __, output: output.masked_fill(output < 0, negative))
-    with pytest.raises(UnsupportedModelError, match="receives infinite numbers"):
+    with pytest.raises(NonFiniteError, match="receives infinite numbers"):
         DecompX(model).decompose(ids, 5)
