@@ -7,7 +7,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test format docs bench constraints clean
+.PHONY: help demo test fuzz format docs bench constraints clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,11 @@ test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentat
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Cases per test are a few thousand in `make test`; here, FACTOR times as many.
+fuzz: FACTOR ?= 20
+fuzz: $(INSTALLED) ## Run the tests on generated inputs and damaged files at length (FACTOR=20)
+	CAPTUM_NORM_FUZZ=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz --numprocesses auto --maxprocesses 4 --dist worksteal tests
 
 format: $(INSTALLED) ## Format the code and repair what ruff can
 	$(BIN)/ruff check --fix

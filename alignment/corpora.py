@@ -128,8 +128,7 @@ def read_wpt03(folder: str | PathLike[str]) -> ParallelGold:
         folder: holds ``test.src-tgt`` (``English ||| French``) and ``test.enfr.talp`` (English–French links from 1).
 
     Raises:
-        InvalidInputError: the files do not fit each other; file and line are named.
-        OSError: a file is not there.
+        InvalidInputError: a file cannot be read, or the files do not fit each other; file and line are named.
     """
     return _read(folder, _WPT03)
 
@@ -141,8 +140,7 @@ def read_rwth(folder: str | PathLike[str]) -> ParallelGold:
         folder: holds ``test.de``, ``test.en`` and ``alignment.talp`` (German–English links from 1).
 
     Raises:
-        InvalidInputError: the files do not fit each other; file and line are named.
-        OSError: a file is not there.
+        InvalidInputError: a file cannot be read, or the files do not fit each other; file and line are named.
     """
     return _read(folder, _RWTH)
 

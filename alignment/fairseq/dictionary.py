@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captum_norm import InvalidInputError
+from captum_norm.texts import located, quoted, read_lines
 
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -75,25 +76,22 @@ def read_dictionary(path: Path, size: int) -> Dictionary:
 
 def _pieces(path: Path) -> Iterable[str]:
     seen = set(SPECIAL)
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                piece, overwrite = _parse(line, f"{path}, line {number}")
-                if piece in seen and not overwrite:
-                    found = f"{path}, line {number}: got the piece {piece!r} a second time"
-                    raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} if it shall replace the first")
-                seen.add(piece)
-                yield piece
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    for number, line in read_lines(path):
+        with located(path, number):
+            piece, overwrite = _parse(line)
+            if piece in seen and not overwrite:
+                found = f"got the piece {quoted(piece)} a second time"
+                raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} if it shall replace the first")
+        seen.add(piece)
+        yield piece
 
 
-def _parse(line: str, place: str) -> tuple[str, bool]:
+def _parse(line: str) -> tuple[str, bool]:
     text = line.rstrip()
     overwrite = text.endswith(f" {_OVERWRITE}")
     piece, space, count = text.removesuffix(f" {_OVERWRITE}").rpartition(" ")
     if not space or not count.isdecimal():
-        raise InvalidInputError(f"{place}: got {text!r}, expected a piece, a space and its count")
+        raise InvalidInputError(f"got {quoted(text)}, expected a piece, a space and its count")
     return piece, overwrite
 
 

@@ -11,10 +11,14 @@ from alignment.fairseq.dictionary import Dictionary
 from alignment.pieces import PIECE_SCHEMES
 from alignment.subwords import encode_words, word_ids_from_pieces
 from captum_norm import InvalidInputError
+from captum_norm.texts import error_at, quoted, read_text
 
 StrPath = str | os.PathLike[str]
 Codes = StrPath | tuple[StrPath, StrPath] | Literal[False] | None
 """Where pieces come from: a file for both languages, one for each, nothing (False), or what the data folder has."""
+
+_FIRST_VERSION = "#version: 0.1"  # of codes without a header
+_VERSION = re.compile(r"#version:\s*(0\.[12])(?:\.0+)*\s*")
 
 _CODES = {"code", "codes", "bpecodes"}
 
@@ -173,18 +177,23 @@ def _parts(name: str) -> set[str]:
 def _merges(path: Path) -> str:
     """The codes in the form of subword-nmt, checked, as its own reader would end the process."""
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path} is neither BPE codes nor a SentencePiece model named *.model") from error
-    header = [lines.pop(0)] if lines[0].startswith("#version:") else []
+        text = read_text(path)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error}; a model of SentencePiece is called *.model") from error
+    lines = text.rstrip("\n").split("\n")
+    header = lines.pop(0) if lines[0].startswith("#version:") else None
+    version = _VERSION.fullmatch(header or _FIRST_VERSION)
+    if version is None:
+        raise InvalidInputError(f"{path}, line 1: got {quoted(header)}, expected #version: 0.1 or #version: 0.2")
+    header = header and f"#version: {version[1]}"
     merges = []
-    for number, line in enumerate(lines, 1 + len(header)):
+    for number, line in enumerate(lines, 1 if header is None else 2):
         fields = line.strip("\r\n ").split(" ")
         counted = not header and len(fields) == 3 and fields[2].isdecimal()
         if len(fields) != 2 and not counted:
-            raise InvalidInputError(f"{path}, line {number}: got {line!r}, expected the two pieces of a merge")
+            raise error_at(path, number, f"got {quoted(line)}, expected the two pieces of a merge")
         merges.append((fields[:2], counted))
     # fastBPE marks the end of a word as version 0.2 of subword-nmt does.
     if not header and any(counted for _, counted in merges):
-        header = ["#version: 0.2"]
-    return "\n".join([*header, *(" ".join(fields) for fields, _ in merges)]) + "\n"
+        header = "#version: 0.2"
+    return "\n".join([header or _FIRST_VERSION, *(" ".join(fields) for fields, _ in merges)]) + "\n"

@@ -2,16 +2,16 @@
 
 from itertools import zip_longest
 
-from alignment.formats.text import TextSource, error_at, located, read_lines, source_name
 from captum_norm import InvalidInputError
+from captum_norm.texts import TextSource, error_at, located, quoted, read_lines, source_name
 
 
 def read_identified(*sources: TextSource) -> list[tuple[str, ...]]:
     r"""The lines of files that belong together, without their ids: one tuple for each id, one text for each file.
 
     Args:
-        sources: sentences in one language and another, links; each a path (``.gz`` and ``.xz`` are decompressed) or
-            open stream.
+        sources: sentences in one language and another, links; each a path (``.gz``, ``.xz`` and ``.bz2`` are
+            decompressed) or open stream.
 
     Raises:
         InvalidInputError: a line has no id or no tab, an id comes twice in a file, or a file has other ids than the
@@ -25,7 +25,9 @@ def read_identified(*sources: TextSource) -> list[tuple[str, ...]]:
     for source, texts in zip(sources[1:], files[1:], strict=True):
         for number, (name, expected) in enumerate(zip_longest(texts, files[0]), 1):
             if name != expected:
-                found, wanted = ("the end" if one is None else f"the sentence id {one!r}" for one in (name, expected))
+                found, wanted = (
+                    "the end" if one is None else f"the sentence id {quoted(one)}" for one in (name, expected)
+                )
                 raise error_at(source, number, f"got {found}, expected {wanted}, as in {source_name(sources[0])}")
     return list(zip(*(texts.values() for texts in files), strict=True))
 
@@ -36,8 +38,8 @@ def _read_file(source: TextSource) -> dict[str, str]:
         with located(source, number):
             name, tab, text = line.partition("\t")
             if not (name and tab):
-                raise InvalidInputError(f"got {line!r}, expected a sentence id, a tab and the text")
+                raise InvalidInputError(f"got {quoted(line)}, expected a sentence id, a tab and the text")
             if name in texts:
-                raise InvalidInputError(f"got the sentence id {name!r} again, expected each once")
+                raise InvalidInputError(f"got the sentence id {quoted(name)} again, expected each once")
             texts[name] = text
     return texts

@@ -4,9 +4,10 @@ import re
 from collections.abc import Iterable, Iterator
 from os import PathLike
 
-from alignment.formats.text import TextSource, located, read_lines, write_lines
+from alignment.formats.text import write_lines
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
+from captum_norm.texts import TextSource, located, quoted, read_lines
 
 # Nine digits bound the numbers: no sentence is longer, and int() refuses very long ones with an error of its own.
 _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
@@ -24,7 +25,7 @@ def parse_pharaoh(line: str) -> Alignment:
     matches = [(token, _LINK.fullmatch(token)) for token in line.split()]
     for token, match in matches:
         if match is None:
-            raise InvalidInputError(f"got {token!r}, expected i-j; read sure and possible links with read_gold")
+            raise InvalidInputError(f"got {quoted(token)}, expected i-j; read sure and possible links with read_gold")
     return Alignment([(int(match[1]), int(match[2])) for _, match in matches if match])
 
 
@@ -41,7 +42,7 @@ def read_pharaoh(source: TextSource) -> Iterator[Alignment]:
     r"""The alignments in a file or open stream, one a line, read as they are asked for.
 
     Args:
-        source: path (``.gz`` and ``.xz`` are decompressed) or open stream of text or bytes.
+        source: path (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream of text or bytes.
 
     Raises:
         InvalidInputError: a line is malformed; file and line are named.

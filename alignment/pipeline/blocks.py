@@ -7,9 +7,9 @@ from itertools import count, islice
 from typing import Literal, NamedTuple
 
 from alignment.formats import TextSource, format_pharaoh, read_parallel, split_words
-from alignment.formats.text import error_at
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
+from captum_norm.texts import error_at
 
 Aligner = Callable[[Sequence[tuple[list[str], list[str]]]], Sequence[Alignment | InvalidInputError]]
 """Aligns a batch of (source words, target words): for each pair its alignment or, if it cannot, an error saying why."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from alignment.formats import TextSource
+from captum_norm.texts import COMPRESSED
 
 _CHUNK_BYTES = 1 << 20
 
@@ -46,7 +47,7 @@ def count_lines(source: TextSource) -> int | None:
     if not isinstance(source, str | PathLike):
         return None
     path = Path(source)
-    if not path.is_file() or path.suffix in {".gz", ".xz"}:
+    if not path.is_file() or path.suffix in COMPRESSED:
         return None
     lines, last = 0, b"\n"
     with path.open("rb") as stream:

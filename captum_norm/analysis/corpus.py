@@ -1,27 +1,18 @@
 """Text of any size in blocks: by lines, or by documents that blank lines separate."""
 
-import bz2
-import gzip
 import hashlib
-import lzma
-import zlib
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from os import PathLike
 from pathlib import Path
-from types import MappingProxyType
-from typing import BinaryIO, Literal, cast, get_args
+from typing import Literal, get_args
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.texts import read_lines
 
 Unit = Literal["lines", "documents"]
 """What is one text: a line, or all lines up to a blank one."""
-
-_OPENERS: Mapping[str, Callable[[Path], object]] = MappingProxyType(
-    {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +119,11 @@ class Corpus:
         return CorpusFacts(texts, digest.hexdigest())
 
     def _lines(self) -> Iterator[tuple[int, str]]:
-        return ((number, line) for number, line in self._all_lines() if line.strip())
+        return ((number, line) for number, line in read_lines(self.path, self.name) if line.strip())
 
     def _documents(self) -> Iterator[tuple[int, str]]:
         first, gathered = 1, list[str]()
-        for number, line in self._all_lines():
+        for number, line in read_lines(self.path, self.name):
             if line.strip():
                 first = first if gathered else number
                 gathered.append(line)
@@ -141,27 +132,6 @@ class Corpus:
                 gathered = []
         if gathered:
             yield first, "\n".join(gathered)
-
-    def _all_lines(self) -> Iterator[tuple[int, str]]:
-        path, source = Path(self.path), self.name or self.path
-        stream = _OPENERS[path.suffix](path) if path.suffix in _OPENERS else path.open("rb")
-        with cast(BinaryIO, stream) as lines:
-            for number in count(1):
-                try:
-                    line = next(lines).decode()
-                    line = line.removeprefix(BOM_UTF8.decode()) if number == 1 else line
-                except StopIteration:
-                    return
-                except UnicodeDecodeError as error:
-                    found = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the line"
-                    raise InvalidInputError(
-                        f"{source}, line {number}: got {found}, expected UTF-8; convert the file"
-                    ) from error
-                except (EOFError, OSError, lzma.LZMAError, zlib.error) as error:
-                    raise InvalidInputError(
-                        f"{source}, line {number}: the file is damaged or cut short ({error}); make it anew"
-                    ) from error
-                yield number, line.removesuffix("\n").removesuffix("\r")
 
 
 SAMPLE = Path(__file__).parent / "data" / "europarl-en.txt"

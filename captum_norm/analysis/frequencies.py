@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from captum_norm.analysis.sequences import TokenSequence
 from captum_norm.analysis.statistics import Array, midranks
 from captum_norm.errors import InvalidInputError
+from captum_norm.texts import read_lines
 
 
 def count_tokens(sequences: Iterable[TokenSequence], vocabulary: int) -> Array:
@@ -30,12 +30,8 @@ def read_ranks(path: str | PathLike[str], vocabulary: Mapping[str, int]) -> dict
     Raises:
         InvalidInputError: there is no such file, or none of its tokens is in the vocabulary.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"cannot read the list of frequencies {path}: {error}") from error
     ranks: dict[int, int] = {}
-    for rank, line in enumerate(lines):
+    for rank, (_, line) in enumerate(read_lines(path)):
         token = vocabulary.get(line.partition("\t")[0])
         if token is not None:
             ranks.setdefault(token, rank)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward
 from captum_norm.models.layouts import Layout, Site, register_layout
+from captum_norm.texts import read_text
 
 FEED_FORWARD = "feed_forward"
 """The key of the table, inside that of a class, that describes its feed-forward block."""
@@ -52,9 +53,10 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         ...     register_layouts(file.name)
         ('FiledLayer',)
     """
+    text = read_text(path)
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        tables = tomllib.loads(text)
+    except (RecursionError, ValueError) as error:  # of the second kind are numbers of too many digits, too
         raise InvalidInputError(f"cannot read layouts from {path}: {error}") from error
     attention: dict[str, Layout] = {}
     feed_forward: dict[str, FeedForwardLayout] = {}

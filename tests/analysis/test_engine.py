@@ -91,7 +91,7 @@ def test_what_is_finished_is_kept_where_the_findings_fail(tmp_path: Path, monkey
         ("dispersion", {"world_size": 2}, "name it with --out"),
         ("dispersion", {"rank": 2, "world_size": 2}, "got rank 2 of 2 processes"),
         ("dispersion", {"frequencies": "list"}, "has no use for"),
-        ("frequency", {"frequencies": "no-such-list"}, "cannot read the list of frequencies"),
+        ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: No such file"),
         ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),
     ],
 )

@@ -70,7 +70,7 @@ def test_lines_of_another_form_are_named(tmp_path: Path, text: str, message: str
 def test_other_encodings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "dict.fr.txt"
     path.write_bytes("é 3\n".encode("latin-1"))
-    with pytest.raises(InvalidInputError, match="is not UTF-8 text: invalid continuation byte at byte 0"):
+    with pytest.raises(InvalidInputError, match="line 1: got byte 0xe9 at byte 1 of the line, expected UTF-8"):
         read_dictionary(path, 5)
 
 

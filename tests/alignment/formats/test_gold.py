@@ -6,8 +6,10 @@ from typing import Literal, get_args
 import pytest
 
 from alignment import Alignment, GoldAlignment, GoldFormat, parse_talp, read_gold, read_parallel
+from alignment.formats.gold import scan_gold
 from captum_norm import InvalidInputError
 from tests.alignment.data import DATA, lines, needs
+from tests.fuzzing import bounded, limited
 
 # Three sentence pairs, the second without links; sure 0-0 and 1-2, possible 2-1, then sure 3-0.
 SOURCES = ["a b c", "a", "a b c d"]
@@ -26,6 +28,8 @@ FILES: list[tuple[GoldFormat, Literal[0, 1] | None, str]] = [
     ("naacl", None, "0001 1 1 S\n0001 3 2 P 0.7\n0003 4 1\n0001 2 3 S 1.0\n"),
     ("naacl", None, "1 1 1 P\n3 4 1 S\n1 1 1 S\n1 3 2 P\n1 2 3 0.5\n"),
     ("naacl", 0, "0 0 0\n0 2 1 P\n0 1 2\n2 3 0\n"),
+    ("tsv", None, "a b c\tx y z\t0-0 2p1 1-2\na\tx\t\na b c d\tx\t3-0\t\t\n"),
+    ("tsv", 1, "a b c\tx y z\t1-1 3p2 2-3\na\tx\t\na b c d\tx\t4-1\n"),
 ]
 
 
@@ -46,6 +50,68 @@ def test_sentences_without_a_naacl_line_are_there_if_the_texts_say_so() -> None:
     assert read_gold(io.StringIO(content), format="naacl") == gold
     padded = read_gold(io.StringIO(content), format="naacl", targets=["x", "x", "x"])
     assert padded == [*gold, GoldAlignment(Alignment())]
+
+
+def test_a_naacl_file_takes_memory_by_its_lines_not_by_their_numbers() -> None:
+    found = "line 1: got sentence number 999999999, but lines for 2 sentences alone; give the sentences, too"
+    with limited(), bounded(50):
+        with pytest.raises(InvalidInputError, match=found):
+            read_gold(io.StringIO("999999999 1 1\n1 1 1\n"), format="naacl")
+        gold = read_gold(io.StringIO("1000000 1 1\n"), format="naacl")
+    assert len(gold) == 1_000_000
+    assert gold[-1].sure == Alignment([(0, 0)])
+    assert not any(pair.possible for pair in gold[:-1])
+
+
+def test_tsv_has_the_sentences_that_its_links_are_checked_against() -> None:
+    content = "a b\tx\t0-0 1p0\n\ufeffa\tx y\t0-1\n"
+    gold = [GoldAlignment(Alignment([(0, 0)]), Alignment([(1, 0)])), GoldAlignment(Alignment([(0, 1)]))]
+    assert scan_gold(io.StringIO(content), format="tsv") == (gold, ["a b", "\ufeffa"], ["x", "x y"])
+    exchanged = scan_gold(io.StringIO(content), format="tsv", swapped=True)
+    assert exchanged == ([pair.transposed() for pair in gold], ["x", "x y"], ["a b", "\ufeffa"])
+    with pytest.raises(InvalidInputError, match="line 1: got target index 1, expected 0 to 0, counted from 0"):
+        read_gold(io.StringIO("a b\tx\t1-1\n"), format="tsv")
+    with pytest.raises(InvalidInputError, match="line 1: got source index 1, expected 0 to 0, counted from 0"):
+        read_gold(io.StringIO("x\ta b\t1-1\n"), format="tsv", swapped=False)
+    with pytest.raises(InvalidInputError, match="line 1: got target index 0, expected none, as there is no word"):
+        read_gold(io.StringIO("a\t\t0-0\n"), format="tsv")
+    # Sentences that are given go first.
+    assert read_gold(io.StringIO(content), format="tsv", sources=["a b", "a"], targets=["x", "x y"]) == gold
+
+
+@pytest.mark.parametrize(
+    ("format", "content", "gold", "told"),
+    [
+        ("talp", b"0-0 x 9-0\n\xff\n1-1\n", ["0-0", None, "1-1"], ["line 1: got 'x'", "line 1: got source index 9"]),
+        ("alibi", b"a 0-0 0:0\na 0-0\nb 1-1\n", ["0-0", None, "1-1"], ["line 1: got '0:0'"]),
+        ("tsv", b"a b\tx y\t0-0 2-1\n\na b\tx y\t1-1\n", ["0-0", None, "1-1"], ["line 1: got source index 2"]),
+        (
+            "naacl",
+            b"1 1 1\n\xff\n9 1 1\n1 0 1\n3 2 2\n3 x 1\n",
+            ["0-0", "", "1-1"],
+            ["line 2: got byte 0xff", "line 3: got sentence number 9", "line 6: got '3 x 1'", "line 4: got source"],
+        ),
+    ],
+)
+def test_what_is_invalid_can_be_left_out(
+    format: GoldFormat,  # noqa: A002
+    content: bytes,
+    gold: list[str | None],
+    told: list[str],
+) -> None:
+    errors: list[InvalidInputError] = []
+    texts = ["a b"] * 3
+    base: Literal[0, 1] | None = 0 if format == "talp" else None
+    found = scan_gold(
+        io.BytesIO(content), format=format, base=base, sources=texts, targets=texts, on_error=errors.append
+    )
+    for pair, expected in zip(found.pairs, gold, strict=True):
+        if expected is None:
+            assert "line 2: got" in str(pair)
+        else:
+            assert pair == parse_talp(expected)
+    for error, beginning in zip(errors, told, strict=True):
+        assert str(error).startswith(f"<stream>, {beginning}")
 
 
 def test_talp_line_is_parsed() -> None:
@@ -69,7 +135,11 @@ MALFORMED: list[tuple[GoldFormat, Literal[0, 1] | None, str, str]] = [
     ("naacl", None, "0 1 1\n", "line 1: got sentence number 0, expected at least 1"),
     ("naacl", None, "1 0 1\n", "line 1: got source index 0, expected at least 1"),
     ("naacl", None, "1 1 1\n3 2 1\n3 5 1\n", "line 3: got source index 5, expected 1 to 4"),
-    ("naacl", None, "4 1 1\n", "got 4 alignments, expected 3"),
+    ("naacl", None, "4 1 1\n", "line 1: got sentence number 4, expected 1 to 3, as there are 3 sentences"),
+    ("naacl", None, "999999999 1 1\n", "line 1: got sentence number 999999999, expected 1 to 3"),
+    ("tsv", None, "a b c\tx y z\t0-0\na\tx\n", "line 2: got 2 columns, expected source TAB target TAB links"),
+    ("tsv", None, "a b c\tx y z\t0-0\t\t1-1\n", "line 1: got 5 columns"),
+    ("tsv", None, "a b c\tx y z\t3-0\na\tx\t\na\tx\t\n", "line 1: got source index 3, expected 0 to 2"),
 ]
 
 

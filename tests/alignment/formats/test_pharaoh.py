@@ -8,6 +8,7 @@ import pytest
 
 from alignment import Alignment, format_pharaoh, parse_pharaoh, read_pharaoh, write_pharaoh
 from captum_norm import InvalidInputError
+from captum_norm.texts import quoted
 
 
 def test_line_is_written_in_ascending_order() -> None:
@@ -26,7 +27,7 @@ def test_line_is_parsed_whatever_its_spaces() -> None:
 def test_what_is_no_link_is_named(token: str) -> None:
     with pytest.raises(InvalidInputError, match="expected i-j") as raised:
         parse_pharaoh(f"0-0 {token}")
-    assert repr(token) in str(raised.value)
+    assert quoted(token) in str(raised.value)
 
 
 def test_files_come_back(tmp_path: Path) -> None:

@@ -1,59 +1,16 @@
-"""Text as numbered lines, and files that are written whole or not at all."""
+"""Words, and files that are written whole or not at all."""
 
 import gzip
-import io
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from alignment.formats.text import read_lines, scan_lines, split_words, write_lines
-from captum_norm import InvalidInputError
+from alignment.formats.text import split_words, write_lines
+from captum_norm.texts import read_lines
 
 COMPRESS = {"": lambda content: content, ".gz": gzip.compress, ".xz": lzma.compress}
-
-
-@pytest.mark.parametrize("suffix", COMPRESS)
-def test_lines_end_at_line_feeds_alone(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"text{suffix}"
-    path.write_bytes(COMPRESS[suffix]("one\u2028still\x0cone\rstill\r\n\nthrée".encode()))
-    expected = [(1, "one\u2028still\x0cone\rstill"), (2, ""), (3, "thrée")]
-    assert list(read_lines(path)) == expected
-    assert list(read_lines(str(path))) == expected
-
-
-def test_streams_of_text_and_bytes_stay_open() -> None:
-    for stream in (io.StringIO("a\nb"), io.BytesIO(b"a\nb\n")):
-        assert list(read_lines(stream)) == [(1, "a"), (2, "b")]
-        assert not stream.closed
-
-
-def test_line_that_is_not_utf8_is_named_and_the_next_one_read(tmp_path: Path) -> None:
-    path = tmp_path / "latin1.txt"
-    path.write_bytes(b"one\nd\xe9j\xe0\nthree\n")
-    (_, one), (_, error), (_, three) = scan_lines(path)
-    assert (one, three) == ("one", "three")
-    assert str(error) == f"{path}, line 2: got byte 0xe9 at byte 2 of the line, expected UTF-8; convert the file"
-    with pytest.raises(InvalidInputError, match="line 2: got byte 0xe9"):
-        list(read_lines(path))
-
-
-def test_stream_of_text_that_is_not_utf8_is_refused() -> None:
-    stream = io.TextIOWrapper(io.BytesIO(b"d\xe9j\xe0\n"), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match="line 1: got a stream of text that is not UTF-8"):
-        list(read_lines(stream))
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_compressed_file_that_is_cut_short_is_named(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"text{suffix}"
-    path.write_bytes(COMPRESS[suffix](b"some words\n" * 100)[:-12])
-    with pytest.raises(InvalidInputError, match=f"text{suffix}, line .* damaged or cut short"):
-        list(read_lines(path))
-    path.write_bytes(b"not compressed")
-    with pytest.raises(InvalidInputError, match="damaged"):
-        list(read_lines(path))
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)

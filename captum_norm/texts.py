@@ -1,0 +1,196 @@
+"""Text files as lines: UTF-8, ended by line feeds alone, compressed or not; whatever is wrong with one is one error."""
+
+import bz2
+import gzip
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, BinaryIO, Protocol, cast
+
+from captum_norm.errors import InvalidInputError
+
+TextSource = str | PathLike[str] | IO[str] | IO[bytes]
+"""A path (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or an open stream such as ``sys.stdin.buffer``, which stays
+open."""
+
+COMPRESSED: Mapping[str, Callable[[Path], object]] = MappingProxyType(
+    {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+)
+"""What opens a compressed file, by the end of its name."""
+
+_BOM = "\ufeff"
+_LONGEST_LINE = 1 << 26
+_LARGEST_TEXT = 1 << 28
+# gzip packs 1032 bytes into one at best, text of any language less than 10; a file that unpacks to more is made to fill
+# the memory.
+_UNPACKED, _RATIO = 1 << 26, 250
+_LONGEST_QUOTE = 80
+
+
+class _Stream(Protocol):
+    def readline(self, limit: int, /) -> str | bytes: ...
+
+
+def quoted(value: object) -> str:
+    """A value as a message quotes it: its ``repr``, of a long one the beginning.
+
+    >>> quoted("0:0"), len(quoted("0" * 1000))
+    ("'0:0'", 84)
+    """
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _LONGEST_QUOTE else f"{value[:_LONGEST_QUOTE]!r} …"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
+
+
+def source_name(source: TextSource) -> str:
+    """What messages call a source: its path, or the stream's name."""
+    return os.fspath(source) if isinstance(source, str | PathLike) else str(getattr(source, "name", "<stream>"))
+
+
+@contextmanager
+def located(source: TextSource, number: int) -> Iterator[None]:
+    """Puts the source's name and the line's number, counted from 1, before the message of an InvalidInputError."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise error_at(source, number, str(error)) from error.__cause__
+
+
+def error_at(source: TextSource, number: int, message: str) -> InvalidInputError:
+    """An error about one line, counted from 1."""
+    return InvalidInputError(f"{source_name(source)}, line {number}: {message}")
+
+
+def read_text(path: str | PathLike[str]) -> str:
+    """The whole of a small text, such as a file of settings, without a byte order mark.
+
+    Raises:
+        InvalidInputError: the file cannot be read, is not UTF-8, or holds more than 256 MiB.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(_LARGEST_TEXT + 1)
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path}: {_not_utf8(error, 'file')}") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(str(path), error) from error
+    if "\0" in text:
+        raise InvalidInputError(f"{path}: {_nul(text, 'file')}")
+    if len(content) > _LARGEST_TEXT:
+        raise InvalidInputError(f"{path}: got a text of more than {_LARGEST_TEXT >> 20} MiB; expected a smaller one")
+    return text.removeprefix(_BOM)
+
+
+def read_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a text, without their ends; as ``scan_lines``, but a line that is not UTF-8 is raised."""
+    for number, line in scan_lines(source, name):
+        if isinstance(line, InvalidInputError):
+            raise line
+        yield number, line
+
+
+def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str | InvalidInputError]]:
+    """The numbered lines of a text, without their ends; for one that is not UTF-8, the error that says so.
+
+    Lines end at line feeds (a carriage return before one goes too), never at the other characters at which
+    ``str.splitlines`` breaks: parallel files must not come apart at a U+2028 inside a sentence. A byte order mark is no
+    part of the first line.
+
+    Args:
+        source: the text.
+        name: what messages call it; its path or the stream's name if None.
+
+    Raises:
+        InvalidInputError: the file cannot be read, a compressed one is damaged or unpacks to 250 times its size, a line
+            is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8; nothing can be read past
+            that.
+    """
+    called = source_name(source) if name is None else name
+    number = 0
+    with ExitStack() as stack:
+        try:
+            stream: _Stream = source if not isinstance(source, str | PathLike) else stack.enter_context(_open(source))
+            for number in count(1):
+                line = stream.readline(_LONGEST_LINE)
+                if not line:
+                    return
+                if len(line) == _LONGEST_LINE and line[-1] not in ("\n", ord("\n")):
+                    expected = f"expected lines of at most {_LONGEST_LINE >> 20} MiB"
+                    raise InvalidInputError(f"{called}, line {number}: got a longer line; {expected}")
+                yield number, _decoded(line, called, number)
+        except InvalidInputError:
+            raise
+        except UnicodeDecodeError as error:
+            message = f"got a stream of text that is not UTF-8 ({error.reason}); pass the stream of bytes"
+            raise InvalidInputError(f"{called}, line {number}: {message}") from error
+        except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
+            # What gzip and bz2 raise of themselves has no number.
+            if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None):
+                raise _unreadable(called, error) from error
+            message = f"the compressed file is damaged or cut short ({error}); make it anew"
+            raise InvalidInputError(f"{called}, line {number}: {message}") from error
+
+
+class _Unpacked:
+    """The lines of a compressed file, as long as they are not a bomb's."""
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self._stream = stream
+        self._left = max(_UNPACKED, _RATIO * path.stat().st_size)
+        self._path = path
+
+    def readline(self, limit: int, /) -> bytes:
+        line = self._stream.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first, if that is right"
+            raise InvalidInputError(f"{self._path}: {message}")
+        return line
+
+
+@contextmanager
+def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
+    path = Path(source)
+    opener = COMPRESSED.get(path.suffix)
+    if opener is None:
+        with path.open("rb") as plain:
+            yield plain
+    else:
+        with cast(BinaryIO, opener(path)) as unpacking:
+            yield _Unpacked(unpacking, path)
+
+
+def _decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputError:
+    if isinstance(line, bytes):
+        try:
+            line = line.decode()
+        except UnicodeDecodeError as error:
+            return InvalidInputError(f"{called}, line {number}: {_not_utf8(error, 'line')}")
+    if "\0" in line:
+        return InvalidInputError(f"{called}, line {number}: {_nul(line, 'line')}")
+    if number == 1:
+        line = line.removeprefix(_BOM)
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def _not_utf8(error: UnicodeDecodeError, of: str) -> str:
+    found = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the {of}"
+    return f"got {found}, expected UTF-8; convert the file"
+
+
+def _nul(text: str, of: str) -> str:
+    found = f"the character NUL at character {text.index(chr(0)) + 1} of the {of}"
+    return f"got {found}, as in UTF-16 and in files that are no text, expected UTF-8; convert the file"
+
+
+def _unreadable(called: str, error: Exception) -> InvalidInputError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return InvalidInputError(f"cannot read {called}: {reason or error}")
