@@ -1,58 +1,27 @@
 """``norm-align evaluate``: alignment files against a gold alignment.
 
 Every report is made of one record a system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of
-the resampled AER and half the width of its 95 % interval, as sacrebleu states them.
+the resampled AER and half the width of its 95 % interval, as sacrebleu states them. Doubts about how the files are read
+go to standard error.
 """
 
 import argparse
 import csv
 import json
-import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
 
 from alignment.aer import AER, AERScore
-from alignment.commands import inputs
-from alignment.formats import GoldFormat, read_gold
-from alignment.formats.text import error_at, read_lines
+from alignment.commands import scored_files
+from alignment.formats import GoldFormat
 from alignment.links import Alignment, GoldAlignment
 from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
 from captum_norm.commands.command import Command
 
-
-@dataclass(frozen=True)
-class _System:
-    """A file of alignments, and how to read it."""
-
-    name: str
-    file: str
-    talp: bool = False
-    base: Literal[0, 1] = 0
-    swapped: bool = False
-
-
 _UNBOUNDED = 10_000  # columns: what is not a terminal has no width, and nothing is to be folded or cut there
-
-_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
-)
-_SYSTEM = re.compile(rf"(?:([^=/]+)=)?(.+?)((?::(?:{'|'.join(_SETTINGS)}))*)", re.DOTALL)
-
-
-def _system(text: str) -> _System:
-    match = _SYSTEM.fullmatch(text)
-    if match is None:
-        raise argparse.ArgumentTypeError("got no name of a file")
-    name, file, settings = match.groups()
-    system = _System(name or file, file)
-    for setting in settings.split(":")[1:]:
-        system = replace(system, **_SETTINGS[setting])
-    return system
 
 
 def _resamples(text: str) -> int:
@@ -66,7 +35,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "systems",
         nargs="+",
-        type=_system,
+        type=scored_files.system_file,
         metavar="SYSTEM",
         help="alignments in Pharaoh format (i-j, source first, from 0), written [NAME=]FILE[:swapped][:base1][:talp]: "
         ":swapped has the target first, as fast_align -r writes it; :base1 counts from 1; :talp has possible links "
@@ -77,19 +46,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gold-format",
         choices=get_args(GoldFormat),
         default="talp",
-        help="talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, then talp "
-        "(default: %(default)s)",
+        help="talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, then talp; tsv: source, "
+        "target and talp with tabs between them (default: %(default)s)",
     )
     gold.add_argument(
         "--gold-base",
         type=int,
         choices=(0, 1),
-        help="what words are counted from; must be said for talp (default: 1 for naacl, 0 for alibi)",
+        help="what words are counted from; must be said for talp (default: 1 for naacl, 0 for alibi and tsv)",
     )
     gold.add_argument("--gold-swapped", action="store_true", help="its links have the target first")
-    texts = parser.add_argument_group("the sentences, to check that every link lies inside of them")
+    texts = parser.add_argument_group(
+        "the sentences, to check that every link lies inside of them; tsv has them itself"
+    )
     texts.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
     texts.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
+    parser.add_argument(
+        "--skip-invalid",
+        action="store_true",
+        help="skip links that are malformed or lie outside their sentences, and sentence pairs for which a file has no "
+        "valid line, and say how many on standard error; otherwise the first one is an error",
+    )
     parser.add_argument(
         "--symmetrize",
         action="append",
@@ -129,48 +106,25 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _check(options)
-    texts: dict[str, Any] = {"sources": _sentences(options.source), "targets": _sentences(options.target)}
-    with inputs.source(options.gold) as file:
-        gold = read_gold(
-            file, format=options.gold_format, base=options.gold_base, swapped=options.gold_swapped, **texts
-        )
-    if not gold:
-        raise InvalidInputError(f"{options.gold}: got no line, expected gold alignments")
-    systems = [(system.name, _alignments(system, len(gold), texts)) for system in options.systems]
-    directions = [alignments for _, alignments in systems]
-    systems += [(method, list(map(SYMMETRIZATIONS[method], *directions))) for method in options.symmetrize]
+    file = scored_files.AlignmentFile(
+        "gold", options.gold, options.gold_format, options.gold_base, options.gold_swapped, gold=True
+    )
+    texts = scored_files.read_sentences(options.source), scored_files.read_sentences(options.target)
+    gold, read = scored_files.read_scored(file, options.systems, texts, skip_invalid=options.skip_invalid)
+    systems = [(system.name, alignments) for system, alignments in zip(options.systems, read, strict=True)]
+    systems += [(method, list(map(SYMMETRIZATIONS[method], *read))) for method in options.symmetrize]
     _REPORTS[options.report](_evaluated(gold, systems, options))
 
 
 def _check(options: argparse.Namespace) -> None:
     """What holds of several options together."""
-    files = [options.gold, *(system.file for system in options.systems), options.source, options.target]
+    files = [options.gold, *(system.path for system in options.systems), options.source, options.target]
     if files.count("-") > 1:
         raise InvalidInputError("got - more than once; standard input can be read only once")
     if options.gold_format == "talp" and options.gold_base is None:
         raise InvalidInputError("talp files count from 0 or from 1; say --gold-base 0 or --gold-base 1")
     if options.symmetrize and len(options.systems) != 2:
         raise InvalidInputError(f"got --symmetrize with {len(options.systems)} systems, expected forward and reverse")
-
-
-def _sentences(name: str | None) -> list[str] | None:
-    if name is None:
-        return None
-    with inputs.source(name) as file:
-        return [line for _, line in read_lines(file)]
-
-
-def _alignments(system: _System, count: int, texts: Mapping[str, Any]) -> list[Alignment]:
-    with inputs.source(system.file) as file:
-        read = read_gold(file, format="talp", base=system.base, swapped=system.swapped, **texts)
-        for number, pair in enumerate(read, 1):
-            if pair.sure != pair.possible and not system.talp:
-                message = "got possible links (ipj), expected i-j; write FILE:talp if they are to count"
-                raise error_at(file, number, message)
-    if len(read) != count:
-        message = f"got {len(read)} alignments, expected {count}, one for each gold alignment"
-        raise InvalidInputError(f"{system.file}: {message}")
-    return [pair.possible for pair in read]
 
 
 def _evaluated(

@@ -37,10 +37,7 @@ def corpus(text: str) -> ParallelGold:
         return load_alibi()
     if name not in _FOLDERS or not folder:
         raise InvalidInputError(f"got the corpus {text!r}; expected alibi, wpt03=FOLDER or rwth=FOLDER")
-    try:
-        return _FOLDERS[name](folder)
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {error.filename}: {error.strerror}") from error
+    return _FOLDERS[name](folder)
 
 
 def _resamples(text: str) -> int:

@@ -13,12 +13,12 @@ from sacrebleu.metrics.chrf import CHRF
 
 from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, format_pharaoh, split_words
-from alignment.formats.text import error_at, read_lines, scan_lines
 from alignment.normalization import NormalizedWords, normalize_words, tokenize
 from alignment.pipeline.progress import Progress, count_lines, to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
+from captum_norm.texts import error_at, read_lines, scan_lines
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,8 +38,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="-",
         metavar="FILE",
-        help="the sentences, one a line, as the model was trained to read them; .gz and .xz are decompressed, - is "
-        "standard input (default)",
+        help="the sentences, one a line, as the model was trained to read them; .gz, .xz and .bz2 are decompressed, - "
+        "is standard input (default)",
     )
     parser.add_argument(
         "--tokenize",

@@ -1,0 +1,201 @@
+"""The files that ``norm-align evaluate`` reads, and doubts about how they are read.
+
+Doubts and what was skipped are told on standard error, a sentence each: standard output is the report's.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from alignment.formats import GoldFormat, TextSource
+from alignment.formats.gold import GoldFile, Texts, scan_gold
+from alignment.links import Alignment, GoldAlignment
+from alignment.plausibility import BetterReading, better_reading, lacks_first_words
+from captum_norm import InvalidInputError
+from captum_norm.texts import error_at, read_lines
+
+Sides = tuple[Texts | None, Texts | None]
+"""The tokenised source and target sentences, None where they are not known."""
+
+
+@dataclass(frozen=True)
+class AlignmentFile:
+    """A file of alignments, and how to read it.
+
+    Attributes:
+        name: what reports call it.
+        path: the file; ``-`` is standard input.
+        format: its notation.
+        base: what it counts from; None for what is usual for the notation.
+        swapped: whether the target is first.
+        talp: whether it may have possible links.
+        gold: whether it is the gold.
+    """
+
+    name: str
+    path: str
+    format: GoldFormat = "talp"
+    base: Literal[0, 1] | None = 0
+    swapped: bool = False
+    talp: bool = False
+    gold: bool = False
+
+    @property
+    def source(self) -> TextSource:
+        """What the readers of :mod:`alignment.formats` take."""
+        return sys.stdin.buffer if self.path == "-" else self.path
+
+    @property
+    def settings(self) -> str:
+        """How the command line says how to read it: ``FILE:swapped:base1``, ``--gold-base 1 --gold-swapped``."""
+        if self.gold:
+            return f"--gold-base {self.base}{' --gold-swapped' if self.swapped else ''}"
+        chosen = {"swapped": self.swapped, "base1": self.base == 1, "talp": self.talp}
+        return ":".join([self.path, *(name for name, is_chosen in chosen.items() if is_chosen)])
+
+
+_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
+)
+_SYSTEM = re.compile(rf"(?:([^=/]+)=)?(.+?)((?::(?:{'|'.join(_SETTINGS)}))*)", re.DOTALL)
+
+
+def system_file(text: str) -> AlignmentFile:
+    """An ``argparse`` type: ``[NAME=]FILE[:swapped][:base1][:talp]``."""
+    match = _SYSTEM.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError("got no name of a file")
+    name, path, settings = match.groups()
+    system = AlignmentFile(name or path, path)
+    for setting in settings.split(":")[1:]:
+        system = replace(system, **_SETTINGS[setting])
+    return system
+
+
+def read_sentences(path: str | None) -> list[str] | None:
+    """The sentences of one side, if there is a file of them."""
+    return None if path is None else [line for _, line in read_lines(sys.stdin.buffer if path == "-" else path)]
+
+
+def read_scored(
+    gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides, *, skip_invalid: bool
+) -> tuple[list[GoldAlignment], list[list[Alignment]]]:
+    """Read gold alignments and the systems' alignments of the same sentence pairs; tell of what does not look right.
+
+    Args:
+        gold: the gold file.
+        systems: the systems' files.
+        texts: the sentences, to check that links lie inside; if they are None, those of the gold file.
+        skip_invalid: whether invalid links are skipped, and sentence pairs for which a file has no valid line.
+
+    Raises:
+        InvalidInputError: a file cannot be read, the gold has no link, a system has another number of lines, or,
+            unless such are skipped, a link or line is invalid.
+    """
+    found = _read(gold, texts, skip_invalid)
+    if not found.pairs:
+        raise InvalidInputError(f"{gold.path}: got no line, expected gold alignments")
+    if not any(pair.possible for pair in _valid(found.pairs)):
+        raise InvalidInputError(f"{gold.path}: got no link in {len(found.pairs)} lines, expected gold alignments")
+    columns = [found.pairs]
+    for system in systems:
+        columns.append(_read(system, (found.sources, found.targets), skip_invalid).pairs)
+        if len(columns[-1]) != len(found.pairs):
+            message = f"got {len(columns[-1])} alignments, expected {len(found.pairs)}, one for each gold alignment"
+            raise InvalidInputError(f"{system.path}: {message}")
+    rows = [row for row in zip(*columns, strict=True) if len(_valid(row)) == len(row)]
+    if not rows:
+        raise InvalidInputError(f"{gold.path}: got no sentence pair with a valid line in all files, expected one")
+    if len(rows) < len(found.pairs):
+        _warn(f"skipped {len(found.pairs) - len(rows)} of {len(found.pairs)} sentence pairs with these lines")
+    pairs, *others = map(_valid, zip(*rows, strict=True))
+    alignments = [[pair.possible for pair in other] for other in others]
+    _doubt_base(gold, [pair.possible for pair in pairs])
+    for system, links in zip(systems, alignments, strict=True):
+        _doubt(system, links, pairs)
+    return pairs, alignments
+
+
+def _warn(message: str) -> None:
+    sys.stderr.write(f"norm-align: warning: {message}\n")
+
+
+def _valid(pairs: Sequence[GoldAlignment | InvalidInputError]) -> list[GoldAlignment]:
+    return [pair for pair in pairs if not isinstance(pair, InvalidInputError)]
+
+
+def _read(file: AlignmentFile, texts: Sides, skip_invalid: bool) -> GoldFile:
+    links: list[InvalidInputError] = []
+    try:
+        found = _scan(file, texts, links.append if skip_invalid else None)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error}{_hint(file, texts)}") from error
+    lines = [pair for pair in found.pairs if isinstance(pair, InvalidInputError)]
+    if links or lines:
+        numbers = ((len(links), "link"), (len(lines), "line"))
+        counts = " and ".join(f"{number} {name}{'s' * (number > 1)}" for number, name in numbers if number)
+        _warn(f"{file.path}: skipped {counts}, such as: {[*links, *lines][0]}{_hint(file, texts)}")
+    for number, pair in enumerate(found.pairs, 1):
+        if not (file.gold or file.talp or isinstance(pair, InvalidInputError)) and pair.sure != pair.possible:
+            message = "got possible links (ipj), expected i-j; write FILE:talp if they are to count"
+            raise error_at(file.source, number, message)
+    return found
+
+
+def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputError], None] | None) -> GoldFile:
+    return scan_gold(
+        file.source,
+        format=file.format,
+        base=file.base,
+        swapped=file.swapped,
+        sources=texts[0],
+        targets=texts[1],
+        on_error=on_error,
+    )
+
+
+def _hint(file: AlignmentFile, texts: Sides) -> str:
+    """How else the file can be read so that all its links lie inside known sentences."""
+    readings: list[tuple[Literal[0, 1], bool]] = [(0, False), (0, True), (1, False), (1, True)]
+    for base, swapped in [] if file.path == "-" or texts == (None, None) else readings:
+        other = replace(file, base=base, swapped=swapped)
+        try:
+            _scan(other, texts, None)
+        except InvalidInputError:
+            continue
+        return f"; as {other.settings} all its links would lie inside the sentences"
+    return ""
+
+
+def _doubt(file: AlignmentFile, alignments: list[Alignment], gold: list[GoldAlignment]) -> None:
+    """Tells of a system whose links look as if they were read in a wrong way."""
+    better = better_reading(alignments, gold)
+    if better is None:
+        _doubt_base(file, alignments)
+        return
+    how, advice = _advice(file, better)
+    rates = f"AER {better.other_aer:.1f} instead of {better.aer:.1f}"
+    _warn(f"{file.path}: with {how} its links would fit the gold far better ({rates}); {advice}")
+
+
+def _advice(file: AlignmentFile, better: BetterReading) -> tuple[str, str]:
+    if better.reading == "swapped":
+        first = "source" if file.swapped else "target"
+        other = replace(file, swapped=not file.swapped).settings
+        return "the sides exchanged", f"if it has the {first} first, write {other}, else check --gold-swapped"
+    how = f"indices {better.reading}"
+    if better.reading == "one less" or file.base == 1:
+        base: Literal[0, 1] = 1 if better.reading == "one less" else 0
+        return how, f"if it counts from {base}, write {replace(file, base=base).settings}, else check --gold-base"
+    return how, "if the gold counts from 1, write --gold-base 1"
+
+
+def _doubt_base(file: AlignmentFile, alignments: list[Alignment]) -> None:
+    from_0 = file.base == 0 or (file.base is None and file.format != "naacl")
+    if from_0 and lacks_first_words(alignments):
+        found = f"none of its {sum(map(len, alignments))} links has the index 0"
+        _warn(f"{file.path}: {found}; if it counts from 1, write {replace(file, base=1).settings}")
