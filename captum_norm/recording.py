@@ -22,7 +22,7 @@ from captum_norm.models.feed_forward import End, Routing
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.library import EagerAttention
-from captum_norm.models.parameters import present
+from captum_norm.models.offloading import present
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
 from captum_norm.models.tracing import evaluating, hooked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
-from captum_norm.models.parameters import present
+from captum_norm.models.offloading import present
 from captum_norm.models.stacks import Place
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(

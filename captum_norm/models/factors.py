@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.parameters import present
+from captum_norm.models.offloading import present
 from captum_norm.models.tracing import Trace
 
 FactorValue = Tensor | float

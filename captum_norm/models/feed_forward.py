@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from captum_norm.functional import Affine, Carry, Elementwise, Network, Use, scaled
 from captum_norm.models.factors import Factor
 from captum_norm.models.layouts import Scope, Site
-from captum_norm.models.parameters import NormReader, Projection, present
+from captum_norm.models.offloading import present
+from captum_norm.models.parameters import NormReader, Projection
 
 
 @dataclass(frozen=True)

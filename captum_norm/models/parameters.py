@@ -1,20 +1,31 @@
 """Reading the numbers of linear maps and normalisations off modules of any class.
 
 Module classes differ in how they store their parameters (a Linear's weight is transposed in a Conv1D, Gemma's RMSNorm
-adds 1 to its weight). A reading is accepted only if it reproduces what the module computed.
+adds 1 to its weight). A reading must reproduce what the module computed. Where a bias or a gain is far larger than the
+rest, others do so, too; so it must also be known from the module's class, or be shown by what the module computes at
+parameters and inputs that tell all readings apart.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Normalization, normalize
+from captum_norm.models.offloading import present
+from captum_norm.models.probing import drawn, forward_of, output_at
 
+LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
+"""The forward functions of linear maps that need no probe, and whether they store their weight as (outputs, inputs)."""
+NORMS: Mapping[Any, bool] = MappingProxyType({nn.LayerNorm.forward: True, nn.RMSNorm.forward: False})
+"""The forward functions of norms that need no probe, and whether they subtract the mean."""
+# How many inputs a linear map is probed with.
+PROBED = 8
 EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
 
 
@@ -51,35 +62,6 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
     return bool((error <= rounding * sum(sizes)).all())
 
 
-@contextmanager
-def present(module: nn.Module) -> Iterator[None]:
-    """A module's own parameters, for a while, as its forward function finds them.
-
-    A hook of accelerate may keep them on another device or on disk, and brings them for each call of the module.
-
-    Raises:
-        UnsupportedModelError: if they are nowhere.
-    """
-    if not _is_elsewhere(module):
-        yield
-        return
-    hook = getattr(module, "_hf_hook", None)
-    if hook is None:
-        raise UnsupportedModelError(
-            f"the weights of a {type(module).__name__} are on no device (meta), and no hook of accelerate brings them; "
-            "load the model's weights, or offload module by module (without preload_module_classes)"
-        )
-    hook.pre_forward(module)
-    try:
-        yield
-    finally:
-        hook.post_forward(module, None)
-
-
-def _is_elsewhere(module: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in module.parameters(recurse=False))
-
-
 def _own(module: nn.Module, name: str) -> Tensor | None:
     """A parameter or buffer of a module, None where it has none of that name."""
     with present(module):
@@ -102,7 +84,8 @@ class Projection:
     @property
     def parameter(self) -> Tensor:
         """The module's own weight, as it stores it; on no device (meta) where it is offloaded."""
-        return self.module.get_parameter("weight")
+        weight: Tensor = self.module.weight  # type: ignore[assignment]
+        return weight
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """(inputs, outputs)."""
@@ -132,9 +115,27 @@ def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Proje
         if bias is not None:
             computed = computed + bias.to(outputs.device)
         magnitude = inputs.to(matrix.dtype).abs() @ matrix.abs()
-        if reproduces(computed, outputs, magnitude):
+        if reproduces(computed, outputs, magnitude) and _is_linear(projection, matrix):
             return projection
     return None
+
+
+def _is_linear(projection: Projection, matrix: Tensor) -> bool:
+    """Whether a module computes inputs @ weight + bias with its weight in this orientation, whatever the numbers."""
+    module = projection.module
+    known = LINEAR.get(forward_of(module))
+    if known is not None:
+        return known == projection.transposed
+    width = len(matrix)
+    # Of the size of the module's own weight, so that nothing else that it may compute is hidden.
+    size = float(matrix.detach().abs().mean()) or 1.0
+    inputs, other, bias = drawn(matrix, (1, PROBED, width), matrix.shape, matrix.shape[1:])
+    other, bias = size * other, size * width**0.5 * bias
+    parameters, computed = {"weight": other.T if projection.transposed else other}, inputs @ other
+    if projection.bias(matrix.dtype) is not None:
+        parameters["bias"], computed = bias, computed + bias
+    outputs = output_at(module, inputs, parameters)
+    return outputs is not None and reproduces(computed, outputs, inputs.abs() @ other.abs())
 
 
 @dataclass(frozen=True)
@@ -165,20 +166,44 @@ class NormReader:
 
 def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader | None:
     """The normalisation that took ``inputs`` to ``outputs`` (..., D), or None if it is no normalisation we know."""
-    if inputs.shape != outputs.shape or torch.equal(inputs, outputs):
+    if inputs.shape != outputs.shape:
         return None
     dtype = accumulation_dtype(outputs.dtype)
-    readings: list[tuple[float, NormReader]] = []
     for reader in _norm_readings(module, inputs):
         computed = normalize(reader.read(dtype, inputs.device), inputs.to(dtype))
-        error = float((computed - outputs).detach().norm())
-        # Many model files normalise in float32 whatever the model's dtype.
-        for precision in dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32))):
-            if reproduces(computed, outputs, precision=precision):
-                readings.append((error, replace(reader, precision=precision)))
-                break
-    # In half precision several pass; the right one errs by the module's own rounding alone.
-    return min(readings, key=lambda reading: reading[0], default=(0.0, None))[1]
+        precision = _precision(computed, outputs)
+        if precision is not None and _is_norm(reader, inputs):
+            return replace(reader, precision=precision)
+    return None
+
+
+def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
+    """Whether a module normalises tensors such as ``inputs`` as ``reader`` says, whatever the numbers."""
+    module, width = reader.module, inputs.shape[-1]
+    known = NORMS.get(forward_of(module))
+    if known is not None and isinstance(module.eps, float):
+        return (known, 0) == (reader.centered, reader.gain_offset)
+    # With and without a mean, so small that ε counts, and large.
+    small = max(reader.eps, torch.finfo(inputs.dtype).tiny) ** 0.5
+    scale, shift = inputs.new_tensor([[1.0, 1.0, small, 30.0], [0.0, 3.0, 0.0, 0.0]]).unsqueeze(-1)
+    rows, *vectors = drawn(inputs, (4, width), (width,), (width,))
+    rows = (rows * scale + shift).expand(*inputs.shape[:-2], 4, width)
+    names = [name for name in ("weight", "bias") if isinstance(getattr(module, name, None), Tensor)]
+    parameters = dict(zip(names, vectors, strict=False))
+    outputs = output_at(module, rows, parameters)
+    gain, bias = (
+        parameters[name].to(accumulation_dtype(rows.dtype)) if name in parameters else None
+        for name in ("weight", "bias")
+    )
+    norm = Normalization(reader.centered, None if gain is None else gain + reader.gain_offset, bias, reader.eps)
+    computed = normalize(norm, rows.to(accumulation_dtype(rows.dtype)))
+    return outputs is not None and outputs.shape == rows.shape and _precision(computed, outputs) is not None
+
+
+def _precision(computed: Tensor, outputs: Tensor) -> torch.dtype | None:
+    """The dtype to whose rounding a norm's output was met; many model files normalise in float32 whatever their own."""
+    precisions = dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32)))
+    return next((dtype for dtype in precisions if reproduces(computed, outputs, precision=dtype)), None)
 
 
 def _coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
@@ -191,7 +216,8 @@ def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
         return
     offsets = (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,)
     epsilons = [getattr(module, name) for name in EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
-    # Without one torch's RMSNorm uses the input dtype's own, its layer_norm 1e-5.
-    epsilons = epsilons or [torch.finfo(inputs.dtype).eps, 1e-5]
+    # Without one torch's RMSNorm uses that of a dtype, its layer_norm 1e-5.
+    dtypes = dict.fromkeys((inputs.dtype, accumulation_dtype(inputs.dtype)))
+    epsilons = epsilons or [*(torch.finfo(dtype).eps for dtype in dtypes), 1e-5]
     for centered, offset, eps in product((True, False), offsets, epsilons):
         yield NormReader(module, centered, offset, eps, inputs.dtype)
