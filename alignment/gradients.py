@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -196,8 +197,9 @@ def _log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
 
 @contextmanager
 def _hook(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
-    """While open, ``hook`` sees what the module returns."""
-    handle = module.register_forward_hook(hook)
+    """While open, ``hook`` sees what the module returns in this thread."""
+    thread = get_ident()
+    handle = module.register_forward_hook(lambda *seen: hook(*seen) if get_ident() == thread else None)
     try:
         yield
     finally:

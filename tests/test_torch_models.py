@@ -309,19 +309,26 @@ def test_long_inputs_and_parts_of_them_change_nothing(batch_first: bool) -> None
         shapes.clear()
 
 
-def test_the_row_explained_is_the_last_of_a_causal_model_and_the_mean_otherwise() -> None:
+def test_the_rows_explained_are_what_the_head_reads_or_without_a_head_the_last_of_a_causal_model() -> None:
     model, mask = randomized(Classifier(batch_first=True)), padding(*LENGTHS)
     method, tokens = NormAttribution(model), ids(3, 9)
     real = (~mask).float()
-    rows = method.maps((tokens, mask)).encoder
-    assert rows is not None
-    expected = torch.einsum("bq,bqk->bk", real / real.sum(1, keepdim=True), rows[:, 1])
-    torch.testing.assert_close(method.attribute(tokens, additional_forward_args=mask, layer=1), expected)
-    rows = method.maps((tokens, mask, causal(9))).decoder
-    assert rows is not None
-    last = rows[torch.arange(3), 1, torch.tensor(LENGTHS) - 1]
+
+    def mean_and_last(rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert rows is not None
+        last = rows[torch.arange(3), 1, torch.tensor(LENGTHS) - 1]
+        return torch.einsum("bq,bqk->bk", real / real.sum(1, keepdim=True), rows[:, 1]), last
+
+    mean, _ = mean_and_last(method.maps((tokens, mask)).encoder)
+    torch.testing.assert_close(method.attribute(tokens, additional_forward_args=mask, layer=1), mean)
+    mean, last = mean_and_last(method.maps((tokens, mask, causal(9))).decoder)
     scores = method.attribute(tokens, additional_forward_args=(mask, causal(9)), layer=1)
-    torch.testing.assert_close(scores, last)
+    torch.testing.assert_close(scores, mean)
+    bare = NormAttribution(model.encoder)
+    arguments = {"src": model.embed(tokens).detach(), "src_key_padding_mask": mask}
+    torch.testing.assert_close(bare.attribute(arguments | {"mask": causal(9)}, layer=1), last)
+    mean, _ = mean_and_last(bare.maps(arguments).encoder)
+    torch.testing.assert_close(bare.attribute(arguments, layer=1), mean)
 
 
 def test_half_precision_and_gradients() -> None:

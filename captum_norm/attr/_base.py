@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
 from captum_norm.attr._assembly import Measurements, real_queries, stack_name, stacked
+from captum_norm.attr._head import SeenPosition, seen_position
 from captum_norm.attr._tolerance import finite_results
 from captum_norm.attr.measure import MeterOptions, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.heads import ReadPosition, pooled_rows, positions_of_examples, read_position
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.heads import HeadPosition, ReadPosition, pooled_rows, positions_of_examples, read_position
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.stacks import Role, StackName
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
@@ -53,6 +54,7 @@ class AttentionMapAttribution(Attribution, ABC):
         self.model = model
         self.aggregation = aggregation
         self._meter = NormMeter(model, **options)
+        self._head: tuple[list[nn.Module], SeenPosition | None] | None = None
 
     def maps(
         self,
@@ -82,7 +84,7 @@ class AttentionMapAttribution(Attribution, ABC):
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
         options = MapOptions(layers, per_head, stacks)
-        return finite_results(self.model, self._maps(inputs, additional_forward_args, options))
+        return finite_results(self.model, self._maps_and_head(inputs, additional_forward_args, options))
 
     @overload
     def attribute(
@@ -139,8 +141,8 @@ class AttentionMapAttribution(Attribution, ABC):
                 methods whose maps do not depend on an output class.
             additional_forward_args: the model's further positional arguments (attention mask first).
             position: the output position to explain: an index (negative from the end), one index for each example,
-                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: the position that
-                the model's head reads, which is the last for causal models, the first for classifiers, else the mean.
+                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: what the model's
+                head reads; of a model with an output at every position the last if it is causal, else the mean.
             layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
                 aggregates all layers.
             return_convergence_delta: also return the largest completeness error of the layers, (B,).
@@ -150,8 +152,8 @@ class AttentionMapAttribution(Attribution, ABC):
             1. A tuple of this one tensor if ``inputs`` is a tuple, as everywhere in Captum.
 
         Raises:
-            InvalidInputError: for a position outside the sequence or in its padding, an unknown layer, or
-                ``return_convergence_delta`` for a method that has none.
+            InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
+                one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method that has none.
             CaptumNormError: see :meth:`maps`.
         """
         if return_convergence_delta and not self.has_convergence_delta():
@@ -179,8 +181,8 @@ class AttentionMapAttribution(Attribution, ABC):
             (B, S).
 
         Raises:
-            InvalidInputError: for a position outside the sequence or in its padding, or several layers where there
-                must be one.
+            InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
+                one position nor the mean, or several layers where there must be one.
         """
         with torch.set_grad_enabled(self._meter.differentiable):
             return finite_results(self.model, self._scores(maps, position, aggregate=aggregate))
@@ -218,14 +220,38 @@ class AttentionMapAttribution(Attribution, ABC):
         self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
     ) -> tuple[Tensor, Tensor | None]:
         """What :meth:`attribute` returns, (B, S), and the completeness error, (B,)."""
-        maps = self._maps(inputs, additional_forward_args, options)
+        maps = self._maps_and_head(inputs, additional_forward_args, options)
         scores = self.scores(maps, options.position, aggregate=options.layers is None)
         return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
+
+    def _maps_and_head(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+        """The maps; of a model whose class does not tell where its head reads, that is seen, too, once."""
+        maps = self._maps(inputs, additional_forward_args, options)
+        if maps.cross is None and read_position(self.model, causal=maps.decoder is not None) is None:
+            modules = list(self.model.modules())
+            if (self._head is None or self._head[0] != modules) and _several(maps):
+                self._head = modules, seen_position(bind_inputs(self.model, inputs, additional_forward_args))
+        return maps
+
+    def _head_position(self, maps: AttributionMaps) -> HeadPosition:
+        """Where the head reads."""
+        causal = maps.decoder is not None
+        known = read_position(self.model, causal=causal)
+        if known is None and self._head is not None:
+            _, seen = self._head
+            known = ("last" if causal else "mean") if seen == "each" else seen
+        if known is None and _several(maps):
+            raise InvalidInputError(
+                f"got no position, and the head of {type(self.model).__name__} reads neither the first, nor the last, "
+                'nor the mean of all, or cannot be seen through; pass position=, an index, "first", "last" or "mean"'
+            )
+        return known or "mean"
 
     def _scores(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
         """What :meth:`scores` returns."""
         stack = maps.self_attention
-        rows = position_rows(position, maps.real, stack, self.model, causal=maps.decoder is not None).unsqueeze(1)
+        head = self._head_position(maps) if position is None else None
+        rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)
         return (self._aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
 
     def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
@@ -300,20 +326,27 @@ def only_layer(stack: Tensor) -> Tensor:
     return stack[:, 0]
 
 
-def position_rows(position: Position, real: Tensor, like: Tensor, model: nn.Module, *, causal: bool) -> Tensor:
+def _several(maps: AttributionMaps) -> bool:
+    """Whether some example has several positions to choose from."""
+    return bool(maps.real.sum(1).max() > 1)
+
+
+def position_rows(
+    position: Position, head: HeadPosition | None, real: Tensor, like: Tensor, model: nn.Module
+) -> Tensor:
     """How much each query's row counts, (B, Q).
 
     Args:
         position: see :meth:`AttentionMapAttribution.attribute`.
+        head: what the head reads, where no position is given.
         real: True at real positions, (B, Q).
         like: a tensor of the dtype and on the device wanted.
-        model: the model, whose head decides where no position was given.
-        causal: whether attention looks back only.
+        model: the model, whose configuration says how many tokens stand before the patches.
 
     Raises:
         InvalidInputError: for a position outside the sequence or in its padding.
     """
-    chosen = read_position(model, causal=causal) if position is None else position
+    chosen = head if position is None else position
     # By name a user asks for the mean alone.
     if isinstance(chosen, str) and (position is None or chosen == "mean"):
         pooled = pooled_rows(chosen, real, model)

@@ -8,7 +8,6 @@ called.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +25,7 @@ from captum_norm.models.library import AttentionFunction
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.seams import library_of
 from captum_norm.models.steps import ActivationReader, Step, read_step
+from captum_norm.models.threads import here
 from captum_norm.models.tracing import evaluating, first_tensor, tensors_in
 
 # Activations that model files call as functions.
@@ -134,7 +134,6 @@ class _Watcher:
         self._busy = False
         self._attention_begins = False
         self._paused: nn.Module | None = None
-        self._thread = get_ident()
         # The latest activation, which the next product may gate something with: its output, function and input.
         self._latest: tuple[Tensor, Elementwise, Tensor] | None = None
 
@@ -145,23 +144,23 @@ class _Watcher:
         with ExitStack() as stack:
             for module in model.modules():
                 if module in self._layers:
-                    stack.callback(module.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
-                    stack.callback(module.register_forward_hook(self._leave).remove)
+                    stack.callback(module.register_forward_pre_hook(here(self._enter), with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(here(self._leave)).remove)
                 if module in routers:
-                    stack.callback(module.register_forward_pre_hook(self._pause).remove)
-                    stack.callback(module.register_forward_hook(self._router).remove)
+                    stack.callback(module.register_forward_pre_hook(here(self._pause)).remove)
+                    stack.callback(module.register_forward_hook(here(self._router)).remove)
                 elif stacked_maps(module):
-                    stack.callback(module.register_forward_pre_hook(self._begin_experts, with_kwargs=True).remove)
-                    stack.callback(module.register_forward_hook(self._experts, with_kwargs=True).remove)
+                    stack.callback(module.register_forward_pre_hook(here(self._begin_experts), with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(here(self._experts), with_kwargs=True).remove)
                 elif not any(True for _ in module.children()):
-                    stack.callback(module.register_forward_hook(self._module, with_kwargs=True).remove)
+                    stack.callback(module.register_forward_hook(here(self._module), with_kwargs=True).remove)
             for attention, block in blocks.items():
-                stack.callback(attention.register_forward_pre_hook(self._expect_attention).remove)
+                stack.callback(attention.register_forward_pre_hook(here(self._expect_attention)).remove)
                 for module in attention.modules():
                     if _is_linear(module):
-                        stack.callback(module.register_forward_pre_hook(self._begin_attention).remove)
+                        stack.callback(module.register_forward_pre_hook(here(self._begin_attention)).remove)
                 # Behind the hook that counts the projection's own bias.
-                stack.callback(block.projection.module.register_forward_hook(self._end_attention).remove)
+                stack.callback(block.projection.module.register_forward_hook(here(self._end_attention)).remove)
             yield
 
     def attention(self, *args: Any, **options: Any) -> Tensor:
@@ -207,7 +206,7 @@ class _Watcher:
         return active
 
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._entered or get_ident() != self._thread:
+        if self._entered:
             return None
         given = first_tensor(args)
         stream = first_tensor(kwargs) if given is None else given
@@ -220,7 +219,7 @@ class _Watcher:
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         stream = first_tensor(output)
-        if stream is not None and get_ident() == self._thread:
+        if stream is not None:
             self._rules.leave(stream)
 
     def _expect_attention(self, *_: Any) -> None:
@@ -238,7 +237,7 @@ class _Watcher:
             return self._rules.end_attention(output)
 
     def _watches(self) -> bool:
-        return self._entered and not self._busy and get_ident() == self._thread
+        return self._entered and not self._busy
 
     def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         inputs = first_tensor(args)
@@ -267,7 +266,7 @@ class _Watcher:
 
     def _resumes(self, module: nn.Module) -> bool:
         """Whether the module that ends is the one since whose beginning nothing was exchanged."""
-        if self._paused is not module or get_ident() != self._thread:
+        if self._paused is not module:
             return False
         self._paused, self._busy = None, False
         return True

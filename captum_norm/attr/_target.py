@@ -1,18 +1,15 @@
 """What the methods have in common that explain one number of the model's output."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position
 from captum_norm.attr._tolerance import finite_results, refuse_non_finite_weights
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.inputs import Inputs
 from captum_norm.models.outputs import Difference
 from captum_norm.models.stacks import StackName
 
@@ -49,7 +46,7 @@ class TargetedAttribution(AttentionMapAttribution):
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
         options = MapOptions(layers, per_head, stacks, target, position)
-        return finite_results(self.model, self._maps(inputs, additional_forward_args, options))
+        return finite_results(self.model, self._maps_and_head(inputs, additional_forward_args, options))
 
 
 def one_of_each(options: MapOptions, index: int, batch: int) -> MapOptions:
@@ -66,22 +63,6 @@ def one_of_each(options: MapOptions, index: int, batch: int) -> MapOptions:
         return value[index % len(value)]
 
     return options._replace(target=one(options.target, "targets"), position=one(options.position, "positions"))
-
-
-@contextmanager
-def gradients_on() -> Iterator[None]:
-    """Gradients, whatever mode the caller is in."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
-def outside_inference(call: ModelCall) -> ModelCall:
-    """The call with tensors that may be part of a graph; those made in inference mode may not."""
-    arguments: Mapping[str, Any] = {
-        name: value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-        for name, value in call.arguments.items()
-    }
-    return replace(call, arguments=dict(arguments))
 
 
 def refuse_non_finite(model: nn.Module, number: Tensor) -> None:

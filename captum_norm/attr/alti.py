@@ -98,7 +98,7 @@ class ALTI(LayerwiseAttribution):
             source = maps.cross.mean(1)
         else:
             source, _ = encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross)
-        rows = position_rows(position, maps.decoder_real, source, self.model, causal=True).unsqueeze(1)
+        rows = position_rows(position, "last", maps.decoder_real, source, self.model).unsqueeze(1)
         return (rows @ source).squeeze(1)
 
 

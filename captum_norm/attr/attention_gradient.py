@@ -6,13 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import MapOptions, stacked_maps
+from captum_norm.attr._gradients import gradients_on, outside_inference
 from captum_norm.attr._layerwise import refuse_encoder_decoder
-from captum_norm.attr._target import (
-    TargetedAttribution,
-    gradients_on,
-    outside_inference,
-    refuse_non_finite,
-)
+from captum_norm.attr._target import TargetedAttribution, refuse_non_finite
 from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps

@@ -10,14 +10,10 @@ from torch import Tensor, nn
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
 from captum_norm.attr._frozen import frozen
 from captum_norm.attr._frozen_graph import GraphRules
+from captum_norm.attr._gradients import gradients_on, outside_inference
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
 from captum_norm.attr._propagation import LayerParts, Propagation, by_layer
-from captum_norm.attr._target import (
-    gradients_on,
-    one_of_each,
-    outside_inference,
-    refuse_non_finite,
-)
+from captum_norm.attr._target import one_of_each, refuse_non_finite
 from captum_norm.attr._tolerance import TOLERANCE, finite_results
 from captum_norm.attr._wanted import as_layers, layer_indices
 from captum_norm.bars import bar

@@ -10,7 +10,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.attr._target import outside_inference
+from captum_norm.attr._gradients import outside_inference
 from captum_norm.attr._tolerance import finite_results
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any, Unpack
 
 import torch
@@ -24,6 +23,7 @@ from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
+from captum_norm.models.threads import here
 from captum_norm.models.tracing import evaluating, first_tensor
 from captum_norm.recording import CHUNK_BYTES, record
 
@@ -234,21 +234,20 @@ class _Zeroed:
 @contextmanager
 def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
     """While open, notes every call of the layers in this thread."""
-    thread, opened = get_ident(), dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]()
+    opened = dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]()
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if get_ident() == thread:
-            opened[layer] = (args, kwargs)
+        opened[layer] = (args, kwargs)
 
     def leave(layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         stream = first_tensor(output)
-        if get_ident() == thread and stream is not None:
+        if stream is not None:
             calls.append(_LayerCall(layer, opened.pop(layer), stream))
 
     with ExitStack() as stack:
         for layer in layers:
-            stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(layer.register_forward_hook(leave).remove)
+            stack.callback(layer.register_forward_pre_hook(here(enter), with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(here(leave)).remove)
         yield
 
 

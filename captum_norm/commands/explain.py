@@ -170,7 +170,7 @@ def _explain(
     together = units.together or aggregated
     if target is not None and units.target is not None:
         together = units.target
-    default = read_position(method.forward_func, causal=maps.decoder is not None)
+    default = read_position(method.forward_func, causal=maps.decoder is not None) or "what the head reads"
     return Explanation(
         text=text,
         model=options.model,

@@ -11,6 +11,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.heads import has_labels
 from captum_norm.models.outputs import Difference, Readout, Target, real_positions
 from captum_norm.models.tracing import evaluating
+from captum_norm.models.wrappers import config_of
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
 """What is explained of a model that returns hidden states alone."""
@@ -87,7 +88,7 @@ def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokeni
 
 
 def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
-    labels = getattr(getattr(model, "config", None), "id2label", None) or {}
+    labels = getattr(config_of(model), "id2label", None) or {}
     if has_labels(model):
         return str(labels.get(target, target))
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)

@@ -32,6 +32,7 @@ from captum_norm.models.outputs import (
 )
 from captum_norm.models.seams import library_of
 from captum_norm.models.tracing import evaluating
+from captum_norm.models.wrappers import config_of
 
 Output = Literal["probability", "logit"]
 """What of a class is watched: its probability, or its logit (or whatever number a readout gives)."""
@@ -277,7 +278,7 @@ class _Batches:
 def _pad(call: ModelCall, real: Tensor) -> None:
     """Make padding of what is not real, (N, S)."""
     call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
-    ids, padding = call.arguments.get("input_ids"), getattr(getattr(call.model, "config", None), "pad_token_id", None)
+    ids, padding = call.arguments.get("input_ids"), getattr(config_of(call.model), "pad_token_id", None)
     # Some classifiers tell the last token by the padding id, whatever the mask says.
     if ids is not None and padding is not None:
         call.arguments["input_ids"] = ids.masked_fill(~real, padding)

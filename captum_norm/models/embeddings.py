@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from threading import get_ident
 from typing import Any, Literal, Protocol, get_args
 
 import torch
@@ -13,6 +12,8 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.library import Library
 from captum_norm.models.seams import library_of
+from captum_norm.models.threads import here
+from captum_norm.models.wrappers import config_of
 
 StandIn = Literal["mask", "pad", "zero", "mean"]
 """What stands in for a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
@@ -84,12 +85,10 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
     Raises:
         UnsupportedModelError: if the model did not look embeddings up exactly once.
     """
-    thread, calls = get_ident(), 0
+    calls = 0
 
     def hook(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         nonlocal calls
-        if get_ident() != thread:
-            return output
         calls += 1
         return function(output)
 
@@ -98,7 +97,7 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
     same = (other for other in model.modules() if isinstance(other, nn.Embedding) and other.weight is module.weight)
     with ExitStack() as stack:
         for table in {module, *same}:
-            stack.callback(table.register_forward_hook(hook).remove)
+            stack.callback(table.register_forward_hook(here(hook)).remove)
         yield
     if calls != 1:
         raise UnsupportedModelError(
@@ -193,7 +192,7 @@ def _of_token(name: str, module: nn.Module, token: int) -> Replacement:
 
 
 def _token_id(kind: str, model: nn.Module, tokenizer: SpecialTokens | None) -> int | None:
-    known: Any = getattr(model, "config", None) if tokenizer is None else tokenizer
+    known: Any = config_of(model) if tokenizer is None else tokenizer
     return getattr(known, f"{kind}_token_id", None)
 
 

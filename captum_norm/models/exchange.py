@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.library import AttentionFunction, run_elsewhere
-from captum_norm.models.tracing import EXPLAINING
+from captum_norm.models.library import AttentionFunction
+from captum_norm.models.threads import explaining
 
 _compared: WeakSet[nn.Module] = WeakSet()
 
@@ -25,13 +25,13 @@ _compared: WeakSet[nn.Module] = WeakSet()
 def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     """While open, attributes of the model's modules have other values.
 
-    They are left as they were, also when the body raises. Other threads that exchange some wait.
+    They are left as they were, also when the body raises. Other threads that explain or call the model wait.
 
     Args:
         model: the model.
         attributes_of: names and values for one of its modules.
     """
-    with EXPLAINING, ExitStack() as stack:
+    with explaining(model), ExitStack() as stack:
         for module in model.modules():
             for name, value in attributes_of(module):
                 stack.enter_context(_replaced(module, name, value))
@@ -59,7 +59,7 @@ class AttentionForward(ABC):
         module: the attention module.
         own: its own forward function.
         function: what its attention goes through.
-        thread: the only one that may call it.
+        thread: the one that explains; any other gets what the module's own function gives.
         parameters: what the forward function takes, in this order.
         not_supported: what may make attention another than ours, for messages.
     """
@@ -74,7 +74,7 @@ class AttentionForward(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """What the attention module returns: its output and attention weights."""
         if threading.get_ident() != self.thread:
-            raise run_elsewhere(self.module)
+            return self.own(*args, **kwargs)
         return self.run(dict(zip(self.parameters, args, strict=False)) | kwargs)
 
     @abstractmethod

@@ -40,8 +40,8 @@ FAST_PATH = "can_use_fastpath"
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
     """While open, every call of an attention module of ``model`` runs ``function``.
 
-    The modules are left as they were, also when the body raises. Other threads that explain a model wait; a plain call
-    of this model in another thread meanwhile raises RuntimeError. Attention weights are not in the model's output.
+    The modules are left as they were, also when the body raises. Other threads that explain or call the
+    model wait. Attention weights are not in the model's output.
     """
     thread = threading.get_ident()
 

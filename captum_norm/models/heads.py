@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.inputs import as_index
+from captum_norm.models.wrappers import config_of, unwrapped
 
 ReadPosition = Literal["first", "last", "mean"]
 
@@ -17,6 +18,8 @@ HeadPosition = ReadPosition | Literal["patches", "first and patches"]
 
 # Their logits are about every position.
 TAGGERS = ("ForMaskedLM", "ForTokenClassification")
+# Their outputs are, too: hidden states, or scores of where an answer begins.
+_OF_EVERY_POSITION = (*TAGGERS, "Model", "ForPreTraining", "ForQuestionAnswering")
 CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
 LABELLED = (*CLASSIFIERS, "ForTokenClassification")
 # Heads of images that do not read the first token alone. The first two can be told to.
@@ -37,29 +40,37 @@ _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
 
 def has_labels(model: nn.Module) -> bool:
     """Whether the model's outputs are classes that have labels, not tokens of a vocabulary."""
-    return type(model).__name__.endswith(LABELLED)
+    return type(unwrapped(model)).__name__.endswith(LABELLED)
 
 
 def has_sigmoids(model: nn.Module) -> bool:
     """Whether the model's classes do not exclude each other, so that each has a probability of its own."""
-    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
+    return getattr(config_of(model), "problem_type", None) == "multi_label_classification"
 
 
-def read_position(model: nn.Module, *, causal: bool) -> HeadPosition:
-    """Where a model's head reads.
+def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
+    """Where a model's head reads, known from its class.
 
     Args:
-        model: the model, with or without a head.
+        model: the model, with or without a head, in torch's wrappers or without.
         causal: whether its attention looks back only.
 
     Returns:
         ``"last"`` for causal models (next word, or their classifiers), ``"first"`` for classifiers of bidirectional
-        models unless they pool several positions, ``"mean"`` of the real tokens otherwise.
+        models unless they pool several positions, ``"mean"`` of the real tokens for models with an output at each
+        position. None for other classes than those of transformers, and for those whose heads differ.
     """
-    name, config = type(model).__name__, getattr(model, "config", None)
+    model = unwrapped(model)
+    name, config = type(model).__name__, config_of(model)
+    if not type(model).__module__.startswith("transformers."):
+        return None
     if causal:
         return "last"
-    if not name.endswith(CLASSIFIERS) or getattr(config, "classifier_pooling", None) in ("mean", "late"):
+    if name.endswith(_OF_EVERY_POSITION):
+        return "mean"
+    if not name.endswith(CLASSIFIERS) or getattr(model, "main_input_name", None) not in ("input_ids", "pixel_values"):
+        return None
+    if getattr(config, "classifier_pooling", None) in ("mean", "late"):
         return "mean"
     return _IMAGES.get(name, "first") if getattr(config, "use_mean_pooling", True) else "first"
 
@@ -76,7 +87,7 @@ def pooled_rows(position: str, real: Tensor, model: nn.Module) -> Tensor | None:
         return real / real.sum(1, keepdim=True)
     if position not in ("patches", "first and patches"):
         return None
-    before = 1 + getattr(getattr(model, "config", None), "num_register_tokens", 0)
+    before = 1 + getattr(config_of(model), "num_register_tokens", 0)
     patches = real & (torch.arange(real.shape[1], device=real.device) >= before)
     rows = patches / patches.sum(1, keepdim=True)
     if position == "first and patches":
@@ -85,7 +96,7 @@ def pooled_rows(position: str, real: Tensor, model: nn.Module) -> Tensor | None:
     return rows
 
 
-def positions_of_examples(position: int | str | Sequence[int] | Tensor, real: Tensor) -> Tensor:
+def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, real: Tensor) -> Tensor:
     """The position of each example that the user names.
 
     Args:

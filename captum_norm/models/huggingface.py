@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import eager_mask
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.library import (
@@ -24,10 +24,10 @@ from captum_norm.models.library import (
     Library,
     SequenceNames,
     forward_parameters,
-    run_elsewhere,
 )
 from captum_norm.models.products import AttentionProducts
-from captum_norm.models.tracing import EXPLAINING
+from captum_norm.models.threads import explaining, here
+from captum_norm.models.wrappers import config_of, unwrapped
 
 NAME = "captum_norm"
 # The name by which a file that uses the interface imports its functions.
@@ -70,6 +70,8 @@ class _Seam:
 
 
 _current: ContextVar[_Seam] = ContextVar("current seam")
+# The implementations that the models explained now were told to use, by the configurations' ids.
+_before: dict[int, str | None] = {}
 # How the modules that call attention name the sequence that cross-attention reads.
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
 
@@ -78,18 +80,20 @@ OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
     """While open, every attention call of ``model`` runs ``function``.
 
-    The configuration is left as it was, also when the body raises. Other threads that explain a model wait; a plain
-    call of this model in another thread meanwhile raises RuntimeError.
+    The configuration is left as it was, also when the body raises. Other threads that explain or call the model wait.
     """
     AttentionInterface.register(NAME, _dispatch)
-    AttentionMaskInterface.register(NAME, eager_mask)
-    with EXPLAINING:
+    AttentionMaskInterface.register(NAME, _mask)
+    with explaining(model):
         choices = _choices(model)
-        before = [getattr(config, CONFIG_KEY) for config, _ in choices]
         seam = _Seam(function)
         if not all(_uses_interface(module) for module in model.modules() if _is_model(module, model)):
             seam.products = AttentionProducts(model, seam.attend)
         token = _current.set(seam)
+        before = [getattr(config, CONFIG_KEY) for config, _ in choices]
+        # One that is explained inside the explanation of another was told so before that.
+        own = {id(config): told for (config, _), told in zip(choices, before, strict=True) if told != NAME}
+        _before.update(own)
         try:
             for config, name in choices:
                 setattr(config, CONFIG_KEY, name)
@@ -97,15 +101,17 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
             with _watching(model, seam.crossing), products:
                 yield
         finally:
-            for (config, _), implementation in zip(choices, before, strict=True):
-                setattr(config, CONFIG_KEY, implementation)
+            for (config, _), told in zip(choices, before, strict=True):
+                setattr(config, CONFIG_KEY, told)
+            for key in own:
+                del _before[key]
             _current.reset(token)
 
 
 @contextmanager
 def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
     """While open, keeps the set of those modules whose last call was given another sequence to read."""
-    config = getattr(model, "config", None)
+    config = config_of(model)
     may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,7 +125,7 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
     with ExitStack() as stack:
         for module in model.modules() if may_cross else ():
             if not set(OTHER_SEQUENCE).isdisjoint(forward_parameters(module)):
-                stack.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
+                stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
         yield
 
 
@@ -145,36 +151,51 @@ def _uses_interface(module: nn.Module) -> bool:
 
 def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    eager = _eager_attention(module)
-    seam = _current.get(None)
+) -> tuple[Tensor, Tensor | None]:
+    """Stands in for an attention function; to a thread that explains nothing it gives what the model's own gives."""
+    eager, seam = _in_file_of(module, "eager_attention_forward"), _current.get(None)
     if seam is None:
-        raise run_elsewhere(module)
+        own = _in_file_of(module, INTERFACE).get_interface(_own_implementation(module.config), eager)
+        return own(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+    if eager is None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
+            "eager_attention_forward to get the attention weights from"
+        )
     return seam.attend(eager, module, query, key, value, attention_mask, **options), None
 
 
-def _eager_attention(module: nn.Module) -> EagerAttention:
-    """The ``eager_attention_forward`` of the file that defines the module's class, or of the class it derives from."""
-    for base in type(module).__mro__:
-        eager = getattr(sys.modules.get(base.__module__), "eager_attention_forward", None)
-        if eager is not None:
-            return eager  # type: ignore[no-any-return]
-    raise UnsupportedModelError(
-        f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
-        "eager_attention_forward to get the attention weights from"
-    )
+def _mask(*args: Any, config: Any = None, **options: Any) -> Any:
+    """Stands in for the function that makes a mask for an attention function."""
+    make = eager_mask
+    if _current.get(None) is None and config is not None:
+        make = ALL_MASK_ATTENTION_FUNCTIONS.get(_own_implementation(config), eager_mask)
+    return make(*args, config=config, **options)
+
+
+def _own_implementation(config: Any) -> Any:
+    """What a model that another thread explains was told to use."""
+    present = getattr(config, CONFIG_KEY)
+    # Meanwhile that thread may have put it back.
+    return _before.get(id(config), getattr(config, CONFIG_KEY)) if present == NAME else present
+
+
+def _in_file_of(module: nn.Module, name: str) -> Any:
+    """What the file that defines the module's class, or a class it derives from, calls so; None if none does."""
+    files = (sys.modules.get(base.__module__) for base in type(module).__mro__)
+    return next((getattr(file, name) for file in files if hasattr(file, name)), None)
 
 
 def _halves(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    whole: Any = unwrapped(model)
+    if not getattr(config_of(model), "is_encoder_decoder", False):
         return None
-    whole: Any = model
     encoder = whole.get_encoder()
-    return None if encoder is model else (encoder, whole.get_decoder())
+    return None if encoder is whole else (encoder, whole.get_decoder())
 
 
 def _embeddings(model: nn.Module) -> nn.Module | None:
-    get_embeddings = getattr(model, "get_input_embeddings", None)
+    get_embeddings = getattr(unwrapped(model), "get_input_embeddings", None)
     try:
         return get_embeddings() if callable(get_embeddings) else None
     except NotImplementedError:  # models of several towers

@@ -16,6 +16,7 @@ from captum_norm.models.main_input import check_main, check_shape
 from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Role, encoder_of
 from captum_norm.models.tracing import evaluating
+from captum_norm.models.wrappers import refuse_spread, unwrapped
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
@@ -122,9 +123,7 @@ class ModelCall:
 
     def excerpt(self, length: int) -> "ModelCall":
         """The first example alone, cut to its first ``length`` positions."""
-        arguments = {
-            name: self._positions_for(name).cut(value, self.batch, length) for name, value in self.arguments.items()
-        }
+        arguments = self._changed(lambda name, value: self._positions_for(name).cut(value, self.batch, length))
         positions, decoder = (
             replace(old, length=old.length and min(old.length, length), real=old.cut(old.real, self.batch, length))
             for old in (self.positions, self.decoder)
@@ -151,11 +150,16 @@ class ModelCall:
 
     def _with_each(self, change: Callable[[Any], Any], batch: int) -> "ModelCall":
         """The call with a change of every argument and of what is known of the positions."""
-        arguments = {name: change(value) for name, value in self.arguments.items()}
+        arguments = self._changed(lambda _, value: change(value))
         positions, decoder = (
             replace(old, real=change(old.real), shift=change(old.shift)) for old in (self.positions, self.decoder)
         )
         return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder)
+
+    def _changed(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """The arguments, each changed; what was one tensor under two names still is, as queries and keys may be."""
+        once: dict[int, Any] = {}
+        return {name: once.setdefault(id(value), change(name, value)) for name, value in self.arguments.items()}
 
     def _positions_for(self, name: str) -> Positions:
         return self.decoder if library_of(self.model).is_decoders(name) else self.positions
@@ -163,7 +167,8 @@ class ModelCall:
 
 def _raised_here(error: Exception) -> bool:
     """Whether an error comes from our own hooks rather than from the model's code."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
+    # A function mode of ours stands around every function of torch that the model's code calls.
+    *_, frame = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__torch_function__")
     return str(frame.f_globals.get("__name__")).startswith("captum_norm.")
 
 
@@ -181,10 +186,12 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         alone; :meth:`ModelCall.unshift` moves results back.
 
     Raises:
+        UnsupportedModelError: for a model whose calls are spread over several devices by threads.
         InvalidInputError: for empty inputs, ids outside the vocabulary, a mask of another shape, too long a sequence.
     """
+    refuse_spread(model)
     library = library_of(model)
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(unwrapped(model).forward).parameters
     further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     positional = list(further) if additional_forward_args is not None else []
     if isinstance(inputs, Mapping):

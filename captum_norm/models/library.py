@@ -113,13 +113,3 @@ def forward_parameters(module: nn.Module) -> tuple[str, ...]:
 def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     _, *names = inspect.signature(forward).parameters
     return tuple(names)
-
-
-def run_elsewhere(module: nn.Module) -> RuntimeError:
-    """For a module that runs in one thread while the attention of its model goes through another's function.
-
-    Going on could give a wrong output: its mask may have been made for another attention function.
-    """
-    return RuntimeError(
-        f"{type(module).__name__} was run while another thread explains its model; run it afterwards, or a copy"
-    )

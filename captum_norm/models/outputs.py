@@ -133,7 +133,7 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
 def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> Tensor:
     """The logits of one position of each example: (N, S, C) -> (N, C)."""
     if read is None:
-        if type(model).__name__.endswith(TAGGERS):
+        if any(type(module).__name__.endswith(TAGGERS) for module in model.modules()):
             raise InvalidInputError(f"{type(model).__name__} has logits for every position; pass the position to read")
         places = torch.arange(real.shape[1], device=real.device)
         index = torch.where(real, places, -1).amax(1)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from captum_norm.models.library import EagerAttention
+from captum_norm.models.threads import here
 from captum_norm.models.tracing import Hook, hooked
 
 SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax})
@@ -56,7 +57,7 @@ class AttentionProducts(TorchFunctionMode):
             tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
             self._batch = next((len(tensor) for tensor in tensors), 0)
 
-        handle = self._model.register_forward_pre_hook(note_batch, with_kwargs=True)
+        handle = self._model.register_forward_pre_hook(here(note_batch), with_kwargs=True)
         try:
             with hooked(self._ends()), self:
                 yield

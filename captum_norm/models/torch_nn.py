@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.exchange import AttentionForward, additive_mask, attend, exchanged
 from captum_norm.models.library import AttentionFunction, Library, SeenSequence, SequenceNames, forward_parameters
+from captum_norm.models.threads import here
 
 PARAMETERS = (
     "query",
@@ -39,8 +40,8 @@ SELF = "self"
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
     """While open, every call of an ``nn.MultiheadAttention`` of ``model`` runs ``function``.
 
-    The modules are left as they were, also when the body raises. Other threads that explain a model wait; a plain call
-    of this model in another thread meanwhile raises RuntimeError.
+    The modules are left as they were, also when the body raises. Other threads that explain or call the
+    model wait.
     """
     thread = threading.get_ident()
     decoder = _decoder_attention(model)
@@ -175,13 +176,10 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[SeenSequence |
         model: the model.
         run: runs it. It is stopped as soon as all is known.
     """
-    thread = threading.get_ident()
     decoder = _decoder_attention(model)
     seen: dict[str, SeenSequence] = {}
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != thread:
-            return
         given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         query, key = _batched(module, given["query"]), given["key"]
         axis = _batch_axis(module)
@@ -193,7 +191,7 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[SeenSequence |
 
     with exchanged(model, _without_fast_path), ExitStack() as stack:
         for module in filter(_is_attention, model.modules()):
-            stack.callback(module.register_forward_pre_hook(look, with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
         with suppress(_AllSeen):
             run()
     return seen.get("first"), seen.get("decoder")

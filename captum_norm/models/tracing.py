@@ -4,16 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from threading import RLock, get_ident
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.models.layouts import Site
-
-EXPLAINING = RLock()
-"""Held while a model is changed to be explained: modes, forward functions and configurations are all threads'."""
+from captum_norm.models.threads import EXPLAINING, explaining, here
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,21 +137,12 @@ def hooked(hooks: Iterable[tuple[nn.Module, Literal["input", "output", "argument
         hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
             none), or at ``"arguments"`` the list of all tensors that it receives.
     """
-    thread = get_ident()
 
     def at_start(hook: Hook, chosen: Callable[[Any, Any], Any]) -> Hook:
-        def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if get_ident() == thread:
-                hook(module, chosen(args, kwargs))
-
-        return call
+        return here(lambda module, args, kwargs: hook(module, chosen(args, kwargs)))
 
     def at_output(hook: Hook) -> Hook:
-        def call(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-            if get_ident() == thread:
-                hook(module, first_tensor(output))
-
-        return call
+        return here(lambda module, _, output: hook(module, first_tensor(output)))
 
     with ExitStack() as stack:
         for module, end, hook in hooks:
@@ -178,9 +166,15 @@ def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``eval()`` for a while; every module's own mode is restored. Other threads that explain a model wait."""
-    with EXPLAINING:
-        training = [module for module in model.modules() if module.training]
+    """``eval()`` for a while, with compiled modules run as they were written; every module's own mode is restored.
+
+    Other threads that explain a model wait, and if the mode is another than before, those that call this one.
+    """
+    training = [module for module in model.modules() if module.training]
+    with explaining(model) if training else EXPLAINING, ExitStack() as stack:
+        if any(map(_is_compiled, model.modules())):
+            # A compiler would trace what is put into the model, too, and once for every call.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in training:
             module.training = False
         try:
@@ -188,3 +182,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

@@ -71,7 +71,7 @@ def test_heads_read_what_is_explained_by_default(name: str, class_name: str) -> 
     read = positions_read(model, inputs)
     maps = AttentionWeights(model).maps(inputs)
     position = read_position(model, causal=maps.decoder is not None)
-    assert maps.real is not None
+    assert position is not None
     rows = pooled_rows(position, maps.real, model)
     if rows is None:
         assert read.nonzero().flatten().tolist() == [0 if position == "first" else len(read) - 1]

@@ -1,0 +1,37 @@
+"""Modules of torch that hold a model and pass its arguments and outputs on as they are."""
+
+from typing import Any
+
+from torch import nn
+
+from captum_norm.errors import UnsupportedModelError
+
+# By the class's name, since importing the classes takes seconds: the attribute that holds the model.
+_WRAPPED = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch's wrappers (parallel, sharded or compiled models), or the model itself."""
+    while type(model).__module__.startswith("torch.") and type(model).__name__ in _WRAPPED:
+        model = getattr(model, _WRAPPED[type(model).__name__])
+    return model
+
+
+def refuse_spread(model: nn.Module) -> None:
+    """Refuse a model that runs copies of itself on several devices, each in a thread of its own."""
+    devices = getattr(model, "device_ids", None) or ()
+    if isinstance(model, nn.DataParallel) and len(devices) > 1:
+        raise UnsupportedModelError(
+            f"DataParallel runs {type(unwrapped(model)).__name__} on {len(devices)} devices in threads of their own; "
+            "explain the model inside: model.module"
+        )
+
+
+def config_of(model: nn.Module) -> Any:
+    """The configuration of a model in torch's wrappers or without; None if it has none."""
+    return getattr(unwrapped(model), "config", None)
