@@ -1,7 +1,7 @@
 """Word alignments of sentence pairs from a translation model, one call."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Literal, cast
 
 import numpy as np
@@ -122,24 +122,37 @@ class WordAligner:
             InvalidInputError: see :meth:`choose`.
             CaptumNormError: the method fails on the model.
         """
-        results: list[Alignment | InvalidInputError] = [Alignment()] * len(pairs)
+        answers = dict(self.align_each(pairs))
+        return [answers[index] for index in range(len(pairs))]
+
+    def align_each(
+        self, pairs: Sequence[tuple[Words, Words]], known: Container[int] = ()
+    ) -> Iterator[tuple[int, Alignment | InvalidInputError]]:
+        """As :meth:`align_pairs`, but each alignment with its pair's index, in no particular order, once it is there.
+
+        Args:
+            pairs: sentence pairs.
+            known: indices of pairs whose alignments are known: the batches that have no other pair are left out.
+
+        Raises:
+            InvalidInputError: see :meth:`choose`.
+            CaptumNormError: the method fails on the model.
+        """
         if not pairs:
-            return results
+            return
         choice = self.choose(pairs)
-
-        def refuse(index: int, error: InvalidInputError) -> None:
-            results[index] = error
-
+        refused: dict[int, InvalidInputError] = {}
         needed = self.recipe.settings(choice.setting)
         # The other setting's map is the last layer's.
         layers = [choice.layer] if len(needed) == 1 else [choice.layer, -1]
-        for index, maps in self._maps(pairs, layers, needed, refuse, per_head=choice.head is not None):
+        per_head = choice.head is not None
+        for index, maps in self._maps(pairs, layers, needed, refused.__setitem__, known, per_head=per_head):
             read = {
                 setting: _of_head(stack[0], choice.head) if setting == choice.setting else _of_head(stack[-1], None)
                 for setting, stack in maps.items()
             }
-            results[index] = self.recipe(read, choice.setting)
-        return results
+            yield index, self.recipe(read, choice.setting)
+        yield from refused.items()
 
     def choose(self, pairs: Sequence[tuple[Words, Words]]) -> Choice:
         """Layer, setting and head: those asked for, or decided now, on the first pairs, and kept from then on.
@@ -180,6 +193,7 @@ class WordAligner:
         layers: Sequence[int] | None,
         settings: Sequence[Setting],
         on_error: OnError,
+        known: Container[int] = (),
         *,
         per_head: bool,
     ) -> Iterator[tuple[int, WordMaps]]:
@@ -191,6 +205,7 @@ class WordAligner:
             settings=settings,
             max_tokens=self._max_tokens,
             on_error=on_error,
+            known=known,
         )
 
 

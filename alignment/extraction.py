@@ -1,6 +1,6 @@
 """From a translation model's cross-attention to word maps: teacher forcing, then pieces merged to words."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,6 +73,7 @@ def word_maps(
     settings: Sequence[Setting] = ("AWI",),
     max_tokens: int = 4096,
     on_error: OnError | None = None,
+    known: Container[int] = (),
 ) -> Iterator[tuple[int, WordMaps]]:
     """The word maps of sentence pairs, in no particular order.
 
@@ -87,6 +88,7 @@ def word_maps(
         settings: which rows to read: ``"AWO"``, ``"AWI"`` or both.
         max_tokens: how large a batch may be, padding included.
         on_error: told of each pair that cannot be used, which is left out then; None raises instead.
+        known: indices of pairs that may be left out; batches stay what they are, and those of such pairs alone are.
 
     Yields:
         the pair's index, and its maps by setting.
@@ -96,6 +98,8 @@ def word_maps(
         CaptumNormError: the method fails on the model.
     """
     for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=max_tokens, on_error=on_error):
+        if all(index in known for index in batch.indices):
+            continue
         maps = piece_maps(batch)
         sizes = [(len(pairs[index][1]), len(pairs[index][0])) for index in batch.indices]
         merged = {setting: _merged(maps, batch, setting, sizes) for setting in settings}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from alignment.formats import split_words
 from alignment.pieces import PIECE_SCHEMES, PieceScheme
 from alignment.subwords import word_ids_from_offsets, word_ids_from_pieces
-from alignment.tokenization import EncodedSentence
+from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
 
 if TYPE_CHECKING:
@@ -99,6 +99,15 @@ class HuggingFaceTokenizer:
         with _left_as_it_was(self._tokenizer):
             text = self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return split_words(text)
+
+    def digest(self) -> str:
+        """A hash of all that decides the pieces: what the tokenizer saves of itself, languages and prefix."""
+        from captum_norm.identity import tokenizer_digest
+
+        with _left_as_it_was(self._tokenizer):
+            if self._languages is not None:
+                self._tokenizer.src_lang, self._tokenizer.tgt_lang = self._languages
+            return digest_of(tokenizer_digest(self._tokenizer), repr(self._languages), *self._prefix)
 
     def _encode(self, sentences: Sequence[Sequence[str]], *, target: bool) -> list[EncodedSentence]:
         if not sentences:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from alignment.tokenization import EncodedSentence, TranslationTokenizer
+from alignment.tokenization import EncodedSentence, IdentifiedTokenizer, digest_of
 
 if TYPE_CHECKING:
     from sacremoses import MosesTokenizer
@@ -103,7 +103,7 @@ class NormalizedWords:
         target: language of the target.
     """
 
-    def __init__(self, tokenizer: TranslationTokenizer, source: Language, target: Language) -> None:
+    def __init__(self, tokenizer: IdentifiedTokenizer, source: Language, target: Language) -> None:
         self._tokenizer = tokenizer
         self.source_language, self.target_language = source, target
 
@@ -118,6 +118,10 @@ class NormalizedWords:
     def decode_target(self, ids: Sequence[int]) -> list[str]:
         """The words that emitted ids stand for, in normal form."""
         return self._tokenizer.decode_target(ids)
+
+    def digest(self) -> str:
+        """A hash of all that decides the pieces."""
+        return digest_of("normal form", self.source_language, self.target_language, self._tokenizer.digest())
 
 
 def _encode(

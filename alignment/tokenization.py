@@ -1,5 +1,6 @@
 """What word alignment asks of a translation model's tokenizer, whatever library it comes from."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,3 +44,16 @@ class TranslationTokenizer(Protocol):
     def decode_target(self, ids: Sequence[int]) -> list[str]:
         """The words that emitted ids stand for; special tokens stand for nothing."""
         ...
+
+
+class IdentifiedTokenizer(TranslationTokenizer, Protocol):
+    """One that can be told from others: all that come with this package."""
+
+    def digest(self) -> str:
+        """A hash of all that decides the pieces."""
+        ...
+
+
+def digest_of(*parts: str) -> str:
+    """A hash of texts."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -1,6 +1,5 @@
 """A model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
 
-import hashlib
 import importlib.resources
 import logging
 import os
@@ -77,7 +76,11 @@ def load_model(name_or_path: str) -> "PreTrainedModel":
         InvalidInputError: there is no such model, or its weights are broken or not all there.
     """
     config = _config(name_or_path)
-    with _quiet(), _said_plainly(f"cannot load the weights of {name_or_path}"):
+    import torch
+
+    # What a checkpoint lacks is random, but always the same: a run that goes on has the weights that it was begun with.
+    with torch.random.fork_rng(devices=[]), _quiet(), _said_plainly(f"cannot load the weights of {name_or_path}"):
+        torch.default_generator.manual_seed(0)
         model, report = _class(config).from_pretrained(
             _place(name_or_path), config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -192,14 +195,3 @@ def on_device(model: Model, device: str) -> Model:
     except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
         reason = str(error).strip().splitlines()[0]
         raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
-
-
-def weights_digest(model: "nn.Module") -> str:
-    """A hash of the weights' names and values."""
-    import torch
-
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()

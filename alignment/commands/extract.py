@@ -2,16 +2,21 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, read_parallel, split_words
-from alignment.links import Alignment
-from alignment.pipeline import extract, torchrun_rank
-from captum_norm import InvalidInputError, __version__
+from alignment.pipeline import Answer, extract, torchrun_rank
+from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
+from captum_norm.versions import versions
+
+if TYPE_CHECKING:
+    from alignment.aligner import WordAligner
 
 _BLOCK_LINES = 2048
 
@@ -40,6 +45,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     running.add_arguments(parser)
 
 
+@dataclass(frozen=True)
+class _Reporting:
+    """An aligner that reports what it chooses where that was left to the first pairs of a pipe."""
+
+    aligner: "WordAligner"
+    report: Callable[[str], None] | None
+
+    def align_each(self, pairs: Sequence[_Pair], known: Container[int]) -> Iterator[tuple[int, Answer]]:
+        aligners.choose(self.aligner, pairs, self.report)
+        return self.aligner.align_each(pairs, known)
+
+
 def _run(options: argparse.Namespace) -> None:
     if options.source == options.target == "-":
         raise InvalidInputError("got - for both sides; standard input can be read only once")
@@ -53,19 +70,15 @@ def _run(options: argparse.Namespace) -> None:
         model, tokenizer = models.load(options)
         aligner = aligners.word_aligner(model, tokenizer, options)
 
-        def align(pairs: Sequence[_Pair]) -> Sequence[Alignment | InvalidInputError]:
-            aligners.choose(aligner, pairs, report if rank == 0 else None)
-            return aligner.align_pairs(pairs)
-
         aligners.choose(aligner, first, report if rank == 0 else None)
         counts = extract(
             source,
             target,
-            align,
+            _Reporting(aligner, report if rank == 0 else None),
             sys.stdout.buffer if options.out is None else options.out,
             settings={
-                "captum-norm": __version__,
-                **models.identity(options, model),
+                **versions(),
+                **models.identity(options, model, tokenizer),
                 **aligners.identity(options, aligner),
             },
             block_lines=_BLOCK_LINES,

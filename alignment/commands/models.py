@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alignment.tokenization import TranslationTokenizer
+from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from alignment.fairseq import Codes
 
-Loaded = tuple["nn.Module", TranslationTokenizer]
+Loaded = tuple["nn.Module", IdentifiedTokenizer]
 
 DEFAULT_MODEL = "fr-en"
 
@@ -73,14 +73,20 @@ def load(options: argparse.Namespace) -> Loaded:
     return on_device(model, options.device), tokenizer
 
 
-def identity(options: argparse.Namespace, model: "nn.Module") -> dict[str, str | None]:
-    """What a run is continued with: the options that decide the pieces, the kind of device, a hash of the weights."""
-    from captum_norm.loading import weights_digest
+def identity(options: argparse.Namespace, model: "nn.Module", tokenizer: IdentifiedTokenizer) -> dict[str, str | None]:
+    """What a run is continued with: hashes of what was loaded, options that decide the pieces, the kind of device."""
+    from captum_norm.identity import configuration_digest, weights_digest
 
     names = sorted({name for kind in _KINDS for name in kind.options})
     given = {name: getattr(options, name) for name in names}
     texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in given.items()}
-    return {"model": f"{options.model} ({weights_digest(model)})", **texts, "device": options.device.partition(":")[0]}
+    return {
+        "model": f"{options.model} ({weights_digest(model)})",
+        "configuration": configuration_digest(model),
+        "tokenizer": tokenizer.digest(),
+        **texts,
+        "device": options.device.partition(":")[0],
+    }
 
 
 def _load_shipped(options: argparse.Namespace) -> Loaded:

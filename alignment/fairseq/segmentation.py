@@ -4,12 +4,14 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol
 
 from alignment.fairseq.dictionary import Dictionary
 from alignment.pieces import PIECE_SCHEMES
 from alignment.subwords import encode_words, word_ids_from_pieces
+from alignment.tokenization import digest_of
 from captum_norm import InvalidInputError
 from captum_norm.texts import error_at, quoted, read_text
 
@@ -35,6 +37,10 @@ class Segmenter(Protocol):
 
     def join(self, pieces: Sequence[str]) -> list[str]:
         """The words that pieces make up."""
+        ...
+
+    def digest(self) -> str:
+        """A hash of all that decides the pieces."""
         ...
 
 
@@ -72,6 +78,12 @@ class SentencePieceSegmenter:
         surface = PIECE_SCHEMES["sentencepiece"].surface
         return b"".join(map(surface, pieces)).decode(errors="replace").split()
 
+    def digest(self) -> str:
+        """A hash of the model and the version of SentencePiece."""
+        return digest_of(
+            "sentencepiece", metadata.version("sentencepiece"), repr(self._processor.serialized_model_proto())
+        )
+
     def _pieces(self, text: str) -> list[str]:
         pieces: list[str] = self._processor.encode(text, out_type=str)
         return pieces
@@ -98,7 +110,8 @@ class BPESegmenter:
             from subword_nmt.apply_bpe import BPE
         except ModuleNotFoundError as error:
             raise InvalidInputError(f"{path} needs the package subword-nmt: pip install subword-nmt") from error
-        self._bpe = BPE(io.StringIO(_merges(path)))
+        self._codes = _merges(path)
+        self._bpe = BPE(io.StringIO(self._codes))
 
     def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
         """The pieces of a sentence, and the index of each one's word."""
@@ -107,6 +120,10 @@ class BPESegmenter:
     def join(self, pieces: Sequence[str]) -> list[str]:
         """The words that pieces make up."""
         return f"{' '.join(pieces)} ".replace("@@ ", "").split()
+
+    def digest(self) -> str:
+        """A hash of the codes and the version of subword-nmt."""
+        return digest_of("subword-nmt", metadata.version("subword-nmt"), self._codes)
 
     def _pieces(self, word: str) -> list[str]:
         pieces: list[str] = self._bpe.segment_tokens([word])
@@ -126,6 +143,10 @@ class NoSegmenter:
     def join(self, pieces: Sequence[str]) -> list[str]:
         """The pieces."""
         return list(pieces)
+
+    def digest(self) -> str:
+        """The same for all."""
+        return digest_of("none")
 
 
 def find_segmenter(

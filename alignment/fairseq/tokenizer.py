@@ -6,7 +6,7 @@ from functools import lru_cache
 from alignment.fairseq.dictionary import EOS, UNK, Dictionary
 from alignment.fairseq.segmentation import Segmenter
 from alignment.subwords import encode_words
-from alignment.tokenization import EncodedSentence
+from alignment.tokenization import EncodedSentence, digest_of
 
 _CACHED_WORDS = 100_000
 
@@ -59,6 +59,12 @@ class FairseqTokenizer:
     def decode_target(self, ids: Sequence[int]) -> list[str]:
         """The words that emitted ids stand for; ``<unk>`` stays, the other special symbols stand for nothing."""
         return self._target.decode(ids)
+
+    def digest(self) -> str:
+        """A hash of all that decides the pieces: languages, dictionaries, and what cuts words."""
+        sides = (self._source, self._target)
+        parts = [part for side in sides for part in (side.segmenter.digest(), *side.dictionary.symbols)]
+        return digest_of(self.source_language, self.target_language, *parts)
 
 
 class _Side:

@@ -1,7 +1,7 @@
 """From parallel text of any size to a Pharaoh file: block by block, resumable, in several processes."""
 
-from alignment.pipeline.blocks import Aligner, ExtractionCounts
+from alignment.pipeline.blocks import Aligner, Answer, ExtractionCounts, SteadyAligner
 from alignment.pipeline.extraction import BadLines, extract
 from captum_norm.runs import torchrun_rank
 
-__all__ = ["Aligner", "BadLines", "ExtractionCounts", "extract", "torchrun_rank"]
+__all__ = ["Aligner", "Answer", "BadLines", "ExtractionCounts", "SteadyAligner", "extract", "torchrun_rank"]

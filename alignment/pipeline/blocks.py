@@ -1,17 +1,36 @@
 """Parallel text in blocks of lines, and what an aligner makes of a block."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import count, islice
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from alignment.formats import TextSource, format_pharaoh, read_parallel, split_words
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
 from captum_norm.texts import error_at
 
-Aligner = Callable[[Sequence[tuple[list[str], list[str]]]], Sequence[Alignment | InvalidInputError]]
+Pairs = Sequence[tuple[list[str], list[str]]]
+Answer = Alignment | InvalidInputError
+
+
+@runtime_checkable
+class SteadyAligner(Protocol):
+    """An aligner that hands over each alignment as soon as it is there, as :class:`alignment.WordAligner` does."""
+
+    def align_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, Answer]]:
+        """Each pair's index and its alignment or, if there is none, an error saying why.
+
+        Args:
+            pairs: (source words, target words); alignments must depend on all of them alone.
+            known: indices of pairs that may be left out.
+        """
+        ...
+
+
+Aligner = Callable[[Pairs], Sequence[Answer]] | SteadyAligner
 """Aligns a batch of (source words, target words): for each pair its alignment or, if it cannot, an error saying why."""
 
 _Kind = Literal["unreadable", "empty", "too_long", "refused"]
@@ -79,8 +98,9 @@ class Block:
     def digest(self) -> str:
         """A hash of the text: two blocks that have the same are the same."""
         digest = hashlib.blake2b(digest_size=16)
-        for source, target in self.pairs:
-            digest.update(f"{source}\n{target}\n".encode())  # no side contains a line feed
+        for offset, (source, target) in enumerate(self.pairs):
+            unreadable = "unreadable" if offset in self.unreadable else ""
+            digest.update(f"{source}\n{target}\n{unreadable}\n".encode())  # no side contains a line feed
         return digest.hexdigest()
 
 
@@ -135,8 +155,19 @@ class BlockAligner:
     stop: bool
     report: Callable[[str], None]
 
-    def __call__(self, block: Block) -> AlignedBlock:
+    def __call__(
+        self,
+        block: Block,
+        *,
+        known: Mapping[int, Alignment] = MappingProxyType({}),
+        save: Callable[[Mapping[int, Alignment]], None] = lambda _: None,
+    ) -> AlignedBlock:
         """The block's lines.
+
+        Args:
+            block: the block.
+            known: alignments that were saved, by their lines' places among those that can be aligned.
+            save: told of such alignments when there are more of them.
 
         Raises:
             InvalidInputError: a line is bad and ``stop`` is set.
@@ -153,12 +184,11 @@ class BlockAligner:
                 batch[offset] = pair
         self._stop_at_first(bad)
         alignments: dict[int, Alignment] = {}
-        if batch:
-            for offset, answer in zip(batch, self.align(list(batch.values())), strict=True):
-                if isinstance(answer, InvalidInputError):
-                    bad[offset] = ("refused", self.text.error(block.first + offset, str(answer)))
-                else:
-                    alignments[offset] = answer
+        for offset, answer in zip(batch, self._answers(list(batch.values()), known, save), strict=True):
+            if isinstance(answer, InvalidInputError):
+                bad[offset] = ("refused", self.text.error(block.first + offset, str(answer)))
+            else:
+                alignments[offset] = answer
         self._stop_at_first(bad)
         counts = ExtractionCounts(lines=len(block.pairs), links=sum(map(len, alignments.values())))
         for _, (kind, error) in sorted(bad.items()):
@@ -167,6 +197,22 @@ class BlockAligner:
         nothing = Alignment()
         lines = [format_pharaoh(alignments.get(offset, nothing)) for offset in range(len(block.pairs))]
         return AlignedBlock(lines, counts)
+
+    def _answers(
+        self, pairs: Pairs, known: Mapping[int, Alignment], save: Callable[[Mapping[int, Alignment]], None]
+    ) -> Sequence[Answer]:
+        if not pairs:
+            return []
+        if not isinstance(self.align, SteadyAligner):
+            return self.align(pairs)
+        aligned, refused = dict(known), dict[int, InvalidInputError]()
+        for index, answer in self.align.align_each(pairs, known):
+            if isinstance(answer, InvalidInputError):
+                refused[index] = answer
+            else:
+                aligned[index] = answer
+                save(aligned)
+        return [refused[index] if index in refused else aligned[index] for index in range(len(pairs))]
 
     def _problem(self, number: int, pair: tuple[list[str], list[str]]) -> tuple[_Kind, InvalidInputError] | None:
         for side, (name, words) in enumerate(zip(("source", "target"), pair, strict=True)):

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -40,10 +41,11 @@ def extract(
     r"""Align a parallel text of any size, line by line: line n of the output belongs to line n of the input.
 
     From files to a file, a run that was killed at any moment goes on where it stopped when it is started again, and
-    the output is the same as if nothing had happened: finished blocks wait in the folder ``OUT.parts``, and ``OUT``
-    appears when all of it is there. Several processes share the blocks: block b is made by process
-    b mod ``world_size``, and a run may be continued with another number of processes. With a stream on either side,
-    the text is aligned straight through, by one process, and an interrupted run begins anew.
+    the output is the same as if nothing had happened: finished blocks wait in the folder ``OUT.parts``, of a block that
+    takes long every few seconds what is aligned, and ``OUT`` appears when all of it is there. Several processes share
+    the blocks: block b is made by process b mod ``world_size``, and a run may be continued with another number of
+    processes. With a stream on either side, the text is aligned straight through, by one process, and an interrupted
+    run begins anew.
 
     A line is bad if it is not UTF-8, has not exactly one ``|||`` (in one file of both sides), has no word or more than
     ``max_words`` on a side, or if the aligner refuses it.
@@ -52,10 +54,11 @@ def extract(
         source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz`` and
             ``.xz`` are decompressed) or open stream.
         target: the target sentences, one a line.
-        align: called with the good pairs of a block, as words; it must depend on them alone.
+        align: a :class:`~alignment.WordAligner`; or a function that is called with the good pairs of a block, as words,
+            and depends on them alone: then of a block all is saved or nothing.
         out: path (``.gz`` and ``.xz`` are compressed) or open stream of bytes such as ``sys.stdout.buffer``.
         settings: what ``align`` does, by name: a run is continued only with the same settings.
-        block_lines: lines a block: as much as is lost by a kill, and what is in memory.
+        block_lines: lines a block: what is in memory, and what batches are made of.
         max_words: the most words that a side may have.
         bad_lines: ``"empty"`` writes an empty line for a bad one, ``"stop"`` raises the first; finished blocks stay.
         overwrite: whether ``out`` may exist; it stays what it is until the new output is complete.
@@ -71,7 +74,8 @@ def extract(
 
     Raises:
         InvalidInputError: ``out`` exists, or is the input; an unfinished run was started with other settings or
-            another input; a line is bad and ``bad_lines`` is ``"stop"``; one file ends before the other.
+            another input, or ``OUT.parts`` is not of a run, or cannot be read or written; a line is bad and
+            ``bad_lines`` is ``"stop"``; one file ends before the other.
 
     >>> import io
     >>> from alignment import Alignment
@@ -105,17 +109,19 @@ def extract(
         report("from or to a stream, the text is aligned straight through: if interrupted, the run begins anew")
         with Progress(source, shown=shown) as bar:
             return _align_through(text.blocks(block_lines), aligner, file, out, bar)
-    journal = Journal(file, {**(settings or {}), "block_lines": block_lines, "max_words": max_words})
+    journal = Journal(file, {**(settings or {}), "block_lines": block_lines, "max_words": max_words}, report)
     team = Team(journal.folder, rank, world_size, report)
     if rank > 0:
+        journal.check()
         with Progress(source, shown=False) as bar:
             _align_share(text.blocks(block_lines), aligner, journal, team, bar)
         return None
     with journal.opened(restart=restart), Progress(source, shown=shown) as bar:
         if finished := journal.finished_blocks():
             report(f"{journal.folder}: {finished:,} blocks are finished already")
-        counts = journal.merge(_align_share(text.blocks(block_lines), aligner, journal, team, bar))
-    journal.remove()
+        blocks = _align_share(text.blocks(block_lines), aligner, journal, team, bar)
+        counts = journal.merge(blocks, overwrite=overwrite)
+        journal.remove()
     return counts
 
 
@@ -156,7 +162,8 @@ def _output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSour
 
 def _align_share(blocks: Iterator[Block], aligner: BlockAligner, journal: Journal, team: Team, bar: Progress) -> int:
     """Finishes the blocks of this process, and in the first one waits for the others; the number of all blocks."""
-    team.begin()
+    with journal.plainly():
+        team.begin()
     journal.check_job()
     number, fresh = 0, True
     for block in blocks:
@@ -166,13 +173,14 @@ def _align_share(blocks: Iterator[Block], aligner: BlockAligner, journal: Journa
             # A run that let bad lines pass may be continued by one that does not: those it names.
             fresh = counts is None or (aligner.stop and counts.bad_lines > 0)
             if counts is None or fresh:
-                aligned = aligner(block)
+                aligned = aligner(block, known=journal.known(block), save=partial(journal.save_known, block))
                 journal.finish(block, aligned)
                 counts = aligned.counts
             bad = counts.bad_lines
         # The blocks of the others are taken to be as far as the last one of this process.
         bar.advance(len(block.pairs), bad=bad, fresh=fresh)
-    team.end()
+    with journal.plainly():
+        team.end()
     return number
 
 

@@ -1,9 +1,8 @@
 """Runs an analysis over a corpus: block by block, resumable, in several processes."""
 
-import json
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from captum_norm import bars
 from captum_norm.analysis.analysis import Analysis, Setting
+from captum_norm.analysis.blocks import Work, finish_share, merged, parted
 from captum_norm.analysis.categories import Categories
-from captum_norm.analysis.corpus import Block, Corpus
+from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.frequencies import count_tokens, frequency_ranks, read_ranks
 from captum_norm.analysis.registry import ANALYSES
 from captum_norm.analysis.results import AnalysisResult
@@ -24,7 +23,7 @@ from captum_norm.analysis.tokens import TokenStore
 from captum_norm.analysis.value_maps import value_maps
 from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading import weights_digest
+from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.models.stacks import encoder_of
 from captum_norm.runs import Journal, Team
 from captum_norm.versions import versions
@@ -34,50 +33,6 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 4096
 BLOCK_TEXTS = 512
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How much of a corpus has been read.
-
-    Attributes:
-        texts: lines or documents.
-        sequences: inputs of the model.
-        tokens: their tokens, special ones included.
-        masked: those of them that were masked.
-    """
-
-    texts: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    masked: int = 0
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(*(mine + its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-
-@dataclass(frozen=True)
-class _Work:
-    """What makes a block's statistics."""
-
-    kind: type[Analysis]
-    setting: Setting
-    encoder: Encoder
-    batch_tokens: int
-    store: TokenStore | None
-
-    def __call__(self, block: Block) -> tuple[Analysis, Counts]:
-        analysis = self.kind(self.setting)
-        sequences = self.encoder.sequences(block.texts)
-        for batch in self.encoder.batches(sequences, self.batch_tokens):
-            measured = analysis.measure(batch)
-            analysis.update(batch, measured)
-            if self.store is not None:
-                self.store.add(batch, analysis.token_values(batch, measured), self.setting)
-        if self.store is not None:
-            self.store.finish(block.index)
-        tokens, masked = sum(len(found.ids) for found in sequences), sum(len(found.masked) for found in sequences)
-        return analysis, Counts(len(block.texts), len(sequences), tokens, masked)
 
 
 def analyze(
@@ -99,15 +54,17 @@ def analyze(
     world_size: int = 1,
     model_name: str | None = None,
     command: str | None = None,
+    save: Callable[[AnalysisResult], object] = lambda _: None,
     report: Callable[[str], None] = lambda _: None,
 ) -> AnalysisResult | None:
     """Run one of the papers' experiments on a model and a corpus of any size.
 
     Only sufficient statistics are kept, so memory does not grow with the corpus. They are made block by block and added
-    up in the order of the blocks: with ``out`` finished blocks wait in the folder ``OUT/NAME.parts``, and a run that
-    was killed at any moment goes on from there when it is started again; several processes share the blocks, block b
-    being made by process b mod ``world_size``. In every case the result is the same, bit for bit, as long as the
-    processes compute alike (same device, same number of threads).
+    up in the order of the blocks: with ``out`` finished blocks wait in the folder ``OUT/NAME.parts``, of a block that
+    takes long every few seconds what has been measured, and a run that was killed at any moment goes on from there when
+    it is started again; several processes share the blocks, block b being made by process b mod ``world_size``. In
+    every case the result is the same, bit for bit, as long as the processes compute alike (same device, same number of
+    threads). A run goes on only with the same text, options, weights, configuration, tokenizer and versions.
 
     Args:
         name: which one, of :data:`~captum_norm.analysis.registry.ANALYSES`.
@@ -121,7 +78,7 @@ def analyze(
         max_length: the most tokens of a sequence; what model and tokenizer allow if None. Longer lines are cut off,
             longer documents become several sequences.
         batch_tokens: the most tokens of a batch, padding included.
-        block_texts: texts a block: as much as is lost by a kill, and what length buckets are made of.
+        block_texts: texts a block, which length buckets are made of.
         frequencies: a list of tokens, the most frequent first, where ranks do not come from the corpus itself; see
             :func:`captum_norm.analysis.frequencies.read_ranks`.
         tokens: also store what is measured of each token, as this Parquet file.
@@ -130,14 +87,15 @@ def analyze(
         world_size: the number of processes, all called in the same way, with ``out`` in common.
         model_name: what results call the model; its class if None.
         command: the command that made the result, for its metadata.
+        save: called with the result; only when it returns is the unfinished work removed.
         report: told of what is not the result itself: blocks that were finished before, waiting for other processes.
 
     Returns:
         The result; None in all processes but the first.
 
     Raises:
-        InvalidInputError: there is no such analysis, the corpus has no text, an option does not fit, or an unfinished
-            run in ``out`` had other settings.
+        InvalidInputError: there is no such analysis, the corpus has no text, an option does not fit, an unfinished run
+            in ``out`` had other settings, the folder is not one of a run, or it cannot be read or written.
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
 
     Example:
@@ -174,16 +132,20 @@ def analyze(
     job = {
         "analysis": name,
         "model": f"{model_name or type(model).__name__} ({weights_digest(model)})",
+        "configuration": configuration_digest(model),
+        "tokenizer": tokenizer_digest(tokenizer),
         "corpus": facts.sha256,
         **settings,
+        "frequencies": _with_digest(frequencies),
         "tokens": tokens is not None,
         "device": next(model.parameters()).device.type,
         **versions(),
     }
     with _folder(out) as folder:
-        journal = Journal(folder / f"{name}.parts", f"{folder / name}", job)
+        journal = Journal(folder / f"{name}.parts", f"{folder / name}", job, report)
+        journal.check()
         team = Team(journal.folder, rank, world_size, report)
-        store = None if tokens is None else TokenStore(journal.folder)
+        store = None if tokens is None else TokenStore()
         setting, encoder = prepare(
             kind,
             model,
@@ -194,36 +156,37 @@ def analyze(
             max_length=max_length,
             frequencies=frequencies,
         )
-        work = _Work(kind, setting, encoder, batch_tokens, store)
+        work = Work(kind, setting, encoder, batch_tokens, store, journal)
         if rank > 0:
-            _do_share(work, corpus.blocks(block_texts), journal, team, facts.texts)
+            finish_share(work, corpus.blocks(block_texts), team, facts.texts)
             return None
         with journal.opened(restart=restart):
             if finished := journal.finished_blocks():
                 report(f"{journal.folder}: {finished:,} blocks are finished already")
-            blocks = _do_share(work, corpus.blocks(block_texts), journal, team, facts.texts)
-            analysis, counts = _merge(kind, setting, journal, blocks)
+            blocks = finish_share(work, corpus.blocks(block_texts), team, facts.texts)
+            analysis, counts = merged(kind, setting, journal, blocks)
             found = analysis.findings()
             if store is not None and tokens is not None:
-                store.merge(blocks, Path(tokens))
-            journal.clear()
-        journal.remove()
-    return AnalysisResult(
-        analysis=name,
-        description=kind.description,
-        summary=found.summary,
-        metadata={
-            "model": model_name or type(model).__name__,
-            "model_class": type(model).__name__,
-            "corpus": {"name": str(corpus), "sha256": facts.sha256, **vars(counts)},
-            "seed": seed,
-            "settings": settings,
-            "versions": versions(),
-            "command": command,
-        },
-        tables=found.tables,
-        plots=found.plots,
-    )
+                store.merge((parted(journal.read(block).content)[1] for block in range(blocks)), Path(tokens))
+            result = AnalysisResult(
+                analysis=name,
+                description=kind.description,
+                summary=found.summary,
+                metadata={
+                    "model": model_name or type(model).__name__,
+                    "model_class": type(model).__name__,
+                    "corpus": {"name": str(corpus), "sha256": facts.sha256, **vars(counts)},
+                    "seed": seed,
+                    "settings": settings,
+                    "versions": versions(),
+                    "command": command,
+                },
+                tables=found.tables,
+                plots=found.plots,
+            )
+            save(result)
+            journal.remove()
+    return result
 
 
 @contextmanager
@@ -234,12 +197,22 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
             yield Path(name)
         return
     folder = Path(out)
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInputError(f"cannot use {folder} as a folder: it is a file")
-    if not folder.parent.is_dir():
-        raise InvalidInputError(f"cannot make the folder {folder}: there is no folder {folder.parent}")
-    folder.mkdir(exist_ok=True)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InvalidInputError(f"cannot use {folder} as a folder: it is a file")
+        if not folder.parent.is_dir():
+            raise InvalidInputError(f"cannot make the folder {folder}: there is no folder {folder.parent}")
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"cannot make the folder {folder}: {error.strerror}") from error
     yield folder
+
+
+def _with_digest(path: str | PathLike[str] | None) -> str | None:
+    """The name of a file and a hash of it; the name alone where there is no file, which its reader will say."""
+    if path is None or not Path(path).is_file():
+        return None if path is None else str(path)
+    return f"{path} ({hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()})"
 
 
 def prepare(
@@ -313,35 +286,3 @@ def _first_sequence(encoder: Encoder, corpus: Corpus) -> list[TokenSequence]:
         if sequences := encoder.sequences([text]):
             return sequences[:1]
     raise InvalidInputError(f"{corpus.name or corpus.path} has no token that the tokenizer knows")
-
-
-def _do_share(work: _Work, blocks: Iterator[Block], journal: Journal, team: Team, texts: int) -> int:
-    """Finishes the blocks of this process, and in the first one waits for the others; the number of all blocks."""
-    team.begin()
-    journal.check_job()
-    count = 0
-    with bars.bar(work.kind.name, texts, "texts") as bar, bars.hidden():
-        for block in blocks:
-            count += 1
-            if block.index % team.size == team.rank:
-                digest = block.digest()
-                if journal.finished(block.index, digest, str(block)) is None:
-                    analysis, counts = work(block)
-                    journal.write(block.index, digest, {"counts": vars(counts)}, analysis.state())
-                elif not bar.disable:
-                    bar.initial += len(block.texts)  # it was finished before and does not count towards the speed
-            # The blocks of the others are taken to be as far as the last one of this process.
-            bar.update(len(block.texts))
-    team.end()
-    return count
-
-
-def _merge(kind: type[Analysis], setting: Setting, journal: Journal, blocks: int) -> tuple[Analysis, Counts]:
-    """All blocks' statistics, added up in the order of the corpus."""
-    whole, part, counts = kind(setting), kind(setting), Counts()
-    for index in range(blocks):
-        with journal.path(index).open("rb") as stream:
-            counts += Counts(**json.loads(stream.readline())["counts"])
-            part.restore(stream.read())
-        whole.merge(part)
-    return whole, counts

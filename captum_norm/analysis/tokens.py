@@ -1,6 +1,7 @@
 """What is measured of each token, one row for each, as a Parquet file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from io import BytesIO
 from os import getpid
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,22 @@ from captum_norm.errors import InvalidInputError
 
 
 class TokenStore:
-    """Parquet files of blocks in a folder, and of these one file in the end.
+    """The tokens of a block as Parquet, and of all blocks one file in the end.
 
     Its columns are ``line``, ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value that is
     stored: numbers, or lists of one number for each layer.
-
-    Args:
-        folder: where the blocks' files are.
 
     Raises:
         InvalidInputError: pyarrow is not installed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
         except ModuleNotFoundError as error:
             raise InvalidInputError("a store of tokens needs pyarrow: pip install 'captum-norm[tables]'") from error
         self._arrow: Any = pyarrow
-        self._folder = folder
         self._batches: list[Any] = []
 
     def add(self, batch: Batch, values: Mapping[str, Tensor], setting: Setting) -> None:
@@ -51,41 +48,42 @@ class TokenStore:
             columns[name] = self._arrow.array(list(found.numpy()), None if found.dim() == 1 else self._layers())
         self._batches.append(self._arrow.table(columns))
 
-    def finish(self, block: int) -> None:
-        """Write the tokens of a block, in the order of the text."""
-        if self._batches:
-            table = self._arrow.concat_tables(self._batches)
-            order = [(name, "ascending") for name in ("line", "window", "position")]
-            self._write([table.sort_by(order)], self._path(block))
-            self._batches.clear()
+    def state(self) -> bytes:
+        """The tokens that were taken in, in the order of the text; nothing if there are none."""
+        if not self._batches:
+            return b""
+        order = [(name, "ascending") for name in ("line", "window", "position")]
+        table = self._arrow.concat_tables(self._batches).sort_by(order).combine_chunks()
+        stream = BytesIO()
+        self._arrow.parquet.write_table(table, stream)
+        return stream.getvalue()
 
-    def merge(self, blocks: int, path: Path) -> None:
+    def restore(self, state: bytes) -> None:
+        """Put what :meth:`state` gave in the place of what was taken in."""
+        self._batches = [self._read(state)] if state else []
+
+    def merge(self, states: Iterable[bytes], path: Path) -> None:
         """Write the tokens of all blocks to one file.
 
         Raises:
             InvalidInputError: it cannot be written.
         """
-        try:
-            tables = (self._arrow.parquet.read_table(self._path(block)) for block in range(blocks))
-            self._write(tables, path)
-        except OSError as error:
-            raise InvalidInputError(f"cannot write {path}: {error}") from error
-
-    def _write(self, tables: Any, path: Path) -> None:
         temporary = path.with_name(f".{path.name}.{getpid()}.tmp")
         writer = None
         try:
-            for table in tables:
+            for table in map(self._read, filter(None, states)):
                 writer = writer or self._arrow.parquet.ParquetWriter(temporary, table.schema)
                 writer.write_table(table)
             if writer is not None:
                 writer.close()
                 temporary.replace(path)
+        except OSError as error:
+            raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _path(self, block: int) -> Path:
-        return self._folder / f"tokens-{block:09d}"
+    def _read(self, state: bytes) -> Any:
+        return self._arrow.parquet.read_table(BytesIO(state))
 
     def _layers(self) -> Any:
         return self._arrow.list_(self._arrow.float32())

@@ -111,6 +111,16 @@ def _run(options: argparse.Namespace) -> None:
     if options.tokens is not None and not options.tokens.parent.is_dir():
         raise InvalidInputError(f"cannot write {options.tokens}: there is no folder {options.tokens.parent}")
     declare_layouts(options)
+    written: list[Path] = []
+
+    def save(result: "AnalysisResult") -> None:
+        if options.out is None:
+            return
+        try:
+            written.extend(write(result, options.out))
+        except OSError as error:
+            raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
+
     with _corpus(options, world_size) as corpus, progress(terminal_only=True) if rank == 0 else nullcontext():
         model, tokenizer = load(options.model)
         result = analyze(
@@ -130,6 +140,7 @@ def _run(options: argparse.Namespace) -> None:
             world_size=world_size,
             model_name=options.model,
             command=" ".join(["captum-norm", *sys.argv[1:]]),
+            save=save,
             report=lambda message: Console(stderr=True).print(message, markup=False, highlight=False),
         )
     if result is None:
@@ -137,10 +148,6 @@ def _run(options: argparse.Namespace) -> None:
     console = Console()
     show(result, console)
     if options.out is not None:
-        try:
-            written = write(result, options.out)
-        except OSError as error:
-            raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
         console.print(f"wrote {len(written)} files into {options.out}", markup=False, highlight=False, soft_wrap=True)
 
 

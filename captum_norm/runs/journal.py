@@ -1,28 +1,51 @@
-"""The finished blocks of a run, in a folder beside its output: what a run that was killed goes on from.
+"""The finished work of a run, in a folder beside its output: what a run that was killed goes on from.
 
-The folder holds ``job.json``, which says what the run does, and one file for each finished block: a line of JSON about
-the block, then its content. Every file appears by renaming, complete or not at all, so there is nothing to repair after
-a kill.
+The folder holds ``job.json``, which says what the run does, and one file for each block: ``block-N`` for one that is
+finished, ``half-N`` for one that is not, each some notes in a line of JSON, then content. Every file appears by
+renaming, complete or not at all, and bears a checksum that it shares with no other block and no other job: what the
+disk, or a hand, has changed since is not taken for work.
+
+A folder without a valid ``job.json`` is nobody's business but its owner's: it is refused, neither emptied nor removed.
 """
 
+import errno
+import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.runs.files import read, sealed, unsealed, write
 
 Setting = str | int | float | bool | None
 """What a setting can be: a value that JSON gives back as it was."""
 
-_FORMAT = 1
+SAVE_SECONDS = 5.0
+"""After so long a block's work so far is saved, as soon as the batch that is being worked on is done."""
+
+_FORMAT = 2
 _CHUNK_FILES = 10_000
+_MOST_JOB = 1 << 20
+
+_TEAM = r"lock|team(\.new)?|process-\d+(\.new)?|\.job\.json\.\d+\.tmp"
+_BEFORE_JOB = re.compile(_TEAM)
+_OURS = re.compile(rf"{_TEAM}|job\.(json|void)|(block|half)-\d{{9,}}|merged(\..*)?|\.(block|half|merged).*\.\d+\.tmp")
+
+
+class Record(NamedTuple):
+    """What is in the file of a block."""
+
+    notes: dict[str, Any]
+    content: bytes
 
 
 class Journal:
@@ -32,14 +55,21 @@ class Journal:
         folder: the folder; its parent must exist.
         output: what the run makes, for messages.
         job: what must be the same for all blocks of the output.
+        report: told of blocks that are damaged.
     """
 
-    def __init__(self, folder: Path, output: str, job: Mapping[str, Setting]) -> None:
+    def __init__(
+        self, folder: Path, output: str, job: Mapping[str, Setting], report: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.folder = folder
-        self.job = {"format": _FORMAT, **job}
+        self.job = dict(job)
         self._output = output
+        self._report = report
         self._job_file = folder / "job.json"
+        # Renaming the one to the other makes all blocks void at once, and takes no room on a full disk.
+        self._void_file = folder / "job.void"
         self._lock_file = folder / "lock"
+        self._saved = time.monotonic()
 
     @contextmanager
     def opened(self, *, restart: bool) -> Iterator[None]:
@@ -49,37 +79,68 @@ class Journal:
             restart: whether finished blocks are discarded.
 
         Raises:
-            InvalidInputError: another run is at work, or the blocks there are of another job.
+            InvalidInputError: another run is at work, the blocks there are of another job, the folder is none that a
+                run has made, or the system does not let it be read or written.
         """
-        self.folder.mkdir(exist_ok=True)
-        with self._locked():
-            for torn in [path for path in self._paths() if path.suffix == ".tmp"]:
-                torn.unlink()
-            if restart or not self._job_file.exists() or not self.finished_blocks():
-                self.clear()
-                write(self._job_file, json.dumps(self.job).encode())
-            self.check_job()
+        with ExitStack() as stack:
+            with self.plainly():
+                self.check()
+                self.folder.mkdir(exist_ok=True)
+                stack.enter_context(self._locked())
+                self.check()
+                begun = self._read_job(self._job_file) is not None and self._has_work()
+                if begun and not restart:
+                    self.check_job()
+                    self._unlink(lambda name: name.endswith(".tmp"))
+                else:
+                    self._clear()
+                    write(self._job_file, _job_text(self.job))
+                    self._void_file.unlink(missing_ok=True)
             yield
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """Turns what the system raises when files cannot be read or written into an InvalidInputError."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"cannot read or write {error.filename or self.folder}: {error.strerror or error}"
+            raise InvalidInputError(reason) from error
+
+    def check(self) -> None:
+        """Raises InvalidInputError if there is something in the folder's place that no run has made."""
+        with self.plainly():
+            try:
+                kind = os.lstat(self.folder).st_mode
+            except FileNotFoundError:
+                return
+            if not stat.S_ISDIR(kind):
+                raise self._foreign("it is no folder")
+            strange = None
+            for entry in self._entries():
+                if _OURS.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False):
+                    raise self._foreign(f"its {entry.name} is no regular file")
+                if not _BEFORE_JOB.fullmatch(entry.name):
+                    strange = entry.name
+            jobs = [self._read_job(path) for path in (self._job_file, self._void_file)]
+            if strange is not None and jobs == [None, None]:
+                raise self._foreign(f"it has {strange}, but no {self._job_file.name}")
 
     def tidy(self) -> None:
         """Removes what a run left that was killed while it removed the folder."""
-        if self.folder.exists() and not self._job_file.exists():
-            with self._locked():
-                self.clear()
-            self.remove()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
         try:
-            lock = FileLock(self._lock_file).acquire(timeout=0)
-        except Timeout as error:
-            raise InvalidInputError(f"another run is writing {self._output}; wait for it or end it") from error
-        with lock:
-            yield
+            self.check()
+        except InvalidInputError:
+            return
+        with self.plainly():
+            if self._void_file.exists() and not self._job_file.exists():
+                with self._locked():
+                    self.remove()
 
     def check_job(self) -> None:
         """Raises InvalidInputError if the blocks in the folder are of another job."""
-        found = json.loads(self._job_file.read_text(encoding="utf-8"))
+        with self.plainly():
+            found = self._read_job(self._job_file) or {}
         for name in found | self.job:
             was, now = (json.dumps(job.get(name), ensure_ascii=False) for job in (found, self.job))
             if was != now:
@@ -87,8 +148,9 @@ class Journal:
                 raise InvalidInputError(f"{message}; set it back, or start afresh with --restart (restart=True)")
 
     def finished_blocks(self) -> int:
-        """How many blocks there are in the folder."""
-        return sum(path.name.startswith("block-") for path in self._paths())
+        """How many blocks are finished."""
+        with self.plainly():
+            return sum(name.startswith("block-") for name in self._names())
 
     def finished(self, index: int, digest: str, lines: str) -> dict[str, Any] | None:
         """What was noted about a block if it is finished, else None.
@@ -101,61 +163,140 @@ class Journal:
         Raises:
             InvalidInputError: the block was made from other text.
         """
-        header = self._header(self.path(index))
-        if header is not None and header["digest"] != digest:
+        record = self._record(self._block_file(index))
+        if record is None:
+            return None
+        if record.notes["digest"] != digest:
             message = f"{lines} are not those that the unfinished run in {self.folder} has read"
             raise InvalidInputError(f"{message}; set them back, or start afresh with --restart (restart=True)")
-        return header
+        return record.notes
+
+    def unfinished(self, index: int, digest: str) -> Record | None:
+        """What was saved of a block that is not finished; None if nothing was, or of other text."""
+        record = self._record(self._half_file(index))
+        return record if record is not None and record.notes["digest"] == digest else None
+
+    def is_due(self) -> bool:
+        """Whether nothing has been saved for :data:`SAVE_SECONDS`."""
+        return time.monotonic() - self._saved >= SAVE_SECONDS
+
+    def save(self, index: int, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
+        """Saves what has been done of a block; ``notes`` and ``content`` are what :meth:`unfinished` gives back."""
+        self._write(self._half_file(index), digest, notes, content)
 
     def write(self, index: int, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
         """Finishes a block; ``notes`` are what :meth:`finished` gives back."""
-        header = json.dumps({"digest": digest, "bytes": len(content), **notes})
-        write(self.path(index), header.encode() + b"\n" + content)
+        self._write(self._block_file(index), digest, notes, content)
+        with self.plainly():
+            self._half_file(index).unlink(missing_ok=True)
 
-    def path(self, index: int) -> Path:
-        """The file of a block: a line of notes, then the content."""
-        return self.folder / f"block-{index:09d}"
+    def read(self, index: int) -> Record:
+        """A finished block.
 
-    def clear(self) -> None:
-        """Removes all that is in the folder but its lock."""
-        # The job goes first: blocks without one are of no job, wherever this is interrupted.
-        self._job_file.unlink(missing_ok=True)
-        while paths := list(islice((path for path in self._paths() if path != self._lock_file), _CHUNK_FILES)):
-            for path in paths:
-                path.unlink(missing_ok=True)
+        Raises:
+            InvalidInputError: it was damaged after it was found to be finished.
+        """
+        record = self._record(self._block_file(index))
+        if record is None:
+            message = f"{self._block_file(index)} is no longer what it was when the run began"
+            raise InvalidInputError(f"{message}; start the run again, and it makes that block anew")
+        return record
 
     def remove(self) -> None:
-        """Removes the folder, when it is no longer open."""
-        shutil.rmtree(self.folder)
+        """Removes what the run has made, and the folder if nothing else is in it; to be called while it is open."""
+        with self.plainly():
+            self._clear()
+            self._void_file.unlink(missing_ok=True)
+            self._lock_file.unlink(missing_ok=True)
+            try:
+                self.folder.rmdir()
+            except OSError as error:  # what is in it now is another run's, or none's
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
 
-    def _paths(self) -> Iterator[Path]:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            lock = FileLock(self._lock_file).acquire(timeout=0)
+        except Timeout as error:
+            raise InvalidInputError(f"another run is writing {self._output}; wait for it or end it") from error
+        with lock:
+            yield
+
+    def _clear(self) -> None:
+        """Makes all blocks void, then removes them; wherever this is interrupted, the next run goes on with it."""
+        with suppress(FileNotFoundError):
+            self._job_file.replace(self._void_file)
+        self._unlink(lambda name: self.folder / name not in (self._void_file, self._lock_file))
+
+    def _unlink(self, chosen: Callable[[str], bool]) -> None:
+        """Removes those of our files that are chosen by name."""
+        # A folder that changes while it is read may not show all of its files: then those that were left are next.
+        while names := list(islice((name for name in self._names() if chosen(name)), _CHUNK_FILES)):
+            for name in names:
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _has_work(self) -> bool:
+        return any(name.startswith(("block-", "half-")) for name in self._names())
+
+    def _names(self) -> Iterator[str]:
+        """The names in the folder that are those of our files."""
+        return (entry.name for entry in self._entries() if _OURS.fullmatch(entry.name))
+
+    def _entries(self) -> Iterator["os.DirEntry[str]"]:
         """What is in the folder, one at a time: there may be hundreds of thousands."""
         with os.scandir(self.folder) as entries:
-            for entry in entries:
-                yield Path(entry)
+            yield from entries
 
-    @staticmethod
-    def _header(path: Path) -> dict[str, Any] | None:
-        """What a block's first line says; None if it is not there or, after a failure of the disk, not whole."""
-        if not path.exists():
+    def _block_file(self, index: int) -> Path:
+        return self.folder / f"block-{index:09d}"
+
+    def _half_file(self, index: int) -> Path:
+        return self.folder / f"half-{index:09d}"
+
+    def _key(self, path: Path) -> bytes:
+        return hashlib.blake2b(_job_text(self.job) + path.name.encode()).digest()
+
+    def _write(self, path: Path, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
+        header = json.dumps({"digest": digest, **notes}).encode()
+        with self.plainly():
+            write(path, sealed(header + b"\n" + content, self._key(path)))
+        self._saved = time.monotonic()
+
+    def _record(self, path: Path) -> Record | None:
+        """What is in the file of a block; None if it is not there or damaged, which is reported."""
+        with self.plainly():
+            found = unsealed(path, self._key(path))
+            if found is not None:
+                header, _, content = found.partition(b"\n")
+                return Record(json.loads(header), content)
+            if path.exists():
+                self._report(f"{path} is damaged; what it had is made anew")
+        return None
+
+    def _read_job(self, path: Path) -> dict[str, Setting] | None:
+        """The job that a file says; None if there is none.
+
+        Raises:
+            InvalidInputError: it is not such a file.
+        """
+        content = read(path, _MOST_JOB)
+        if content is None:
             return None
-        with path.open("rb") as block:
-            first = block.readline()
-            try:
-                header: dict[str, Any] = json.loads(first)
-            except ValueError:
-                return None
-        return header if path.stat().st_size == len(first) + header["bytes"] else None
+        try:
+            job: dict[str, Setting] = json.loads(content)["job"]
+            if content == _job_text(job):
+                return job
+        except (ValueError, LookupError, TypeError, RecursionError):
+            pass
+        raise self._foreign(f"its {path.name} is damaged, or of another program or version")
+
+    def _foreign(self, reason: str) -> InvalidInputError:
+        message = f"{self.folder} is in the way of {self._output}, and no unfinished run: {reason}"
+        return InvalidInputError(f"{message}; move it away")
 
 
-def write(path: Path, content: bytes) -> None:
-    """Writes a file at once or not at all, and to the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("xb") as raw:
-            raw.write(content)
-            raw.flush()
-            os.fsync(raw.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _job_text(job: Mapping[str, Setting]) -> bytes:
+    """What is in the file of a job: the only text that says it, so that any change is seen."""
+    checksum = hashlib.blake2b(json.dumps(job).encode(), digest_size=16).hexdigest()
+    return json.dumps({"captum-norm": _FORMAT, "checksum": checksum, "job": job}, indent=1).encode()

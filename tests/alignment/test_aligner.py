@@ -1,6 +1,8 @@
 """One call from sentence pairs to alignments: what is read where, how it is chosen, and what is refused."""
 
 import random
+from collections.abc import Container
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -172,6 +174,34 @@ def test_empty_sides_have_no_links() -> None:
     with pytest.raises(InvalidInputError, match=r"got 0 sentence pairs, none to choose a layer by$"):
         aligner.choose([])
     assert aligner.choice is None
+
+
+def test_what_is_known_is_left_out_and_the_rest_is_what_it_was() -> None:
+    sources, targets, _ = translations(0, 12)
+    pairs = list(zip([*sources, ["bad"]], [*targets, ["A"]], strict=True))
+    seen: list[int] = []
+
+    def counted(layer: int, head: int, read: Tensor, source: Tensor) -> Tensor:
+        seen.append(len(source))
+        return entries(layer, head, read, source)
+
+    def aligner() -> WordAligner:
+        return WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(counted), 1, max_tokens=60)
+
+    def answers(known: Container[int] = ()) -> dict[int, Alignment | str]:
+        found = aligner().align_each(pairs, known)
+        return {index: answer if isinstance(answer, Alignment) else str(answer) for index, answer in found}
+
+    whole = answers()
+    batches = seen[::2]  # of two heads
+    assert sorted(whole) == list(range(len(pairs)))
+    order = [index for index, answer in whole.items() if isinstance(answer, Alignment)]
+    assert len(batches) > 3
+    for count in range(len(order) + 1):
+        seen.clear()
+        known = set(order[:count])
+        assert {index: whole[index] for index in known} | answers(known) == whole
+        assert seen[::2] == [size for size, end in zip(batches, accumulate(batches), strict=True) if end > count]
 
 
 def test_pairs_that_cannot_be_used_are_told() -> None:

