@@ -10,6 +10,7 @@ from transformers import MarianConfig, MarianMTModel, PegasusConfig, PegasusForC
 
 from alignment.fairseq.dictionary import BOS, EOS, PAD
 from captum_norm import InvalidInputError
+from captum_norm.texts import quoted
 
 TranslationModel = MarianMTModel | PegasusForConditionalGeneration
 """The classes that a checkpoint can become."""
@@ -42,6 +43,7 @@ _UNKNOWN = (
     "quant_noise_scalar",
     "tie_adaptive_weights",
 )
+_MOST_POSITIONS = 65_536
 _POSITIONS = 1024
 """fairseq's default for the longest source and target."""
 
@@ -76,9 +78,11 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     """
     for name in _UNKNOWN:
         if settings.get(name):
-            raise _unsupported(f"{name}={settings[name]!r}", "a plain Transformer")
-    source, target = weight(weights, "encoder.embed_tokens.weight"), weight(weights, "decoder.embed_tokens.weight")
+            raise _unsupported(f"{name}={quoted(settings[name])}", "a plain Transformer")
+    source, target = (weight(weights, f"{side}.embed_tokens.weight", 2) for side in ("encoder", "decoder"))
     width = source.shape[1]
+    if width < 4:
+        raise _unsupported(f"embeddings of width {width}", "at least 4")
     if target.shape[1] != width:
         raise _unsupported(f"an encoder of width {width} and a decoder of width {target.shape[1]}", "one width")
     before = {side: bool(settings.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
@@ -86,9 +90,9 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         named = " and ".join(f"{side}_normalize_before={value}" for side, value in before.items())
         raise _unsupported(named, "norms in the same place in both")
     activation = settings.get("activation_fn") or "relu"
-    if activation not in _ACTIVATIONS:
-        raise _unsupported(f"activation_fn={activation!r}", f"one of {', '.join(_ACTIVATIONS)}")
-    tied = _same(weight(weights, "decoder.output_projection.weight"), target)
+    if not (isinstance(activation, str) and activation in _ACTIVATIONS):
+        raise _unsupported(f"activation_fn={quoted(activation)}", f"one of {', '.join(_ACTIVATIONS)}")
+    tied = _same(weight(weights, "decoder.output_projection.weight", 2), target)
     shared = tied and _same(source, target)
     common: dict[str, Any] = {
         "d_model": width,
@@ -102,7 +106,7 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         "forced_eos_token_id": None,
         **_side("encoder", settings, weights, width),
         **_side("decoder", settings, weights, width),
-        **{name: float(settings.get(name) or 0) for name in ("dropout", "attention_dropout", "activation_dropout")},
+        **{name: _share(settings, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
     }
     # Both classes compute fairseq's layers as they are, and look positions up in tables that can hold any rows.
     # Pegasus knows one vocabulary: the larger part of its code, generation above all, means the target's.
@@ -120,39 +124,76 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
 
 
 def position_count(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """How many positions the encoder or decoder knows: as many as it learned, else as many as fairseq allows."""
-    learned = weights.get(f"{side}.embed_positions.weight")
-    if learned is not None:
-        return learned.shape[0] - PAD - 1
-    name = {"encoder": "max_source_positions", "decoder": "max_target_positions"}[side]
-    return int(settings.get(name) or _POSITIONS)
+    """How many positions the encoder or decoder knows: as many as it learned, else as many as fairseq allows.
+
+    A table of sines is made for no more than 65,536: settings may say that there is no end of positions.
+
+    Raises:
+        InvalidInputError: there is none, or the setting is no number.
+    """
+    name = f"{side}.embed_positions.weight"
+    if name in weights:
+        count = len(weight(weights, name, 2)) - PAD - 1
+        if count < 1:
+            raise InvalidInputError(f"{name} has {count + PAD + 1} rows, expected more than {PAD + 1}")
+        return count
+    setting = {"encoder": "max_source_positions", "decoder": "max_target_positions"}[side]
+    return min(_count(settings, setting) or _POSITIONS, _MOST_POSITIONS)
 
 
-def weight(weights: Mapping[str, Tensor], name: str) -> Tensor:
-    """The weight of that name.
+def weight(weights: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
+    """The weight of that name, with so many axes.
 
     Raises:
         InvalidInputError: there is none.
     """
     if name not in weights:
         raise InvalidInputError(f"the checkpoint lacks {name}; expected a Transformer of fairseq, encoder and decoder")
-    return weights[name]
+    found = weights[name]
+    if found.dim() != axes or not found.numel():
+        raise InvalidInputError(f"{name} has the shape {tuple(found.shape)}, expected {axes} axes")
+    return found
 
 
 def _side(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor], width: int) -> dict[str, int]:
     """Layers, heads and feed-forward width of the encoder or decoder, under transformers' names."""
-    numbers = [int(match[1]) for name in weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", name))]
-    heads = settings.get(f"{side}_attention_heads")
-    if not heads or width % int(heads):
-        found = f"the setting {side}_attention_heads is {heads!r}"
+    # As many as have weights: where numbers are left out, these are told of as missing, and the last ones as left over.
+    numbers = {match[1] for name in weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", name))}
+    heads = _count(settings, f"{side}_attention_heads")
+    if not heads or width % heads:
+        found = f"the setting {side}_attention_heads is {quoted(settings.get(f'{side}_attention_heads'))}"
         raise InvalidInputError(
             f"{found}, expected a divisor of the width {width}; no weight tells the number of heads"
         )
     return {
-        f"{side}_layers": max(numbers, default=-1) + 1,
-        f"{side}_attention_heads": int(heads),
-        f"{side}_ffn_dim": weight(weights, f"{side}.layers.0.fc1.weight").shape[0],
+        f"{side}_layers": len(numbers),
+        f"{side}_attention_heads": heads,
+        f"{side}_ffn_dim": weight(weights, f"{side}.layers.0.fc1.weight", 2).shape[0],
     }
+
+
+def _count(settings: Mapping[str, Any], name: str) -> int:
+    """A setting that is a whole number, 0 where there is none."""
+    value = settings.get(name) or 0
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        number = -1
+    if number < 0:
+        raise InvalidInputError(f"the setting {name} is {quoted(value)}, expected a whole number")
+    return number
+
+
+def _share(settings: Mapping[str, Any], name: str) -> float:
+    """A setting from 0 to 1, 0 where there is none."""
+    value = settings.get(name) or 0
+    try:
+        share = float(value)
+    except (TypeError, ValueError, OverflowError):
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise InvalidInputError(f"the setting {name} is {quoted(value)}, expected a number from 0 to 1")
+    return share
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

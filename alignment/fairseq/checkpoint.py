@@ -2,11 +2,9 @@
 
 import argparse
 import pickle
-import pickletools
 import re
-import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,17 +12,24 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from alignment.fairseq.pickles import PickleScan
 from captum_norm import InvalidInputError
+from captum_norm.texts import quoted
 
 # What fairseq's files hold beside tensors: settings, enumerations, meters, and the types that OmegaConf notes.
 _EXPECTED = re.compile(
     r"argparse\.Namespace|(fairseq|omegaconf|numpy|typing|enum)\.\S+|collections\.defaultdict"
     r"|builtins\.(bool|dict|float|int|list|str|tuple)"
 )
-# What torch may build itself; it refuses what is not harmless.
-_LEFT_TO_TORCH = re.compile(r"torch\.\S+|collections\.OrderedDict")
-# What torch raises, found by damaging bytes one by one.
-_DAMAGED = AssertionError, AttributeError, EOFError, LookupError, RuntimeError, TypeError, ValueError, struct.error
+# What torch builds itself: tensors. Its further functions make objects of any size from a number.
+_BUILT = re.compile(
+    r"collections\.OrderedDict|_codecs\.encode|torch\.(Size|device|[A-Z][A-Za-z0-9]*Storage)|torch\.[a-z]+\d*"
+    r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter)|torch\.nn\.parameter\.Parameter"
+)
+_BUILT_NEVER = re.compile(r"torch\.(Typed|Untyped)Storage")
+_MOST_VALUES, _DEEPEST = 100_000, 50
+# Embeddings may be there under three names.
+_MOST_COPIES = 8
 _TORCHS_REASON = re.compile(r"WeightsUnpickler error: (.+?)(\.\s|\n|$)")
 
 
@@ -63,7 +68,27 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not any(name.startswith("encoder.") for name in weights):
         found = "a decoder alone" if any(name.startswith("decoder.") for name in weights) else "neither part"
         raise InvalidInputError(f"{path} is no translation model; expected an encoder and a decoder, found {found}")
-    return Checkpoint(_settings(state, path), weights)
+    _check_sizes(weights, path)
+    try:
+        return Checkpoint(_settings(state), weights)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from error
+
+
+def _check_sizes(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Refuses weights that would take much more memory, copied, than the file has bytes."""
+    total = 0
+    for name, tensor in weights.items():
+        declared = tensor.numel() * tensor.element_size()
+        if tensor.layout != torch.strided or declared > tensor.untyped_storage().nbytes():
+            shape = "×".join(map(str, tensor.shape))
+            raise InvalidInputError(
+                f"{path}: {quoted(name)} is declared {shape}, which is more than the file has of it"
+            )
+        total += declared
+    if total > _MOST_COPIES * path.stat().st_size:
+        found = f"{path}: its weights have {total} bytes, the file {path.stat().st_size}"
+        raise InvalidInputError(f"{found}; expected each weight to be there once")
 
 
 class _Inert:
@@ -80,70 +105,99 @@ class _Inert:
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
-    def plain(self) -> Any:
-        """What was kept, as plain containers: a namespace's or node's content, an enumeration's value."""
+    def content(self) -> Any:
+        """What was kept: a namespace's or node's content, an enumeration's value."""
         if not isinstance(self.state, Mapping):
-            return _plain(self.arguments[-1]) if self.arguments else None
-        content = next((self.state[key] for key in ("_content", "_val") if key in self.state), self.state)
-        return _plain(content)
+            return self.arguments[-1] if self.arguments else None
+        return next((self.state[key] for key in ("_content", "_val") if key in self.state), self.state)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Inert):
-        return value.plain()
-    if isinstance(value, argparse.Namespace):  # where the user has told torch that it is safe
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value
+class _Plain:
+    """Settings as plain containers, as long as they are not too many: lists can hold each other, and themselves."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        """A value in plain containers.
+
+        Raises:
+            InvalidInputError: it holds more than 100,000 values, shared ones counted each time, or more than 50 levels.
+        """
+        self._left -= 1
+        if self._left < 0 or depth > _DEEPEST:
+            raise InvalidInputError(
+                f"its settings hold more than {_MOST_VALUES} values, or more than {_DEEPEST} levels"
+            )
+        if isinstance(value, _Inert):
+            return self(value.content(), depth + 1)
+        if isinstance(value, argparse.Namespace):  # where the user has told torch that it is safe
+            value = vars(value)
+        if isinstance(value, Mapping):
+            return {key: self(entry, depth + 1) for key, entry in value.items() if isinstance(key, str)}
+        if isinstance(value, list | tuple):
+            return [self(entry, depth + 1) for entry in value]
+        return value
 
 
 def _unpickle(path: Path) -> Any:
-    zipped = zipfile.is_zipfile(path)
     try:
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipped else _old_globals(path)
-        refused = [name for name in names if not _EXPECTED.fullmatch(name)]
-        if refused:
-            found = f"{path} refers to {min(refused)}, which no fairseq checkpoint needs and which could run code"
-            raise InvalidInputError(f"{found}; nothing was loaded")
+        names = _checked_names(path)
         stand_ins: list[Any] = [(_Inert, name) for name in names]
         with torch.serialization.safe_globals(stand_ins):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except InvalidInputError:
-        raise
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{path}: {error}") from error
     except pickle.UnpicklingError as error:
         reason = _TORCHS_REASON.search(str(error))
         said = reason[1] if reason else _first_line(error)
         raise InvalidInputError(f"{path} is damaged, or refused by torch's reader of weights: {said}") from error
-    except _DAMAGED as error:
+    except Exception as error:  # whatever a damaged byte leads to, in torch or in its C++
         raise InvalidInputError(f"{path} is damaged or no checkpoint of torch: {_first_line(error)}") from error
 
 
-def _old_globals(path: Path) -> set[str]:
-    """What a file of torch before 1.6 refers to and torch may refuse; such a file begins with four pickles."""
+def _checked_names(path: Path) -> set[str]:
+    """What the file refers to that is no tensor, if it can neither run code nor take more memory than its size."""
+    scan, size = PickleScan(), path.stat().st_size
     with path.open("rb") as file:
-        names = {name for _ in range(4) for name in _globals_of_one(file)}
-    return {name for name in names if not _LEFT_TO_TORCH.fullmatch(name)}
+        if zipfile.is_zipfile(path):
+            _scan_zip(file, size, scan)
+        else:
+            for _ in range(5):  # a number, a version, the system, the state, and the keys of the storages
+                scan.read(file)
+    if sum(scan.storages.values()) > size:
+        raise InvalidInputError(f"it declares {sum(scan.storages.values())} numbers, but has {size} bytes")
+    names = {name for name in scan.names if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
+    refused = [name for name in names if not _EXPECTED.fullmatch(name)]
+    if refused:
+        found = f"it refers to {min(refused)}, which no fairseq checkpoint needs and which could run code"
+        raise InvalidInputError(f"{found}; nothing was loaded")
+    return names
 
 
-def _globals_of_one(file: BinaryIO) -> Iterable[str]:
-    for opcode, argument, _ in pickletools.genops(file):
-        if opcode.name == "GLOBAL":
-            module, name = str(argument).split(" ")
-            yield f"{'builtins' if module == '__builtin__' else module}.{name}"
+def _scan_zip(file: BinaryIO, size: int, scan: PickleScan) -> None:
+    """Scans the pickle in a zip file whose directory declares no more than the file holds; torch compresses nothing."""
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        declared = sum(entry.file_size for entry in entries)
+        if declared > size or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise InvalidInputError(f"it unpacks to {declared} bytes and has {size}; expected a file that torch saved")
+        for entry in entries:
+            if entry.filename.endswith("data.pkl"):
+                with archive.open(entry) as pickled:
+                    scan.read(pickled)  # type: ignore[arg-type]
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _settings(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _settings(state: Mapping[Any, Any]) -> dict[str, Any]:
     """Settings of the model over those of the task, with ``encoder: {layers: …}`` written ``encoder_layers``."""
-    settings = _plain(state.get("args"))
+    plain = _Plain()
+    settings = plain(state.get("args"))
     if settings is None:
-        groups = _plain(state.get("cfg"))
+        groups = plain(state.get("cfg"))
         groups = groups if isinstance(groups, Mapping) else {}
         settings = {
             name: value
@@ -152,7 +206,7 @@ def _settings(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
             for name, value in group.items()
         }
     if not isinstance(settings, Mapping) or not settings:
-        raise InvalidInputError(f"{path} holds no settings; expected them under 'args' or 'cfg', as fairseq saves them")
+        raise InvalidInputError("it holds no settings; expected them under 'args' or 'cfg', as fairseq saves them")
     flat = dict[str, Any]()
     for name, value in settings.items():
         nested = value if name in ("encoder", "decoder", "quant_noise") and isinstance(value, Mapping) else None

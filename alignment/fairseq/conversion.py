@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from alignment.fairseq.architecture import Architecture, TranslationModel, architecture, position_count, weight
 from alignment.fairseq.dictionary import PAD
 from captum_norm import InvalidInputError
+from captum_norm.texts import quoted
 
 # Counters and tables that fairseq makes itself, and copies of a layer's first weights that 0.12.2 leaves behind.
 _NOT_WEIGHTS = re.compile(
@@ -85,13 +86,20 @@ def _current_names(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -
     current = dict[str, Tensor]()
     for name, tensor in weights.items():
         joint = _JOINT_PROJECTION.fullmatch(name)
+        if _NOT_WEIGHTS.fullmatch(name):
+            continue
+        if not tensor.is_floating_point():
+            raise InvalidInputError(f"{quoted(name)} has the dtype {tensor.dtype}, expected one of floating point")
         if joint:
+            if not tensor.dim() or len(tensor) % 3:
+                found = f"{quoted(name)} has the shape {tuple(tensor.shape)}"
+                raise InvalidInputError(f"{found}, expected the rows of queries, keys and values")
             parts = zip("qkv", tensor.chunk(3), strict=True)
             current |= {f"{joint[1]}.{letter}_proj.{joint[2]}": part for letter, part in parts}
-        elif not _NOT_WEIGHTS.fullmatch(name):
+        else:
             current[_OUTPUT if name == _OLD_OUTPUT else name] = tensor
     if settings.get("share_decoder_input_output_embed") or settings.get("share_all_embeddings"):
-        current.setdefault(_OUTPUT, weight(current, _TARGET))
+        current.setdefault(_OUTPUT, weight(current, _TARGET, 2))
     return current
 
 
@@ -147,4 +155,6 @@ def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> N
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + ", …" * (len(names) > 5)
+    return ", ".join(name if name.isprintable() and len(name) < 100 else quoted(name) for name in names[:5]) + ", …" * (
+        len(names) > 5
+    )

@@ -1,5 +1,6 @@
 """A checkpoint and the files beside it → a model and its tokenizer."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,9 @@ from alignment.fairseq.dictionary import Dictionary, find_dictionary, read_dicti
 from alignment.fairseq.segmentation import Codes, Segmenter, StrPath, find_segmenter
 from alignment.fairseq.tokenizer import FairseqTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.texts import quoted
+
+_LANGUAGE = re.compile(r"[\w.@+-]{1,64}")
 
 
 def load_fairseq_checkpoint(
@@ -56,6 +60,11 @@ def _languages(checkpoint: Checkpoint, data: Path) -> tuple[str, str]:
     """Source and target language, from the settings or, where training read them off its data, from there."""
     match [checkpoint.settings.get(setting) for setting in ("source_lang", "target_lang")]:
         case [str() as source, str() as target]:
+            for language in (source, target):
+                if not _LANGUAGE.fullmatch(language):
+                    raise InvalidInputError(
+                        f"the checkpoint names the language {quoted(language)}; expected such as fr"
+                    )
             return source, target
     named = (path.name.split(".") for path in data.iterdir())
     pairs = {tuple(parts[1].split("-")) for parts in named if len(parts) >= 3}
@@ -73,6 +82,6 @@ def _languages(checkpoint: Checkpoint, data: Path) -> tuple[str, str]:
 def _side(
     checkpoint: Checkpoint, language: str, part: str, data: Path, codes: StrPath | Literal[False] | None
 ) -> tuple[str, Dictionary, Segmenter]:
-    rows = len(weight(checkpoint.weights, f"{part}.embed_tokens.weight"))
+    rows = len(weight(checkpoint.weights, f"{part}.embed_tokens.weight", 2))
     dictionary = read_dictionary(find_dictionary(data, language), rows)
     return language, dictionary, find_segmenter(data, language, dictionary, codes)

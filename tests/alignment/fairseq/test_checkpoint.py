@@ -3,9 +3,12 @@
 import argparse
 import builtins
 import enum
+import importlib
 import os
+import pickle
 import sys
 import types
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import torch
 from alignment.fairseq.checkpoint import read_checkpoint
 from captum_norm import InvalidInputError
 from tests.alignment.fairseq.small import settings, weights
+from tests.fuzzing import bounded, limited
 
 
 class Call:
@@ -144,3 +148,122 @@ def test_damaged_files(tmp_path: Path, old: bool) -> None:
     for end in range(0, len(content), len(content) // 50):
         path.write_bytes(content[:end])
         assert "damaged" in refusal(path)
+
+
+def nested(kind: Callable[[list[Any]], Any], levels: int) -> Any:
+    """A value that holds itself twice at each level: 2 to the power of ``levels`` values in a few hundred bytes."""
+    value: Any = kind([])
+    for _ in range(levels):
+        value = kind([value, value])
+    return value
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    "bomb", [nested(list, 60), itself(), deep(200), [0] * 200_000], ids=["shared", "self", "deep", "long"]
+)
+def test_settings_that_hold_too_much_are_refused_at_once(tmp_path: Path, bomb: object, old: bool) -> None:
+    for args in (argparse.Namespace(**settings(extra=bomb)), bomb):
+        path = save(tmp_path / "model.pt", old=old, model=weights(), args=args)
+        with limited(), bounded(100):
+            assert "its settings hold more than 100000 values, or more than 50 levels" in refusal(path)
+    path = save(tmp_path / "model.pt", old=old, model=weights(), cfg={"model": settings(), "bpe": bomb, "task": bomb})
+    with limited(), bounded(100):
+        assert "its settings hold more than" in refusal(path)
+    # What is no part of the settings is left alone.
+    path = save(tmp_path / "model.pt", old=old, model=weights(), args=settings(), extra_state=bomb)
+    with limited(), bounded(100):
+        assert read_checkpoint(path).settings == settings()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_key_whose_hash_takes_for_ever_is_refused(tmp_path: Path, old: bool) -> None:
+    pickled = (
+        b"\x80\x02}(X\x05\x00\x00\x00model}X\x04\x00\x00\x00args}()q\x01" + b"h\x01h\x01\x86q\x01" * 60 + b"K\x01uu."
+    )
+    path = save(tmp_path / "model.pt", old=old, model=weights(), args=settings())
+    if old:
+        magic = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+        path.write_bytes(magic + pickled + pickle.dumps([], 2))
+    else:
+        replace_in_zip(path, "data.pkl", pickled)
+    with limited(), bounded(50):
+        assert "a tuple holds more than 100000 objects" in refusal(path)
+
+
+def replace_in_zip(path: Path, name: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path) as archive:
+        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for entry, old in entries.items():
+            archive.writestr(entry, content if entry.endswith(name) else old)
+
+
+def test_a_zip_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "model.pt", model=weights(), args=settings())
+    replace_in_zip(path, "data.pkl", bytes(1 << 24), zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 16
+    with limited(), bounded(10):
+        assert "it unpacks to 16" in refusal(path)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_sizes_that_the_file_has_no_bytes_for_are_refused(tmp_path: Path, old: bool) -> None:
+    few = torch.zeros(1, 8)
+    for name, tensor, message in (
+        (
+            "expanded",
+            few.expand(10**9, 8),
+            "'encoder.expanded' is declared 1000000000×8, which is more than the file has",
+        ),
+        ("kept", few, None),
+    ):
+        path = save(tmp_path / "model.pt", old=old, model={f"encoder.{name}": tensor}, args=settings())
+        with limited(), bounded(50):
+            if message is None:
+                assert read_checkpoint(path).weights["encoder.kept"].shape == (1, 8)
+            else:
+                assert message in refusal(path)
+    shared = torch.zeros(1000, 1000)
+    many = {f"encoder.layers.{layer}.fc1.weight": shared for layer in range(100)}
+    path = save(tmp_path / "model.pt", old=old, model=many, args=settings())
+    with limited(), bounded(50):
+        assert "its weights have 400000000 bytes, the file 40" in refusal(path)
+    path = save(tmp_path / "model.pt", old=old, model={"encoder.weight": torch.zeros(7, 11)}, args=settings())
+    content = path.read_bytes()
+    assert content.count(b"K\x4d") == 1  # 77 elements of the storage
+    path.write_bytes(content.replace(b"K\x4d", b"J\xff\xff\xff\x7f"))
+    if not old:  # the entry grows by three bytes: written anew
+        path = save(path, model={"encoder.weight": torch.zeros(7, 11)}, args=settings())
+        with zipfile.ZipFile(path) as archive:
+            [entry] = [entry for entry in archive.namelist() if entry.endswith("data.pkl")]
+            pickled = archive.read(entry)
+        replace_in_zip(path, "data.pkl", pickled.replace(b"K\x4d", b"J\xff\xff\xff\x7f"))
+    with limited(), bounded(50):
+        assert "it declares 2147483647 numbers, but has" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["builtins.bytearray", "torch.Tensor", "torch.storage.UntypedStorage", "torch._utils._rebuild_qtensor"]
+)
+@pytest.mark.parametrize("old", [False, True])
+def test_functions_that_make_objects_of_any_size_are_refused(tmp_path: Path, name: str, old: bool) -> None:
+    """Torch's reader itself would call ``bytearray(10 ** 11)``."""
+    module, _, function = name.rpartition(".")
+    made = getattr(importlib.import_module(module), function)
+    path = save(tmp_path / "model.pt", old=old, model=weights(), args=Call(made, 0))
+    with limited(), bounded(50):
+        assert f"it refers to {name}" in refusal(path).replace("torch._C.", "torch.")
