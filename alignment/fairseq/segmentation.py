@@ -3,10 +3,10 @@
 import io
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from alignment.fairseq.dictionary import Dictionary
 from alignment.pieces import PIECE_SCHEMES
@@ -60,7 +60,7 @@ class SentencePieceSegmenter:
         except ModuleNotFoundError as error:
             raise InvalidInputError(f"{path} needs the package sentencepiece: pip install sentencepiece") from error
         try:
-            self._processor = SentencePieceProcessor(model_file=str(path))
+            self._path, self._processor = path, SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
             raise InvalidInputError(f"{path} is no model of SentencePiece") from error
         # Without a dummy prefix, the space before a word is part of its pieces, and the first word lacks it.
@@ -85,12 +85,18 @@ class SentencePieceSegmenter:
         )
 
     def _pieces(self, text: str) -> list[str]:
-        pieces: list[str] = self._processor.encode(text, out_type=str)
+        pieces: list[str] = self._said(self._processor.encode, text, out_type=str)
         return pieces
 
     def _normalize(self, word: str) -> str:
-        normal: str = self._processor.normalize(word)
+        normal: str = self._said(self._processor.normalize, word)
         return normal.replace("\u2581", " ")
+
+    def _said(self, say: Callable[..., Any], text: str, **options: Any) -> Any:
+        try:
+            return say(text, **options)
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"{self._path} is damaged: it turns {quoted(text)} into no text") from error
 
 
 class BPESegmenter:
