@@ -212,11 +212,10 @@ def _figure(
     place: Callable[[int, int], Choice],
     note: str = "",
 ) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from captum_norm.visualization.figures import StandaloneFigure
 
-    figure = Figure(figsize=(1.5 + 1.6 * len(columns), 1.2 + 0.45 * len(rows)), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    size = (1.5 + 1.6 * len(columns), 1.2 + 0.45 * len(rows))
+    figure = StandaloneFigure(figsize=size, dpi=150, layout="constrained")
     corpus = sweep.corpus
     direction = f"{corpus.source_language}–{corpus.target_language}"
     figure.suptitle(f"AER (%), {corpus.name} {direction}{note}", fontsize=10)

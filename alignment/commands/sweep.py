@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
     from alignment.sweep import sweep
     from alignment.sweep_report import head_figure, layer_figure, records, spread_tables, tables
     from captum_norm.commands.outputs import write_outputs
-    from captum_norm.visualization.heatmap import figure_bytes
+    from captum_norm.visualization.figures import figure_bytes
 
     if options.out is not None and not options.out.is_dir():
         raise InvalidInputError(f"there is no folder {options.out}; make it, or give another --out")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.analysis.results import AnalysisResult, Cell, Plot, Table
 from captum_norm.errors import InvalidInputError
 from captum_norm.visualization.colors import Rgb, color_table, ink_on
-from captum_norm.visualization.heatmap import figure_bytes, font_families
+from captum_norm.visualization.figures import StandaloneFigure, figure_bytes, font_families
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def draw(result: AnalysisResult, plot: Plot) -> "Figure":
         plot: what to draw of it.
 
     Returns:
-        The figure, on an Agg canvas; :func:`as_file` has its bytes.
+        The figure, which a notebook shows; :func:`as_file` has its bytes.
 
     Raises:
         InvalidInputError: the table or a column is missing, a value is not a number, or two are for the same place.
@@ -65,15 +65,11 @@ def draw(result: AnalysisResult, plot: Plot) -> "Figure":
         >>> figure.axes[0].get_ylabel()
         '‖f(x)‖'
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     table = result.table(plot.table)
     if not table.rows:
         raise InvalidInputError(f"got nothing to draw for the plot {plot.name}: the table {table.name} has no rows")
     with _style():
-        figure = Figure(figsize=(_COLUMN, _HEIGHT), dpi=300, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = StandaloneFigure(figsize=(_COLUMN, _HEIGHT), dpi=300, layout="constrained")
         axes = figure.add_subplot()
         axes.set_xlabel(_wrapped(table.label(plot.x), _COLUMN), parse_math=False)
         if plot.kind == "heat":

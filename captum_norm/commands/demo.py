@@ -21,7 +21,7 @@ def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from captum_norm import demo
-    from captum_norm.visualization.heatmap import figure_bytes
+    from captum_norm.visualization.figures import figure_bytes
 
     findings = demo.compare_layers()
     write_outputs({options.out: figure_bytes(demo.draw(findings))})

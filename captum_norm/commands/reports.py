@@ -144,7 +144,8 @@ def _csv(explanation: Explanation) -> bytes:
 
 
 def _png(explanation: Explanation) -> bytes:
-    from captum_norm.visualization.heatmap import draw_heatmaps, figure_bytes
+    from captum_norm.visualization.figures import figure_bytes
+    from captum_norm.visualization.heatmap import draw_heatmaps
 
     scope = "" if explanation.scope is None else f" ({explanation.scope})"
     title = f"{explanation.method}{scope}, {explanation.model}"

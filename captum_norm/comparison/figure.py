@@ -7,7 +7,7 @@ import numpy as np
 from captum_norm.comparison.results import Comparison
 from captum_norm.comparison.tables import agreement_rows, example_title, number
 from captum_norm.visualization.colors import color_table, signed_shares_of
-from captum_norm.visualization.heatmap import font_families
+from captum_norm.visualization.figures import StandaloneFigure, font_families
 from captum_norm.visualization.text import shortened
 
 if TYPE_CHECKING:
@@ -24,13 +24,9 @@ _BLUE, _ORANGE = "#0072b2", "#e69f00"
 
 def draw(comparison: Comparison) -> "Figure":
     """Scores of the first example's tokens; relevance gain, cost and agreement. Rows are the same in all of them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names = comparison.ranking
     height = max(_ROW * len(names), 1.4)
-    figure = Figure(figsize=(13, 2 * height + 3.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = StandaloneFigure(figsize=(13, 2 * height + 3.2), dpi=150, layout="constrained")
     figure.suptitle(f"{comparison.model}: {comparison.explained}", parse_math=False)
     grid = figure.add_gridspec(2, 1)
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])

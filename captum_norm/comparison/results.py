@@ -161,7 +161,7 @@ class Comparison:
 
     def to_png(self) -> bytes:
         """:meth:`figure` as a PNG file."""
-        from captum_norm.visualization.heatmap import figure_bytes
+        from captum_norm.visualization.figures import figure_bytes
 
         return figure_bytes(self.figure())
 

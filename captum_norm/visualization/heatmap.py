@@ -1,27 +1,21 @@
 """Maps as figures: one panel or several side by side."""
 
-import io
-import os
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
-from captum_norm.errors import MissingGlyphsWarning
 from captum_norm.visualization.colors import color_table
-from captum_norm.visualization.files import write_whole
-from captum_norm.visualization.text import printable, same_length, shortened, thinned
+from captum_norm.visualization.figures import StandaloneFigure, font_families
+from captum_norm.visualization.text import same_length, shortened, thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 QUERY_LABEL = "query (receives)"
@@ -31,10 +25,6 @@ _LABEL_INCHES = 0.24
 _MOST_INCHES = 7.5
 _MOST_INCHES_OF_MANY = 5.0
 _LABEL_WIDTH = 14
-_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
-_MOST_GLYPHS = 8
-# Tried in order after matplotlib's own font, for tokens in scripts that it lacks.
-_FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
 
 
 @dataclass(frozen=True)
@@ -59,10 +49,10 @@ def draw_heatmaps(
     *,
     title: str = "",
     shared_scale: bool = False,
-) -> "Figure":
+) -> Figure:
     """Maps side by side, four or more in rows, queries down and keys across, with colour bars that start at 0.
 
-    Nothing of pyplot is touched: the figure belongs to the caller, on an Agg canvas.
+    Nothing of pyplot is touched: the figure belongs to the caller. A notebook shows it as the result of a cell.
 
     Args:
         panels: the maps, all (Q, K).
@@ -72,7 +62,7 @@ def draw_heatmaps(
         shared_scale: one colour scale for all panels (they must have the same unit), not one for each.
 
     Returns:
-        The figure; :func:`save_figure` writes it.
+        The figure; :func:`~captum_norm.visualization.save_figure` writes it.
 
     Raises:
         ValueError: no panel, a map that is not (Q, K) for these tokens, or a shared scale over different units.
@@ -83,11 +73,6 @@ def draw_heatmaps(
         >>> [axes.get_xlabel() for axes in figure.axes][0]
         'key (gives)'
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     keys = query_tokens if key_tokens is None else key_tokens
     _check(panels, query_tokens, keys, shared_scale)
     columns = len(panels) if len(panels) <= 3 else 3 if len(panels) <= 9 else 4
@@ -95,8 +80,7 @@ def draw_heatmaps(
     most = _MOST_INCHES if len(panels) == 1 else _MOST_INCHES_OF_MANY
     width, height = _inches(len(keys), most), _inches(len(query_tokens), most)
     size = ((width + 1.9) * columns, (height + 1.7) * rows)
-    figure = Figure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(wspace=0.08))
-    FigureCanvasAgg(figure)
+    figure = StandaloneFigure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(wspace=0.08))
     if title:
         figure.suptitle(title, parse_math=False)
     colors = ListedColormap(color_table() / 255, name="captum_norm")
@@ -113,82 +97,6 @@ def draw_heatmaps(
         if not shared_scale or index % columns == columns - 1 or index == len(panels) - 1:
             _color_bar(axes, image, panel.unit)
     return figure
-
-
-def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
-    """Write a figure whole or not at all; the suffix says the format (.png, .svg, .pdf).
-
-    Args:
-        figure: any matplotlib figure.
-        path: the file; its folder must exist.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: matplotlib does not know the suffix.
-        OSError: the folder does not exist or cannot be written to.
-
-    Example:
-        >>> import tempfile, torch
-        >>> figure = draw_heatmaps([Panel("layer 1", torch.eye(2), "norm")], ["a", "b"])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_figure(figure, folder + "/map.png").suffix
-        '.png'
-    """
-    return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
-
-
-def figure_bytes(figure: "Figure", suffix: str = "png", *, title: str | None = None) -> bytes:
-    """A figure in a file format ("png", "svg", "pdf"), in memory; the same figure gives the same bytes.
-
-    Args:
-        figure: any matplotlib figure.
-        suffix: the format.
-        title: what a PNG, SVG or PDF says of itself.
-
-    Warns:
-        MissingGlyphsWarning: once, of all characters that the fonts lack.
-    """
-    import matplotlib as mpl
-
-    dates = {"svg": "Date", "pdf": "CreationDate"}
-    metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
-    if title is not None:
-        metadata["Title"] = title
-    buffer = io.BytesIO()
-    drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
-    with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
-        figure.savefig(buffer, format=suffix, metadata=metadata or None)
-    return buffer.getvalue()
-
-
-@contextmanager
-def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
-    """Matplotlib warns of each character, at every place; here it is one warning of all of them.
-
-    None if text is not drawn but stays text: who shows it has other fonts.
-    """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
-        yield
-    missing: dict[str, None] = {}
-    fonts = ""
-    for warning in caught:
-        found = _MISSING_GLYPH.match(str(warning.message))
-        if found is None:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        else:
-            missing[printable(chr(int(found[1])))] = None
-            fonts = found[2]
-    if missing and drawn:
-        count = f"{len(missing)} character{'s' * (len(missing) != 1)}"
-        shown = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' if len(missing) > _MOST_GLYPHS else ''}"
-        warnings.warn(
-            f"the picture has boxes for {count} that its fonts ({fonts}) lack: {shown}; HTML output shows all",
-            MissingGlyphsWarning,
-            stacklevel=4,
-        )
 
 
 def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:
@@ -217,15 +125,6 @@ def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> No
         text.set_parse_math(False)  # a token may hold $
         text.set_fontsize(8)
         text.set_fontfamily(font_families())
-
-
-@cache
-def font_families() -> list[str]:
-    """The font that figures have anyway, then those installed that have other scripts."""
-    from matplotlib.font_manager import fontManager
-
-    installed = set(fontManager.get_font_names())
-    return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]
 
 
 def _color_bar(axes: "Axes", image: "AxesImage", unit: str) -> None:

@@ -1,24 +1,17 @@
-"""Figures: the numbers drawn, the labels, and no trace in pyplot."""
+"""Heatmaps: the numbers drawn, the labels, the scales."""
 
-import io
-import re
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from captum_norm.errors import MissingGlyphsWarning
 from captum_norm.visualization import Panel, draw_heatmaps, save_figure
 from captum_norm.visualization.colors import color_table
-from captum_norm.visualization.heatmap import figure_bytes
 
 TOKENS = ["[CLS]", "$\\frac$", "b", "a-very-long-token-name"]
 
@@ -107,61 +100,6 @@ def test_maps_may_be_of_any_dtype_and_have_a_gradient() -> None:
     panel = Panel("half", torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True), "norm")
     (axes,) = panels_of(draw_heatmaps([panel], ["a", "b"]))
     assert axes.images[0].get_clim() == (0.0, 1.0)
-
-
-def test_pyplot_does_not_see_the_figure() -> None:
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    before = pyplot.get_fignums() if pyplot else []
-    figure_bytes(draw_heatmaps(maps(2), TOKENS))
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    assert (pyplot.get_fignums() if pyplot else []) == before
-
-
-def test_suffix_says_the_format(tmp_path: Path) -> None:
-    figure = draw_heatmaps(maps(1), TOKENS)
-    assert save_figure(figure, tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in save_figure(figure, tmp_path / "m.svg").read_bytes()
-    with pytest.raises(ValueError, match="xyz"):
-        save_figure(figure, tmp_path / "m.xyz")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.png", "m.svg"]
-
-
-def test_characters_that_the_fonts_lack_are_told_of_once(tmp_path: Path) -> None:
-    hieroglyphs = [chr(0x13000 + place) for place in range(10)]
-    figure = draw_heatmaps(maps(2, 3, 3), [*hieroglyphs[:2], "a"])
-    with pytest.warns(MissingGlyphsWarning) as told:  # any other warning is an error
-        save_figure(figure, tmp_path / "m.png")
-    assert len(told) == 1
-    assert re.fullmatch(
-        r"the picture has boxes for 2 characters that its fonts \(DejaVu Sans.*\) lack: 𓀀 𓀁; HTML output shows all",
-        str(told[0].message),
-    )
-    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    many = draw_heatmaps([Panel("m", torch.eye(10), "norm")], hieroglyphs)
-    with pytest.warns(MissingGlyphsWarning, match=rf"10 characters .*: {' '.join(hieroglyphs[:8])} …;"):
-        figure_bytes(many)
-    with rc_context({"svg.fonttype": "none"}):
-        assert hieroglyphs[0] in figure_bytes(figure, "svg").decode()
-
-
-def test_other_warnings_of_a_figure_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = draw_heatmaps(maps(1), TOKENS)
-    monkeypatch.setattr(figure, "savefig", lambda *_, **__: warnings.warn("odd", RuntimeWarning, stacklevel=1))
-    with pytest.warns(RuntimeWarning, match="odd"):
-        figure_bytes(figure)
-
-
-def test_drawing_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = draw_heatmaps(maps(1), TOKENS)
-
-    def fail(buffer: io.BytesIO, **_: Any) -> None:
-        buffer.write(b"half a picture")
-        raise RuntimeError("no font")
-
-    monkeypatch.setattr(figure, "savefig", fail)
-    with pytest.raises(RuntimeError, match="no font"):
-        save_figure(figure, tmp_path / "m.png")
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

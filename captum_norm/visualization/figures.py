@@ -1,0 +1,128 @@
+"""Figures that pyplot does not know: in a notebook, and as files."""
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+
+from captum_norm.errors import MissingGlyphsWarning
+from captum_norm.visualization.files import write_whole
+from captum_norm.visualization.text import printable
+
+_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
+_MOST_GLYPHS = 8
+# Tried in order after matplotlib's own font, for tokens in scripts that it lacks.
+_FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
+
+
+class StandaloneFigure(Figure):
+    """A figure on an Agg canvas, outside pyplot, that a notebook shows as the result of a cell.
+
+    Notebooks show other figures only after pyplot has drawn with their backend.
+
+    Args:
+        options: what :class:`matplotlib.figure.Figure` takes.
+
+    Example:
+        >>> StandaloneFigure(figsize=(2, 1))._repr_png_()[1:4]
+        b'PNG'
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        """What IPython asks the result of a cell for."""
+        return figure_bytes(self)
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure whole or not at all; the suffix says the format (.png, .svg, .pdf).
+
+    Args:
+        figure: any matplotlib figure.
+        path: the file; its folder must exist.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: matplotlib does not know the suffix.
+        OSError: the folder does not exist or cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> figure = StandaloneFigure(figsize=(2, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_figure(figure, folder + "/empty.png").suffix
+        '.png'
+    """
+    return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
+
+
+def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = None) -> bytes:
+    """A figure in a file format ("png", "svg", "pdf"), in memory; figures made alike give the same bytes.
+
+    Args:
+        figure: any matplotlib figure.
+        suffix: the format.
+        title: what a PNG, SVG or PDF says of itself.
+
+    Warns:
+        MissingGlyphsWarning: once, of all characters that the fonts lack.
+    """
+    dates = {"svg": "Date", "pdf": "CreationDate"}
+    metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
+    if title is not None:
+        metadata["Title"] = title
+    buffer = io.BytesIO()
+    drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
+    with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
+        figure.savefig(buffer, format=suffix, metadata=metadata or None)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
+    """Matplotlib warns of each character, at every place; here it is one warning of all of them.
+
+    None if text is not drawn but stays text: who shows it has other fonts.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
+        yield
+    missing: dict[str, None] = {}
+    fonts = ""
+    for warning in caught:
+        found = _MISSING_GLYPH.match(str(warning.message))
+        if found is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        else:
+            missing[printable(chr(int(found[1])))] = None
+            fonts = found[2]
+    if missing and drawn:
+        count = f"{len(missing)} character{'s' * (len(missing) != 1)}"
+        shown = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' if len(missing) > _MOST_GLYPHS else ''}"
+        warnings.warn(
+            f"the picture has boxes for {count} that its fonts ({fonts}) lack: {shown}; HTML output shows all",
+            MissingGlyphsWarning,
+            stacklevel=4,
+        )
+
+
+@cache
+def font_families() -> list[str]:
+    """The font that figures have anyway, then those installed that have other scripts."""
+    installed = set(fontManager.get_font_names())
+    return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]
