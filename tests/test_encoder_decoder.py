@@ -178,6 +178,68 @@ def test_one_row_over_all_layers_is_refused_where_there_is_not_one_stack() -> No
     torch.testing.assert_close(encoder.sum(-1), torch.ones(2))
 
 
+SHORT = {key: value for key, value in encoder_decoders.BART.items() if key != "max_position_embeddings"}
+LED = SHORT | {"max_encoder_position_embeddings": 32, "max_decoder_position_embeddings": 32, "attention_window": 4}
+BART_PARTS = "decoder.layers.{}.encoder_attn.v_proj", "decoder.layers.{}.encoder_attn.out_proj"
+T5_PARTS = "decoder.block.{}.layer.1.EncDecAttention.v", "decoder.block.{}.layer.1.EncDecAttention.o"
+WINDOWS: dict[str, tuple[Any, tuple[str, str]]] = {
+    "led": (lambda: hf.LEDModel(hf.LEDConfig(**LED)), BART_PARTS),
+    "pegasus-x": (
+        lambda: hf.PegasusXModel(hf.PegasusXConfig(**SHORT, block_size=4, num_global_tokens=2)),
+        BART_PARTS,
+    ),
+    "bigbird-pegasus": (
+        lambda: hf.BigBirdPegasusModel(
+            hf.BigBirdPegasusConfig(**encoder_decoders.BART, block_size=2, num_random_blocks=1)
+        ),
+        BART_PARTS,
+    ),
+    "longt5": (lambda: hf.LongT5Model(hf.LongT5Config(**encoder_decoders.T5, local_radius=3)), T5_PARTS),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_cross_attention_is_explained_where_the_encoder_attends_in_windows(name: str) -> None:
+    build, (value, projection) = WINDOWS[name]
+    torch.manual_seed(0)
+    model = build().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    inputs = encoder_decoders.inputs("marian", source=13)
+    found = NormAttribution(model).maps(inputs, stacks=["cross"]).cross
+    assert found is not None
+    values: list[Tensor] = []
+    for layer in range(2):
+        module = model.get_submodule(value.format(layer))
+        module.register_forward_hook(lambda _, __, output: values.append(output))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**inputs, output_attentions=True, use_cache=False).cross_attentions
+    for layer in range(2):
+        heads = values[layer].unflatten(-1, (4, -1)).transpose(1, 2)
+        matrix = model.get_submodule(projection.format(layer)).weight.detach().T
+        vectors = oracle.vectors_per_head(weights[layer], heads, matrix.unflatten(0, (4, -1))).sum(1)
+        assert_near(found[:, layer], vectors.norm(dim=-1), 1e-11)
+    with pytest.raises(UnsupportedModelError, match=r"of the stack encoder was seen .* stacks=\['decoder', 'cross'\]"):
+        NormAttribution(model).maps(inputs)
+
+
+def test_a_decoder_that_predicts_several_tokens_at_once_is_refused() -> None:
+    config = hf.ProphetNetConfig(
+        vocab_size=40,
+        hidden_size=32,
+        num_encoder_layers=2,
+        num_encoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        num_decoder_layers=2,
+        num_decoder_attention_heads=4,
+        decoder_ffn_dim=48,
+    )
+    with pytest.raises(UnsupportedModelError, match="no attention was seen in ProphetNetModel"):
+        NormAttribution(hf.ProphetNetModel(config)).maps(encoder_decoders.inputs("marian"), stacks=["cross"])
+
+
 def test_bad_input_is_said_in_one_sentence() -> None:
     model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
     method, meter = NormAttribution(model), NormMeter(model)
