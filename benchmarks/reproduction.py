@@ -206,7 +206,7 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
         for plot in (plot for plot in found[0].plots if plot.name in FIGURES.get(name, ())):
             image = images / f"reproduction-{name}-{plot.name}.png"
             write_whole(image, as_file(draw(found[0], plot), "png", plot.title))
-            yield f"```{{figure}} _static/{image.name}\n:width: 26rem\n\n{plot.title}, {titles[0]}.\n```\n"
+            yield f"```{{figure}} _static/{image.name}\n:width: 26em\n\n{plot.title}, {titles[0]}.\n```\n"
     yield TRANSLATION
 
 
