@@ -1,4 +1,4 @@
-"""The base of the package needs no torch: what each module may import, besides itself and the standard library."""
+"""What modules may import: those of the base no torch, and none what is private to captum_norm."""
 
 import ast
 import sys
@@ -50,3 +50,16 @@ def test_module_imports_only_what_its_place_allows(path: Path) -> None:
     for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
         inside = any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
         assert inside or name.partition(".")[0] in sys.stdlib_module_names, name
+
+
+# Where captum_norm keeps its methods and what they stand on; they are had from the package itself.
+INSIDE = {"aggregation", "attr", "maps", "recording"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_the_methods_are_used_by_their_public_names(path: Path) -> None:
+    for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        package, *parts = name.split(".")
+        if package == "captum_norm":
+            assert not INSIDE.intersection(parts[:1]), name
+            assert not any(part.startswith("_") and part != "__version__" for part in parts), name
