@@ -1,16 +1,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+LOWEST := .venv-lowest
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The second one reaches the isolated build of this project, which newer versions of pip keep from the first.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz format docs bench constraints clean
+.PHONY: help demo test test-lowest fuzz format docs bench constraints constraints-lowest clean
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,12 +28,23 @@ test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentat
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL)
+
+$(LOWEST)/.installed: PIP_CONSTRAINT := constraints-lowest.txt
+$(LOWEST)/.installed: PIP_BUILD_CONSTRAINT := constraints-lowest.txt
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(LOWEST)/bin/python -m pip install --quiet --editable '.[demo,subword-nmt,tables]' --group docs --group test
+	touch $@
+
+test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that pyproject.toml admits
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest $(PARALLEL)
 
 # Cases per test are a few thousand in `make test`; here, FACTOR times as many.
 fuzz: FACTOR ?= 20
 fuzz: $(INSTALLED) ## Run the tests on generated inputs and damaged files at length (FACTOR=20)
-	CAPTUM_NORM_FUZZ=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz --numprocesses auto --maxprocesses 4 --dist worksteal tests
+	CAPTUM_NORM_FUZZ=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz $(PARALLEL) tests
 
 format: $(INSTALLED) ## Format the code and repair what ruff can
 	$(BIN)/ruff check --fix
@@ -56,6 +69,16 @@ constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
 	build/venv/bin/python -m pip install --quiet --editable '.[demo,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints.txt
 
+constraints-lowest: PIP_CONSTRAINT := build/lowest.txt
+constraints-lowest: PIP_BUILD_CONSTRAINT := build/lowest.txt
+constraints-lowest: ## Resolve anew with every lower bound of pyproject.toml, in constraints-lowest.txt
+	mkdir -p build
+	$(PYTHON) -m tests.lowest_versions > build/lowest.txt
+	$(PYTHON) -m venv --clear build/venv
+	build/venv/bin/python -m pip install --quiet --upgrade pip
+	build/venv/bin/python -m pip install --quiet --editable '.[demo,subword-nmt,tables]' --group docs --group test hatchling editables
+	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints-lowest.txt
+
 clean: ## Remove everything that was installed, built or cached here
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
+	rm -rf .venv $(LOWEST) .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
 	find alignment benchmarks captum_norm docs tests -name __pycache__ -prune -exec rm -rf {} +

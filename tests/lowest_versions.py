@@ -1,0 +1,20 @@
+"""The lower bounds in pyproject.toml as constraints of pip: ``python -m tests.lowest_versions`` prints them."""
+
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def requirements() -> list[str]:
+    """What the tests run with, as pyproject.toml has it: dependencies, extras, what builds the package, two groups."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = (project["dependency-groups"][name] for name in ("docs", "test"))
+    extras = project["project"]["optional-dependencies"].values()
+    return [*project["build-system"]["requires"], *project["project"]["dependencies"], *chain(*extras, *groups)]
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{requirement.replace('>=', '==')}\n" for requirement in requirements())
