@@ -105,7 +105,7 @@ class Journal:
             yield
         except OSError as error:
             reason = f"cannot read or write {error.filename or self.folder}: {error.strerror or error}"
-            raise InvalidInputError(reason) from error
+            raise InvalidInputError(f"{reason}; put that right and start again: what is finished is kept") from error
 
     def check(self) -> None:
         """Raises InvalidInputError if there is something in the folder's place that no run has made."""
@@ -122,8 +122,9 @@ class Journal:
                     raise self._foreign(f"its {entry.name} is no regular file")
                 if not _BEFORE_JOB.fullmatch(entry.name):
                     strange = entry.name
-            jobs = [self._read_job(path) for path in (self._job_file, self._void_file)]
-            if strange is not None and jobs == [None, None]:
+            # A run that begins meanwhile has one of them at every moment, and may go from the second to the first.
+            jobs = (self._read_job(path) for path in (self._job_file, self._void_file, self._job_file))
+            if strange is not None and all(job is None for job in jobs):
                 raise self._foreign(f"it has {strange}, but no {self._job_file.name}")
 
     def tidy(self) -> None:
