@@ -118,7 +118,7 @@ class Journal:
                 raise self._foreign("it is no folder")
             strange = None
             for entry in self._entries():
-                if _OURS.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False):
+                if _OURS.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False) and os.path.lexists(entry):
                     raise self._foreign(f"its {entry.name} is no regular file")
                 if not _BEFORE_JOB.fullmatch(entry.name):
                     strange = entry.name
