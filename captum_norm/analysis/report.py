@@ -7,16 +7,17 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 from captum_norm.analysis.plots import as_file, as_markup, draw
-from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, Table
+from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, PlotKind, Table
 from captum_norm.errors import InvalidInputError
+from captum_norm.texts import quoted, read_text
 from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.page import template
-from captum_norm.visualization.text import formatted, printable
+from captum_norm.visualization.text import formatted, printable, shortened
 
 RESULTS = "results.json"
 PAGE = "report.html"
@@ -25,7 +26,11 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 # Longer tables wait folded on the page; of those longer still it has the beginning, and the CSV has all.
 _MOST_OPEN = 30
 _MOST_SHOWN = 1000
+_LONGEST_REASON = 300
+_CELL = int | float | str | None
 _POINT = 1.7  # pixels of the page for a point of a figure: its 8-point type reads like text
+
+Made = TypeVar("Made", Column, Plot)
 
 
 @dataclass(frozen=True)
@@ -105,22 +110,62 @@ def read(directory: str | os.PathLike[str]) -> AnalysisResult:
         InvalidInputError: the folder has no ``results.json``, or another kind of file of that name.
     """
     path = Path(directory) / RESULTS
+    if not path.exists():
+        raise InvalidInputError(f"there is no {RESULTS} in {directory}: no analysis was written there")
+    text = read_text(path)
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        tables = [
-            Table(
-                name,
-                table["title"],
-                tuple(Column(**column) for column in table["columns"]),
-                [tuple(row) for row in table["rows"]],
-            )
-            for name, table in told.pop("tables").items()
-        ]
-        return AnalysisResult(tables=tables, plots=[Plot(**plot) for plot in told.pop("plots")], **told)
-    except FileNotFoundError as error:
-        raise InvalidInputError(f"there is no {RESULTS} in {directory}: no analysis was written there") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInputError(f"{path} is not the result of an analysis: {type(error).__name__}: {error}") from error
+        result = _result(json.loads(text))
+        _check(result)
+        _json(result)  # what can be read can be written
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        found = f"{path} is not the result of an analysis: {type(error).__name__}"
+        raise InvalidInputError(f"{found}: {shortened(str(error), _LONGEST_REASON)}") from error
+    return result
+
+
+def _result(told: Any) -> AnalysisResult:
+    """The result that a JSON document tells of.
+
+    Raises:
+        AttributeError: it tells of something else.
+        KeyError: likewise.
+        TypeError: likewise.
+        InvalidInputError: a row has another number of cells than there are columns.
+    """
+    tables = [
+        Table(
+            name,
+            _of(str, table["title"], "title"),
+            tuple(_made(Column, column) for column in table["columns"]),
+            [tuple(_of(_CELL, cell, f"a cell of {name}") for cell in row) for row in table["rows"]],
+        )
+        for name, table in told["tables"].items()
+    ]
+    return AnalysisResult(
+        analysis=_of(str, told["analysis"], "analysis"),
+        description=_of(str, told["description"], "description"),
+        summary={name: _of(float | int | None, value, name) for name, value in told["summary"].items()},
+        tables=tables,
+        plots=[_made(Plot, plot) for plot in told["plots"]],
+        metadata=_of(dict, told["metadata"], "metadata"),
+    )
+
+
+def _made(kind: type[Made], told: Mapping[str, Any]) -> Made:
+    """A column or plot, whose fields are texts, None or, where the default is such, true or false."""
+    kinds = {field.name: bool if isinstance(field.default, bool) else str | None for field in fields(kind)}
+    for name, value in told.items():
+        _of(kinds.get(name), value, name)
+    if "kind" in kinds and told.get("kind") not in get_args(PlotKind):
+        raise ValueError(f"got a plot of the kind {quoted(told.get('kind'))}")
+    return kind(**told)
+
+
+def _of(kind: Any, value: Any, name: str) -> Any:
+    """A value, if it is of the kind."""
+    if kind is None or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"got {quoted(value)} for {name}")
+    return value
 
 
 def _check(result: AnalysisResult) -> None:
