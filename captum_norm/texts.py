@@ -49,6 +49,15 @@ def quoted(value: object) -> str:
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
 
 
+def named(name: str) -> str:
+    r"""A name from a file as a message has it: bare, or quoted where it is long or not all of it can be printed.
+
+    >>> named("encoder.version"), named("a\x1b[31m")
+    ('encoder.version', "'a\\x1b[31m'")
+    """
+    return name if name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
+
+
 def source_name(source: TextSource) -> str:
     """What messages call a source: its path, or the stream's name."""
     return os.fspath(source) if isinstance(source, str | PathLike) else str(getattr(source, "name", "<stream>"))

@@ -3,6 +3,7 @@
 import argparse
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from alignment.fairseq.pickles import PickleScan
 from captum_norm import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.texts import named, quoted
 
 # What fairseq's files hold beside tensors: settings, enumerations, meters, and the types that OmegaConf notes.
 _EXPECTED = re.compile(
@@ -27,6 +28,7 @@ _BUILT = re.compile(
     r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter)|torch\.nn\.parameter\.Parameter"
 )
 _BUILT_NEVER = re.compile(r"torch\.(Typed|Untyped)Storage")
+_LONGEST_REASON = 200
 _MOST_VALUES, _DEEPEST = 100_000, 50
 # Embeddings may be there under three names.
 _MOST_COPIES = 8
@@ -142,15 +144,16 @@ class _Plain:
 
 def _unpickle(path: Path) -> Any:
     try:
-        names = _checked_names(path)
-        stand_ins: list[Any] = [(_Inert, name) for name in names]
-        with torch.serialization.safe_globals(stand_ins):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is refused anyway
+            stand_ins: list[Any] = [(_Inert, name) for name in _checked_names(path)]
+            with torch.serialization.safe_globals(stand_ins):
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from error
     except pickle.UnpicklingError as error:
         reason = _TORCHS_REASON.search(str(error))
-        said = reason[1] if reason else _first_line(error)
+        said = named(reason[1][:_LONGEST_REASON]) if reason else _first_line(error)
         raise InvalidInputError(f"{path} is damaged, or refused by torch's reader of weights: {said}") from error
     except Exception as error:  # whatever a damaged byte leads to, in torch or in its C++
         raise InvalidInputError(f"{path} is damaged or no checkpoint of torch: {_first_line(error)}") from error
@@ -170,7 +173,7 @@ def _checked_names(path: Path) -> set[str]:
     names = {name for name in scan.names if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
     refused = [name for name in names if not _EXPECTED.fullmatch(name)]
     if refused:
-        found = f"it refers to {min(refused)}, which no fairseq checkpoint needs and which could run code"
+        found = f"it refers to {named(min(refused))}, which no fairseq checkpoint needs and which could run code"
         raise InvalidInputError(f"{found}; nothing was loaded")
     return names
 
@@ -189,7 +192,7 @@ def _scan_zip(file: BinaryIO, size: int, scan: PickleScan) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return named((str(error).strip() or type(error).__name__).splitlines()[0][:_LONGEST_REASON])
 
 
 def _settings(state: Mapping[Any, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from alignment.fairseq.architecture import Architecture, TranslationModel, architecture, position_count, weight
 from alignment.fairseq.dictionary import PAD
 from captum_norm import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.texts import named, quoted
 
 # Counters and tables that fairseq makes itself, and copies of a layer's first weights that 0.12.2 leaves behind.
 _NOT_WEIGHTS = re.compile(
@@ -155,6 +155,4 @@ def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> N
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(name if name.isprintable() and len(name) < 100 else quoted(name) for name in names[:5]) + ", …" * (
-        len(names) > 5
-    )
+    return ", ".join(map(named, names[:5])) + ", …" * (len(names) > 5)

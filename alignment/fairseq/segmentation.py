@@ -61,7 +61,7 @@ class SentencePieceSegmenter:
             raise InvalidInputError(f"{path} needs the package sentencepiece: pip install sentencepiece") from error
         try:
             self._path, self._processor = path, SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"{path} is no model of SentencePiece") from error
         # Without a dummy prefix, the space before a word is part of its pieces, and the first word lacks it.
         self.by_word = self._pieces("a b") == self._pieces("a") + self._pieces("b")
@@ -213,11 +213,13 @@ def _merges(path: Path) -> str:
     if version is None:
         raise InvalidInputError(f"{path}, line 1: got {quoted(header)}, expected #version: 0.1 or #version: 0.2")
     header = header and f"#version: {version[1]}"
+    if not lines:
+        raise InvalidInputError(f"{path}: got no merge after the header, expected some")
     merges = []
     for number, line in enumerate(lines, 1 if header is None else 2):
         fields = line.strip("\r\n ").split(" ")
         counted = not header and len(fields) == 3 and fields[2].isdecimal()
-        if len(fields) != 2 and not counted:
+        if not all(fields[:2]) or not (len(fields) == 2 or counted):
             raise error_at(path, number, f"got {quoted(line)}, expected the two pieces of a merge")
         merges.append((fields[:2], counted))
     # fastBPE marks the end of a word as version 0.2 of subword-nmt does.

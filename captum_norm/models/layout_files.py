@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward
 from captum_norm.models.layouts import Layout, Site, register_layout
-from captum_norm.texts import read_text
+from captum_norm.texts import named, quoted, read_text
 
 FEED_FORWARD = "feed_forward"
 """The key of the table, inside that of a class, that describes its feed-forward block."""
@@ -62,12 +62,12 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
     feed_forward: dict[str, FeedForwardLayout] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise InvalidInputError(f"got {name} outside a table; expected [CLASS] before it")
+            raise InvalidInputError(f"{path}: got {named(name)} outside a table; expected [CLASS] before it")
         behind = table.pop(FEED_FORWARD, None)
         if behind is not None:
-            feed_forward[name] = _described(FeedForwardLayout, f"[{name}.{FEED_FORWARD}] in {path}", behind)
+            feed_forward[name] = _described(FeedForwardLayout, f"[{named(name)}.{FEED_FORWARD}] in {path}", behind)
         if table or behind is None:
-            attention[name] = _described(Layout, f"[{name}] in {path}", table)
+            attention[name] = _described(Layout, f"[{named(name)}] in {path}", table)
     for name, layout in attention.items():
         register_layout(name, layout)
     for name, behind in feed_forward.items():
@@ -77,12 +77,14 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
 
 def _described(kind: type[Described], place: str, table: Any) -> Described:
     if not isinstance(table, Mapping):
-        raise InvalidInputError(f"got {table!r} for {place}; expected a table")
+        raise InvalidInputError(f"got {quoted(table)} for {place}; expected a table")
     kinds = get_type_hints(kind)
     for key in table:
         if key not in kinds:
-            raise InvalidInputError(f'got the key "{key}" of {place}; expected some of {", ".join(kinds)}')
-    parts = {key: _part(f"{key} = {value!r} of {place}", kinds[key], value) for key, value in table.items()}
+            raise InvalidInputError(f'got the key "{named(key)}" of {place}; expected some of {", ".join(kinds)}')
+    parts = {
+        key: _part(f"{named(key)} = {quoted(value)} of {place}", kinds[key], value) for key, value in table.items()
+    }
     missing = [part.name for part in fields(kind) if part.default is MISSING and part.name not in table]
     if missing:
         raise InvalidInputError(f"{place} has no {' and no '.join(missing)}")
@@ -101,4 +103,9 @@ def _part(described: str, kind: Any, value: Any) -> Any:
         raise InvalidInputError(f"got {described}; expected a list of texts")
     if not isinstance(value, str):
         raise InvalidInputError(f"got {described}; expected a text")
-    return Site.parse(value) if kind in (Site, Site | None) else value
+    if kind not in (Site, Site | None):
+        return value
+    try:
+        return Site.parse(value)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error}, which is not {described}") from error

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.texts import quoted
 
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
@@ -48,7 +49,7 @@ class Site:
             return cls(module, "input")
         if end == "output":
             return cls(module, "output")
-        raise InvalidInputError(f'got the site "{text}"; expected NAME.input, NAME.output, input or output')
+        raise InvalidInputError(f"got the site {quoted(text)}; expected NAME.input, NAME.output, input or output")
 
     def __str__(self) -> str:
         return f"{self.module}.{self.end}" if self.module else self.end

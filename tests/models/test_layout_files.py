@@ -169,7 +169,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         (f"[Layer]\n{RIGHT}normed_input = 1\n", "got normed_input = 1 of [Layer]"),
         (f"[Layer]\n{RIGHT}final_norm = true\n", "got final_norm = True of [Layer]"),
         ('[Layer]\nattention = "a"\ntotal = "x.input"\n', "has no projection and no residual"),
-        (f"[Layer]\n{RIGHT}".replace("norm.input", "norm"), 'got the site "norm"; expected NAME.input'),
+        (f"[Layer]\n{RIGHT}".replace("norm.input", "norm"), 'got the site 'norm'; expected NAME.input'),
         ("[Layer]\n", "[Layer] in"),
         (f"[Layer]\n{RIGHT}feed_forward = 1\n", "got 1 for [Layer.feed_forward] in"),
         ('[Layer.feed_forward]\ninner = "i"\n', "got inner = 'i' of [Layer.feed_forward] in"),
