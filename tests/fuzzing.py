@@ -58,6 +58,12 @@ def damaged(files: Sequence[bytes], count: int, seed: int = 0) -> Iterator[bytes
         yield content
 
 
+def put(path: Path, content: bytes) -> None:
+    """Writes a file anew; ext4 waits for the disk after a file that is cut to nothing and written again."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
 @contextmanager
 def bounded(mebibytes: int = MEBIBYTES) -> Iterator[None]:
     """Fails if the memory of the process grows by more at any time within the context; on Linux alone it is known."""

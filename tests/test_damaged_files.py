@@ -36,7 +36,7 @@ from captum_norm.analysis.frequencies import read_ranks
 from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights
-from tests.fuzzing import FACTOR, bounded, damaged, limited
+from tests.fuzzing import FACTOR, bounded, damaged, limited, put
 
 pytestmark = pytest.mark.fuzz
 
@@ -146,20 +146,22 @@ def cut(kind: type[BPESegmenter] | type[SentencePieceSegmenter], path: Path) -> 
     return segmenter.join(pieces)
 
 
-@cache
 def pieces_models(folder: Path) -> list[bytes]:
     contents = []
-    for name, more in {
+    kinds: dict[str, dict[str, Any]] = {
         "bpe": {},
         "bytes": {"byte_fallback": True, "vocab_size": 310},
         "first": {"add_dummy_prefix": False},
-    }.items():
-        chosen: dict[str, Any] = {"model_type": "bpe", "vocab_size": 40, "minloglevel": 2} | more
+    }
+    for name, more in kinds.items():
+        chosen: dict[str, Any] = {
+            "model_type": "bpe",
+            "vocab_size": 40,
+            "normalization_rule_name": "identity",
+            "minloglevel": 2,
+        }
         SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXT.split("\n") * 20),
-            model_prefix=str(folder / name),
-            normalization_rule_name="identity",
-            **chosen,
+            sentence_iterator=iter(TEXT.split("\n") * 20), model_prefix=str(folder / name), **(chosen | more)
         )
         contents.append((folder / f"{name}.model").read_bytes())
     return contents
@@ -293,13 +295,13 @@ def test_a_damaged_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: 
         reader.read(path)
     with bounded():
         for content in damaged(reader.files, COUNT):
-            path.write_bytes(content)
+            put(path, content)
             try:
                 with limited():
                     found = reader.read(path)
                 read += 1
                 if reader.written is not None:
-                    again.write_bytes(reader.written(found))
+                    put(again, reader.written(found))
                     assert same(reader.read(again)) == same(found)
             except InvalidInputError as error:
                 refused += 1

@@ -9,10 +9,12 @@ from typing import Any, TypeVar, get_type_hints
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward
 from captum_norm.models.layouts import Layout, Site, register_layout
-from captum_norm.texts import named, quoted, read_text
+from captum_norm.texts import error_at, named, quoted, read_text
 
 FEED_FORWARD = "feed_forward"
 """The key of the table, inside that of a class, that describes its feed-forward block."""
+
+_LONGEST_LINE = 2_000
 
 Described = TypeVar("Described", Layout, FeedForwardLayout)
 
@@ -54,6 +56,10 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         ('FiledLayer',)
     """
     text = read_text(path)
+    # Each part of a key a.b.c… takes the memory of all before it.
+    for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > _LONGEST_LINE:
+            raise error_at(path, number, f"got {len(line)} characters, expected at most {_LONGEST_LINE}")
     try:
         tables = tomllib.loads(text)
     except (RecursionError, ValueError) as error:  # of the second kind are numbers of too many digits, too

@@ -21,10 +21,13 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.runs import journal
 from tests.alignment.pipeline import runs
 from tests.analysis.small import bert, tokenizer, write_texts
+from tests.fuzzing import FACTOR
 from tests.runs.damage import damages, tree
 
-ROUNDS = 4 * int(os.environ.get("CAPTUM_NORM_FUZZ", "1"))
-"""How often each kind of damage is done; the environment makes it a multiple of what is usual."""
+pytestmark = pytest.mark.fuzz
+
+ROUNDS = 4 * FACTOR
+"""How often each kind of damage is done."""
 
 Resume = Callable[..., object]
 
