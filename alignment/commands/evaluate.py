@@ -20,14 +20,9 @@ from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
 from captum_norm.commands.command import Command
+from captum_norm.commands.numbers import positive, resamples
 
 _UNBOUNDED = 10_000  # columns: what is not a terminal has no width, and nothing is to be folded or cut there
-
-
-def _resamples(text: str) -> int:
-    if not text.isdecimal() or int(text) == 1:
-        raise argparse.ArgumentTypeError(f"got {text}; expected 0 for none, or at least 2")
-    return int(text)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +73,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--bootstrap",
-        type=_resamples,
+        type=resamples,
         default=1000,
         metavar="N",
         help="resamples for the 95%% interval of AER; 0 for none (default: %(default)s)",
@@ -93,7 +88,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ", ".join(f"{count} for {test}" for test, count in TRIALS.items())
     parser.add_argument(
         "--trials",
-        type=int,
+        type=positive,
         metavar="N",
         help=f"trials of that comparison (default: {defaults})",
     )

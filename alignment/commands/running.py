@@ -9,6 +9,7 @@ from pathlib import Path
 from alignment.formats import TextSource
 from alignment.pipeline.progress import to_stderr
 from captum_norm import InvalidInputError
+from captum_norm.commands.numbers import positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,10 +74,3 @@ def text_source(name: str) -> TextSource:
     if not Path(name).exists() or Path(name).is_dir():
         raise InvalidInputError(f"cannot read {name}: there is no such file")
     return name
-
-
-def positive(text: str) -> int:
-    """An ``argparse`` type: 1, 2, 3, ..."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a number from 1")
-    return int(text)

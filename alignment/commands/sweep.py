@@ -14,6 +14,7 @@ from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.pipeline.progress import to_stderr
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
+from captum_norm.commands.numbers import positive, resamples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,12 +39,6 @@ def corpus(text: str) -> ParallelGold:
     if name not in _FOLDERS or not folder:
         raise InvalidInputError(f"got the corpus {text!r}; expected alibi, wpt03=FOLDER or rwth=FOLDER")
     return _FOLDERS[name](folder)
-
-
-def _resamples(text: str) -> int:
-    if not text.isdecimal() or int(text) == 1:
-        raise argparse.ArgumentTypeError(f"got {text}; expected 0 for none, or at least 2")
-    return int(text)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,12 +66,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-gradients", action="store_true", help="leave out the gradient baselines")
     parser.add_argument(
         "--bootstrap",
-        type=_resamples,
+        type=resamples,
         default=1000,
         metavar="N",
         help="resamples for the 95%% intervals of AER; 0 for none (default: %(default)s)",
     )
-    parser.add_argument("--max-tokens", type=int, default=4096, metavar="N", help="how large a batch may be")
+    parser.add_argument("--max-tokens", type=positive, default=4096, metavar="N", help="how large a batch may be")
     parser.add_argument(
         "--out",
         type=Path,

@@ -18,6 +18,7 @@ from alignment.pipeline.progress import Progress, count_lines, to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
+from captum_norm.commands.numbers import positive
 from captum_norm.texts import error_at, read_lines, scan_lines
 
 if TYPE_CHECKING:
@@ -46,12 +47,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="separate the words of raw text as Moses does; for the models that come with this package",
     )
-    parser.add_argument(
-        "--beam", type=running.positive, default=5, metavar="N", help="hypotheses kept (default: %(default)s)"
-    )
+    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="hypotheses kept (default: %(default)s)")
     parser.add_argument(
         "--max-length",
-        type=running.positive,
+        type=positive,
         default=200,
         metavar="N",
         help="most pieces of a translation (default: %(default)s)",

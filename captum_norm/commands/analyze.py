@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
+from captum_norm.commands.numbers import natural, positive
 from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
@@ -32,12 +33,6 @@ NAMES = (
 """The names of :data:`captum_norm.analysis.registry.ANALYSES`, known without loading torch."""
 
 _SHOWN_ROWS = 40
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a number from 1")
-    return int(text)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +57,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a text is all lines up to a blank one; a long text becomes several inputs",
     )
-    parser.add_argument("--limit", type=_positive, metavar="N", help="read only the first N texts")
+    parser.add_argument("--limit", type=positive, metavar="N", help="read only the first N texts")
     parser.add_argument(
         "--out",
         type=Path,
@@ -72,7 +67,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--restart", action="store_true", help="discard what an unfinished run left")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="which tokens are masked (default: %(default)s)"
+        "--seed", type=natural, default=0, metavar="N", help="which tokens are masked (default: %(default)s)"
     )
     parser.add_argument(
         "--mask-rate",
@@ -85,10 +80,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a list of tokens, one a line, the most frequent first, where frequency ranks are not those of the corpus",
     )
-    parser.add_argument("--max-length", type=_positive, metavar="N", help="the most tokens of an input")
+    parser.add_argument("--max-length", type=positive, metavar="N", help="the most tokens of an input")
     parser.add_argument(
         "--batch-tokens",
-        type=_positive,
+        type=positive,
         default=4096,
         metavar="N",
         help="how large a batch may be, padding included (default: %(default)s)",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
+from captum_norm.commands.numbers import natural, positive
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.subject import (
     add_model,
@@ -57,12 +58,6 @@ def _methods(text: str) -> list[str]:
     return names
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a number from 1")
-    return int(text)
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text",
@@ -103,13 +98,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("probability", "logit"),
         help="what to watch of the output (default: probability where classes exclude each other, else logit)",
     )
-    parser.add_argument("--limit", type=_count, metavar="N", help="take the first N lines")
+    parser.add_argument("--limit", type=positive, metavar="N", help="take the first N lines")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of methods that draw random numbers (default: %(default)s)"
+        "--seed", type=natural, default=0, help="of methods that draw random numbers (default: %(default)s)"
     )
     parser.add_argument(
         "--batch-size",
-        type=_count,
+        type=positive,
         default=32,
         metavar="N",
         help="how many inputs go through the model at a time (default: %(default)s)",

@@ -15,6 +15,7 @@ from captum_norm import __version__
 from captum_norm.commands.command import Command
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 
+_LONGEST_COMPLAINT = 1000
 _READER_GONE = 1
 _BAD_INPUT = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -25,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose complaint is that of every other bad input."""
 
     def error(self, message: str) -> Never:
-        raise InvalidInputError(message)
+        raise InvalidInputError(message if len(message) <= _LONGEST_COMPLAINT else f"{message[:_LONGEST_COMPLAINT]} …")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""Numbers on the command line."""
+
+import argparse
+from collections.abc import Callable
+
+from captum_norm.texts import named
+
+_MOST_DIGITS = 9
+
+
+def whole_number(expected: str, *, accepts: Callable[[int], bool]) -> Callable[[str], int]:
+    """An ``argparse`` type: a whole number in digits, not more than nine.
+
+    Args:
+        expected: what is expected, for the complaint.
+        accepts: whether a number from 0 is such.
+
+    Example:
+        >>> whole_number("a number from 1", accepts=bool)("12")
+        12
+    """
+
+    def parse(text: str) -> int:
+        if text.isdecimal() and len(text) <= _MOST_DIGITS and accepts(int(text)):
+            return int(text)
+        raise argparse.ArgumentTypeError(f"got {named(text)}; expected {expected}")
+
+    return parse
+
+
+positive = whole_number("a number from 1", accepts=lambda number: number > 0)
+"""An ``argparse`` type: 1, 2, 3, …"""
+
+natural = whole_number("a number from 0", accepts=lambda number: number >= 0)
+"""An ``argparse`` type: 0, 1, 2, …"""
+
+resamples = whole_number("0 for none, or at least 2", accepts=lambda number: number != 1)
+"""An ``argparse`` type: 0, 2, 3, …"""
