@@ -187,11 +187,12 @@ def oracle(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[Layer]
 @contextmanager
 def unfused() -> Iterator[None]:
     """No operation of whole layers, whose results for padded queries are others."""
+    before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(True)
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _Watch:

@@ -19,6 +19,7 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.models.heads import HeadPosition, ReadPosition, pooled_rows, positions_of_examples, read_position
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.stacks import Role, StackName
+from captum_norm.models.verification import refuse_mixing
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 
@@ -183,7 +184,10 @@ class AttentionMapAttribution(Attribution, ABC):
         Raises:
             InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
                 one position nor the mean, or several layers where there must be one.
+            UnsupportedModelError: if the layers of a model are aggregated that mixes positions by more than attention.
         """
+        if aggregate:
+            refuse_mixing(self.model)
         with torch.set_grad_enabled(self._meter.differentiable):
             return finite_results(self.model, self._scores(maps, position, aggregate=aggregate))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._gradients import gradients_on, outside_inference
+from captum_norm.attr._gradients import gradients_on
 from captum_norm.attr._outline import PROBE_LENGTH
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.heads import ReadPosition
@@ -35,7 +35,7 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
     try:
         with gradients_on():
             with seam, hooked(behind.hooks(call.model)), evaluating(call.model):
-                output = _excerpt(outside_inference(call)).run()
+                output = _excerpt(call.outside_inference()).run()
             return behind.read_position(output)
     except (InvalidInputError, NotImplementedError, RuntimeError):
         return None  # a head without a gradient

@@ -17,6 +17,7 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.verification import refuse_mixing
 from captum_norm.recording import BlockTensors, Part
 
 
@@ -83,6 +84,7 @@ class ALTI(LayerwiseAttribution):
             raise InvalidInputError(
                 f"got {type(self.model).__name__}, which is no encoder–decoder model; use attribute or maps"
             )
+        refuse_mixing(self.model)
         with torch.set_grad_enabled(self._meter.differentiable):
             return SourceAndPrefix(*encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr._base import MapOptions, stacked_maps
-from captum_norm.attr._gradients import gradients_on, outside_inference
+from captum_norm.attr._gradients import gradients_on
 from captum_norm.attr._layerwise import refuse_encoder_decoder
 from captum_norm.attr._target import TargetedAttribution, refuse_non_finite
 from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
@@ -60,7 +60,8 @@ class AttentionTimesGradient(TargetedAttribution):
         refuse_encoder_decoder(self)
         layers, differentiable = as_layers(options.layers), self._meter.differentiable
         with gradients_on():
-            call = outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
+            call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
+            self._meter._verify(call)
             self._meter._expect_room(call, Wanted(weights=True, per_head=True))
             attention = _KeptAttention(Stacks(self.model, several=call.positions.several))
             with library_of(self.model).attention_through(self.model, attention), evaluating(self.model):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
 from captum_norm.attr._frozen import frozen
 from captum_norm.attr._frozen_graph import GraphRules
-from captum_norm.attr._gradients import gradients_on, outside_inference
+from captum_norm.attr._gradients import gradients_on
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
 from captum_norm.attr._propagation import LayerParts, Propagation, by_layer
 from captum_norm.attr._target import one_of_each, refuse_non_finite
@@ -26,6 +26,7 @@ from captum_norm.models.outputs import Readout, Target, chosen_target, explained
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
+from captum_norm.models.verification import refuse_mixing
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 
@@ -244,7 +245,10 @@ class DecompX(AttentionMapAttribution):
             # What precision its norms work in is known of the model as it was.
             self._steps, self._dtypes = {}, dtypes
         with gradients_on():
-            return outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
+            call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
+        self._meter._verify(call)
+        refuse_mixing(self.model)
+        return call
 
     @contextmanager
     def _propagation(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> Iterator[Propagation]:

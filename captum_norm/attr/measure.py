@@ -43,6 +43,7 @@ from captum_norm.models.inputs import Inputs, ModelCall, as_index, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName
+from captum_norm.models.verification import verify
 from captum_norm.recording import ReducerFactory, record
 
 Result = TypeVar("Result")
@@ -192,13 +193,19 @@ class NormMeter:
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
             check_stacks(self.model, wanted.stacks)
+            self._verify(call)
             return self._attempt(lambda: self._measure(call, wanted))
 
     def _with_blocks(
         self, call: ModelCall, work: Callable[[Mapping[nn.Module, Block]], Result], *, feed_forward: bool = False
     ) -> Result:
         """What ``work`` makes of the model's blocks; a second time if those known before do not hold."""
+        self._verify(call)
         return self._attempt(lambda: work(self._understand(call, feed_forward=feed_forward)))
+
+    def _verify(self, call: ModelCall) -> None:
+        """Once for each model: see :func:`captum_norm.models.verification.verify`."""
+        verify(call, PROBE_LENGTH)
 
     def _attempt(self, work: Callable[[], Result]) -> Result:
         known = self._blocks is not None

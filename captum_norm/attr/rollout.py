@@ -15,6 +15,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.stacks import StackName
+from captum_norm.models.verification import refuse_mixing
 
 
 class AttentionRollout(AttentionWeights):
@@ -52,6 +53,7 @@ class AttentionRollout(AttentionWeights):
         stacks = options.stacks if options.stacks is not None and set(options.stacks) == {"encoder"} else None
         wanted = Wanted(weights=True, stacks=stacks, copied=len(layers or ()))
         measured = self._meter._measured(inputs, additional_forward_args, wanted)
+        refuse_mixing(self.model)
         rolled = _rolled({name: with_residual(name, stack) for name, stack in measured.items()})
 
         def choose(name: StackName, _: Measurements) -> tuple[Tensor, None]:

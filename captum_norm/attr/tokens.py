@@ -10,7 +10,6 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.attr._gradients import outside_inference
 from captum_norm.attr._tolerance import finite_results
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
@@ -195,7 +194,7 @@ class TokenAttribution(Attribution):
         if return_convergence_delta and not self.has_convergence_delta():
             raise InvalidInputError(f"{self._name} has no convergence delta")
         with evaluating(self.model), torch.inference_mode(False):
-            call = outside_inference(bind_inputs(self.model, inputs, additional_forward_args))
+            call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
             subject = _subject(call, read_mask(call, position), target, self._readout)
             replaced = ordinary_positions(call, subject.real, self._special)
             vector = None if self.baseline is None else self.baseline.vector

@@ -213,5 +213,6 @@ HUGGING_FACE = Library(
     inputs=SequenceNames(("input_ids", "inputs_embeds", *SIGNALS), "attention_mask", SIGNALS),
     decoder=SequenceNames(("decoder_input_ids", "decoder_inputs_embeds"), "decoder_attention_mask"),
     decoder_prefixes=("decoder_", "labels"),
+    with_weights=': attn_implementation="eager"',
     without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",
 )

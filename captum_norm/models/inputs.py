@@ -148,6 +148,14 @@ class ModelCall:
 
         return self._with_each(repeat, batch=copies)
 
+    def outside_inference(self) -> "ModelCall":
+        """The call with tensors that may be part of a graph; those made in inference mode may not."""
+
+        def outside(value: Any) -> Any:
+            return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+        return replace(self, arguments=self._changed(lambda _, value: outside(value)))
+
     def _with_each(self, change: Callable[[Any], Any], batch: int) -> "ModelCall":
         """The call with a change of every argument and of what is known of the positions."""
         arguments = self._changed(lambda _, value: change(value))

@@ -85,6 +85,7 @@ class Library:
         decoder: the decoder's sequence.
         decoder_prefixes: how the names of all arguments begin that are about the decoder's sequence.
         without_decoder: what to do where the decoder's sequence was not given.
+        with_weights: how a model is told to attend by weights that can be explained, for messages.
         sequences: what sees the sequences; None if the arguments tell what is padded and have the batch first.
     """
 
@@ -97,6 +98,7 @@ class Library:
     decoder: SequenceNames
     decoder_prefixes: tuple[str, ...]
     without_decoder: str
+    with_weights: str = ""
     sequences: SequencesSeen | None = None
 
     def is_decoders(self, name: str) -> bool:

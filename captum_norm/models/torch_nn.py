@@ -240,5 +240,6 @@ TORCH_NN = Library(
     decoder=SequenceNames(("tgt",)),
     decoder_prefixes=("tgt", "trg", "target"),
     without_decoder="where the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
+    with_weights=": torch.backends.mha.set_fastpath_enabled(False)",
     sequences=sequences,
 )

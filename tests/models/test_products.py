@@ -160,6 +160,11 @@ def test_what_a_model_chooses_for_speed_changes_nothing() -> None:
         fast.load_state_dict(model.state_dict())
         assert fast.config._attn_implementation == "sdpa"
         for method in (AttentionWeights, AttentionBlockAttribution):
+            if name == "falcon-rw":
+                # The eager function of this file adds ALiBi to the scores that its mask holds already.
+                with pytest.raises(UnsupportedModelError, match="FalconForCausalLM computes something else by itself"):
+                    method(fast).maps(inputs)
+                continue
             expected, found = (method(each).maps(inputs).self_attention for each in (model, fast))
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
         assert fast.config._attn_implementation == "sdpa"

@@ -1,0 +1,145 @@
+"""Whether the layers of a model mix positions by attention alone, so that maps of attention may be chained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.library import EagerAttention
+from captum_norm.models.probing import drawn
+from captum_norm.models.seams import library_of
+from captum_norm.models.tracing import evaluating, first_tensor
+
+
+def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
+    """The first layer in which a position depends on another one otherwise than through attention weights.
+
+    One forward pass, and a backward pass of each layer by itself, in which every position attends to its own value
+    alone. A gradient from one position to another is exactly 0 then, unless something else mixes them: a state-space
+    model, linear attention, a convolution.
+
+    Args:
+        call: the model with few and short examples.
+        queries: the modules that call attention, and how many queries they have.
+
+    Returns:
+        the layer, one of a list with attention in it; None if there is none, or if gradients cannot tell.
+    """
+    watch = _Watch(_layers(call.model, queries))
+    seam = library_of(call.model).attention_through(call.model, _own_values)
+    with torch.inference_mode(mode=False), torch.enable_grad(), seam, evaluating(call.model), watch.hooked():
+        try:
+            call.outside_inference().run()
+            watch.end()
+        except InvalidInputError:
+            return None  # some of its code has no gradient
+    return watch.found
+
+
+def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> dict[nn.Module, int]:
+    """The elements of the lists that attention is in, and how many positions they have."""
+    layers: dict[nn.Module, int] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        if module in queries:
+            path = name.split(".")
+            around = (modules[".".join(path[:length])] for length in reversed(range(len(path))))
+            held = next((parent for parent in around if isinstance(parent, (nn.ModuleList, nn.Sequential))), None)
+            layers |= dict.fromkeys(() if held is None else held, queries[module])
+    return layers
+
+
+def _own_values(
+    eager: EagerAttention,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    cross: bool,
+    **options: Any,
+) -> Tensor:
+    """What eager attention computes, of which a query's own value is all that a gradient sees."""
+    with torch.no_grad():
+        output, _ = eager(module, query, key, value, mask, **options)
+    own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
+    return output if cross or own.shape != output.shape else output + (own - own.detach())
+
+
+@dataclass
+class _Watch:
+    """Takes the gradient from each layer's input to the next one's, and from the last one's to its output.
+
+    Attributes:
+        layers: the layers, and how many positions they have.
+        found: the first that mixes positions.
+    """
+
+    layers: dict[nn.Module, int]
+    found: nn.Module | None = None
+    _entered: tuple[nn.Module, Tensor] | None = None
+    _output: Tensor | None = None
+    _thread: int = field(default_factory=get_ident)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """While open, the layers are watched."""
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.callback(layer.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
+                stack.callback(layer.register_forward_hook(self._leave).remove)
+            yield
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = first_tensor(args)
+        stream = first_tensor(kwargs) if given is None else given
+        if stream is None or get_ident() != self._thread:
+            return None
+        self._look(stream)
+        # Where no parameter needs a gradient the graph begins here.
+        start = stream if stream.requires_grad else stream.detach().requires_grad_()
+        self._entered = layer, start
+        # The layer may write into what it is given.
+        entered = start.clone()
+        exchanged = tuple(entered if value is stream else value for value in args)
+        return exchanged, {name: entered if value is stream else value for name, value in kwargs.items()}
+
+    def _leave(self, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if get_ident() == self._thread:
+            self._output = first_tensor(output)
+
+    def end(self) -> None:
+        """The model has run."""
+        if self._output is not None:
+            self._look(self._output)
+
+    def _look(self, reached: Tensor) -> None:
+        """Whether the last position of ``reached`` depends on another one of the layer before."""
+        entered, self._entered = self._entered, None
+        if entered is None or self.found is not None or not reached.requires_grad:
+            return
+        layer, stream = entered
+        positions = self.layers[layer]
+        rows, start = _by_position(reached, positions), _by_position(stream, positions)
+        if rows is None or start is None or positions < 2:
+            return
+        number = (rows[-1] * drawn(rows, rows.shape[1:])[0]).sum()
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(number, stream, allow_unused=True)
+        for gradient in gradients:
+            others = None if gradient is None else _by_position(gradient, positions)
+            if others is not None and others[:-1].any():
+                self.found = layer
+
+
+def _by_position(tensor: Tensor, positions: int) -> Tensor | None:
+    """(positions, ...) from a stream of one example, whichever axis they are; None if there are none."""
+    axes = [-2, *range(tensor.dim() - 2)]
+    axis = next((axis for axis in axes if tensor.shape[axis] == positions), None)
+    return None if axis is None else tensor.movedim(axis, 0).flatten(1)

@@ -1,0 +1,82 @@
+"""Maps of attention are chained through layers that mix positions by attention alone."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from captum_norm import (
+    ALTI,
+    AttentionRollout,
+    AttentionTimesGradient,
+    AttentionWeights,
+    DecompX,
+    NormAttribution,
+    UnsupportedModelError,
+    ValueZeroing,
+)
+from captum_norm.models.agreement import expect_same_output
+from captum_norm.models.inputs import bind_inputs
+from captum_norm.models.mixing import mixing_layer
+from tests import encoder_decoders, families
+from tests.encoder_decoders import ENCODER_DECODERS
+from tests.hybrids import HYBRIDS
+
+FIRST = {
+    "jamba": "layers.0",
+    "falcon-h1": "layers.0",
+    "zamba2": "layers.0",
+    "recurrent-gemma": "layers.0",
+    "deberta-v2 with a convolution": "layer.0",
+}
+CHAINS: tuple[Any, ...] = (
+    AttentionWeights,
+    lambda model: AttentionWeights(model, aggregation="rollout"),
+    NormAttribution,
+    lambda model: NormAttribution(model, aggregation="mean"),
+    ALTI,
+    ValueZeroing,
+    AttentionTimesGradient,
+)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids_are_not_chained(name: str, fresh: bool) -> None:
+    torch.manual_seed(0)
+    model = HYBRIDS[name]().eval() if fresh else families.randomized(HYBRIDS[name], 0, torch.float32)
+    ids = families.inputs("llama")
+    layer = FIRST.get(name, "layers.1")
+    with pytest.raises(UnsupportedModelError, match=rf'mixes positions by more than .* "[a-z.]*{layer}" '):
+        AttentionWeights(model).attribute(ids)
+    assert AttentionWeights(model).maps(ids).self_attention.isfinite().all()
+    assert AttentionWeights(model).attribute(ids, layer=0).isfinite().all()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_every_aggregation_is_refused_and_single_layers_are_not(frozen: bool) -> None:
+    model, ids = families.randomized(HYBRIDS["lfm2"], 0, torch.float32), families.inputs("llama")
+    model.requires_grad_(not frozen)
+    for build in CHAINS:
+        method = build(model)
+        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            method.attribute(ids)
+        if isinstance(method, ValueZeroing):
+            continue
+        maps = method.maps(ids)
+        torch.testing.assert_close(method.attribute(ids, layer=1, position=10), maps.self_attention[:, 1, 10])
+        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            method.scores(maps)
+    for whole in (AttentionRollout, DecompX):
+        for ask in (whole(model).maps, whole(model).attribute):
+            with pytest.raises(UnsupportedModelError, match="mixes positions"):
+                ask(ids)
+    with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        DecompX(model).decompose(ids, target=1)
+
+
+def test_encoder_decoders_are_chained() -> None:
+    """As all families of the matrix are."""
+    for name in ENCODER_DECODERS:
+        call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name)).excerpt(16)
+        assert mixing_layer(call, expect_same_output(call)) is None, name
