@@ -25,6 +25,7 @@ COMPRESSED: Mapping[str, Callable[[Path], object]] = MappingProxyType(
 """What opens a compressed file, by the end of its name."""
 
 _BOM = "\ufeff"
+_NOTHING = (_BOM, _BOM.encode())  # of an empty file, as some editors write it
 _LONGEST_LINE = 1 << 26
 _LARGEST_TEXT = 1 << 28
 # gzip packs 1032 bytes into one at best, text of any language less than 10; a file that unpacks to more is made to fill
@@ -129,7 +130,7 @@ def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[in
             stream: _Stream = source if not isinstance(source, str | PathLike) else stack.enter_context(_open(source))
             for number in count(1):
                 line = stream.readline(_LONGEST_LINE)
-                if not line:
+                if not line or (number == 1 and line in _NOTHING):
                     return
                 if len(line) == _LONGEST_LINE and line[-1] not in ("\n", ord("\n")):
                     expected = f"expected lines of at most {_LONGEST_LINE >> 20} MiB"

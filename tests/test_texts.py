@@ -69,6 +69,10 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path, suffix: 
     path.write_bytes(COMPRESS[suffix]("\ufeff0-0\n\ufeff1-1\n".encode()))
     assert list(read_lines(path)) == [(1, "0-0"), (2, "\ufeff1-1")]
     assert list(read_lines(io.StringIO("\ufeff0-0"))) == [(1, "0-0")]
+    path.write_bytes(COMPRESS[suffix]("\ufeff".encode()))
+    assert list(read_lines(path)) == []
+    path.write_bytes(COMPRESS[suffix]("\ufeff\n".encode()))
+    assert list(read_lines(path)) == [(1, "")]
 
 
 def test_utf16_is_refused(tmp_path: Path) -> None:

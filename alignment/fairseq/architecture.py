@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel, PegasusConfig, PegasusForConditionalGeneration
 
-from alignment.fairseq.dictionary import BOS, EOS, PAD
+from alignment.fairseq.dictionary import BOS, EOS, PAD, SPECIAL
 from captum_norm import InvalidInputError
 from captum_norm.texts import quoted
 
@@ -83,6 +83,9 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     width = source.shape[1]
     if width < 4:
         raise _unsupported(f"embeddings of width {width}", "at least 4")
+    rows = min(len(source), len(target))
+    if rows < len(SPECIAL):
+        raise _unsupported(f"a dictionary of {rows} pieces", f"at least the symbols {' '.join(SPECIAL)}")
     if target.shape[1] != width:
         raise _unsupported(f"an encoder of width {width} and a decoder of width {target.shape[1]}", "one width")
     before = {side: bool(settings.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
