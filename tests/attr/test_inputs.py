@@ -140,7 +140,7 @@ def test_a_position_in_the_padding_is_refused(bert: Any, ids: Tensor) -> None:
 def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
     with pytest.raises(UnsupportedScopeError, match='"ff"; NormAttribution has the scopes attn, attn_res'):
         NormAttribution(bert, "ff")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="'max'; expected one of rollout, mean"):
+    with pytest.raises(InvalidInputError, match="'max'; expected one of rollout, product, mean"):
         NormAttribution(bert, aggregation="max")
     with pytest.raises(InvalidInputError, match=r"type dict; expected a torch\.nn\.Module"):
         NormAttribution({})  # type: ignore[arg-type]
