@@ -72,7 +72,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise InvalidInputError(f"{path} is no translation model; expected an encoder and a decoder, found {found}")
     _check_sizes(weights, path)
     try:
-        return Checkpoint(_settings(state), weights)
+        # A file may give tensors hooks and attributes; those stay behind.
+        return Checkpoint(_settings(state), {name: tensor.detach() for name, tensor in weights.items()})
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from error
 

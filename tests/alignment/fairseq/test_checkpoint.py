@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from alignment.fairseq.checkpoint import read_checkpoint
 from captum_norm import InvalidInputError
@@ -267,3 +268,19 @@ def test_functions_that_make_objects_of_any_size_are_refused(tmp_path: Path, nam
     path = save(tmp_path / "model.pt", old=old, model=weights(), args=Call(made, 0))
     with limited(), bounded(50):
         assert f"it refers to {name}" in refusal(path).replace("torch._C.", "torch.")
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_weights_come_without_hooks_and_gradients(tmp_path: Path, old: bool) -> None:
+    model = {"encoder.parameter": nn.Parameter(torch.ones(2)), "encoder.hooked": Hooked()}
+    for tensor in read_checkpoint(save(tmp_path / "model.pt", old=old, model=model, args=settings())).weights.values():
+        assert (type(tensor), tensor.requires_grad, tensor._backward_hooks) == (Tensor, False, None)
+        assert tensor.tolist() == [1, 1]
+
+
+class Hooked:
+    """Pickled as a tensor with a class in place of hooks, as one damaged byte made it."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        function, arguments = torch.ones(2).__reduce_ex__(2)
+        return function, (*arguments[:-1], dict)
