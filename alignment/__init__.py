@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from alignment.aer import AER, AERScore, alignment_error_rate
-from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
+from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.decoding import (
     DECODERS,
     argmax,
@@ -51,6 +51,7 @@ from alignment.word_maps import WordMap, diagonal_prior, normalize_rows, sinkhor
 
 __all__ = [
     "AER",
+    "ALIBI_STORIES",
     "DECODERS",
     "PIECE_SCHEMES",
     "RECIPES",

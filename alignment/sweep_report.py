@@ -77,6 +77,48 @@ def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
     return [layers, rules, correlations]
 
 
+def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:
+    """AER by recipe on several corpora, its mean over them, and whether norms and weights differ on all pairs together.
+
+    Args:
+        sweeps: of one model on corpora of one direction; each is read where its own rules say.
+    """
+    return [_corpora(sweeps, rule) for rule in (AUTO, AUTO_HEAD)]
+
+
+def _corpora(sweeps: Sequence[Sweep], rule: str) -> Table:
+    table = Table(title=f"AER by recipe, {rule}; p of the difference from norms", title_justify="left", box=None)
+    for column in ("recipe", "method", *(sweep.corpus.name for sweep in sweeps), "mean", "p, all pairs"):
+        table.add_column(column, justify="left" if column in ("recipe", "method") else "right")
+    for recipe in RECIPES:
+        found = {
+            method: [sweep.results[Reading(method, sweep.chosen[rule], recipe)] for sweep in sweeps]
+            for method in ATTENTION
+        }
+        p_value = pooled_significance(found["norms"], found["weights"], sweeps)
+        for method, results in found.items():
+            rates = [result.score.aer for result in results]
+            cells = [f"{rate:.1f}" for rate in (*rates, fmean(rates))]
+            table.add_row(recipe, TITLES[method], *cells, _p_cell(None if method == "norms" else p_value))
+    return table
+
+
+def pooled_significance(
+    baseline: Sequence[Result], other: Sequence[Result], sweeps: Sequence[Sweep], trials: int = 1000
+) -> float:
+    """The p of the difference between two readings over the sentence pairs of all corpora together.
+
+    Args:
+        baseline: a reading of each corpus.
+        other: likewise, another reading.
+        sweeps: those that the readings are of.
+        trials: of the approximate randomisation.
+    """
+    one, two = ([links for result in results for links in result.alignments] for results in (baseline, other))
+    gold = [pair for sweep in sweeps for pair in sweep.corpus.gold]
+    return paired_significance(one, [two], gold, trials=trials).p_values[0]
+
+
 def _layers(sweep: Sweep) -> Table:
     return _layer_table("AER by setting and layer, the paper's recipe", [sweep])
 

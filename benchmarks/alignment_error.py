@@ -1,33 +1,28 @@
 r"""The alignment error rates of the documentation: ``python -m benchmarks.alignment_error``.
 
-Every shipped model, and every checkpoint given, aligns the Alibi story and the test sets given; the two shipped
-directions are symmetrised, and eflomal aligns the same sentences after learning from the models' own training pairs.
+Every shipped model aligns the three stories that come with the package and the test sets given; the two directions are
+symmetrised, and eflomal aligns the same sentences after learning from the models' own training pairs.
 
 ```console
 $ python -m benchmarks.alignment_error --out docs/alignment-error.md --corpus wpt03=DIR --data build/translation \
-    --eflomal eflomal-align --checkpoint fr-en-2000=build/translation/fr-en/checkpoint_1_2000.pt
+    --eflomal eflomal-align
 ```
 """
 
 import argparse
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean
 
 import torch
 
-from alignment import Alignment, read_pharaoh
+from alignment import Alignment
 from alignment.aer import AER, AERScore
-from alignment.commands.sweep import corpus as corpus_of
-from alignment.corpora import ParallelGold
+from alignment.commands.sweep import corpora as corpora_of
+from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi
 from alignment.decoding import mutual_argmax, mutual_posterior
-from alignment.fairseq import load_fairseq_checkpoint
-from alignment.normalization import Language, NormalizedWords, normalize_word
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
 from alignment.shipped import load_shipped_model, shipped_models
@@ -35,8 +30,10 @@ from alignment.significance import paired_significance
 from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, Method, Reading, Sweep, maps_to_read, sweep
 from alignment.symmetrization import SYMMETRIZATIONS
 from alignment.word_maps import WordMap, sinkhorn
+from benchmarks import eflomal
 
-MODELS = Path(__file__).parents[1] / "alignment" / "models"
+STORIES = {load_alibi(story).name for story in ALIBI_STORIES}
+TEXT_COLUMNS = ("model", "method", "recipe", "rule", "heads", "choice", "system")
 METHODS: Mapping[Method, str] = {
     "norms": "norms",
     "weights": "weights",
@@ -47,17 +44,19 @@ METHODS: Mapping[Method, str] = {
 
 INTRODUCTION = """\
 Written by `python -m benchmarks.alignment_error`; AER in %, ± half the 95 % bootstrap interval. Layers and heads count
-from 0. Models read words in normal form. A number behind a model's name says after how many updates of its training it
-was taken; those without are the ones that come with the package, after 4,000. What is read, and what the recipes do, is
-in [Word alignment](alignment.md). The recipes' constants were chosen on Alibi, with the models that come with the
-package: of the two test sets WPT03 is the one that tells what to expect elsewhere. `hmm` alone knows where words stand.
+from 0. The models are those that come with the package; they read words in normal form. What is read, and what the
+recipes do, is in [Word alignment](alignment.md). The recipes' constants were chosen on The Last Lesson, with these
+models: what to expect elsewhere, the other texts say, on which nothing was chosen. `hmm` alone knows where words stand.
+[Other checkpoints](alignment-checkpoints.md) of the same training have a page of their own.
+"""
+OVERVIEW = """\
+By norms / by weights, at the layer and setting that `auto` chose on each text, and at the single head. The mean is of
+the rates of the three stories.
 """
 RECIPES_NOTE = """\
 At the layer and setting that `auto` chose, and at the single head; gradients at their better setting; p of the
 difference from norms (approximate randomisation).
 """
-Alignments = Sequence[tuple[str, Sequence[Alignment]]]
-LANGUAGES: tuple[Language, Language] = ("fr", "en")
 
 
 @dataclass(frozen=True)
@@ -66,36 +65,22 @@ class Run:
 
     model: str
     sweep: Sweep
-    finished: bool
 
 
-def runs(
-    corpora: Sequence[ParallelGold], checkpoints: Mapping[str, Path], unfinished: Sequence[str], *, gradients: bool
-) -> Iterator[Run]:
-    """Every model on every corpus, the shipped models first."""
-    for name in (*shipped_models(), *checkpoints):
-        if name in checkpoints:
-            model, plain = load_fairseq_checkpoint(checkpoints[name], MODELS)
-            tokenizer = NormalizedWords(plain, _language(plain.source_language), _language(plain.target_language))
-        else:
-            model, tokenizer = load_shipped_model(name)
+def runs(corpora: Sequence[ParallelGold], *, gradients: bool) -> Iterator[Run]:
+    """Every shipped model on every corpus."""
+    for name in shipped_models():
+        model, tokenizer = load_shipped_model(name)
         for corpus in corpora:
             turned = corpus if corpus.source_language == tokenizer.source_language else corpus.swapped()
-            # Gradients cost most of the time; the shipped models stand for the others.
-            swept = sweep(model, tokenizer, turned, gradients=gradients and name not in checkpoints)
+            swept = sweep(model, tokenizer, turned, gradients=gradients)
             print(f"{name} on {corpus.name}: {swept.best('norms').score}", flush=True)
-            yield Run(name, swept, name not in unfinished)
-
-
-def _language(code: str) -> Language:
-    if code not in ("en", "fr"):
-        raise SystemExit(f"got a model of {code}; this benchmark knows the normal form of en and fr")
-    return "en" if code == "en" else "fr"
+            yield Run(name, swept)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown, numbers to the right."""
-    rule = ["---" if title in ("model", "method", "recipe", "rule", "choice", "system") else "--:" for title in header]
+    rule = ["---" if title in TEXT_COLUMNS else "--:" for title in header]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
 
 
@@ -153,29 +138,54 @@ def rule_rows(found: Sequence[Run]) -> Iterator[list[str]]:
         yield row
 
 
-def spread_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """Mean and population SD over the models, by direction."""
-    for direction in sorted({run.model[:5] for run in found}):
-        chosen = [run.sweep for run in found if run.model.startswith(direction)]
-        for method in ("norms", "weights"):
-            for rule, recipe in product((AUTO, AUTO_HEAD), ("paper", "product", "hmm")):
-                rates = [s.results[Reading(method, s.chosen[rule], recipe)].score.aer for s in chosen]
-                yield [direction, method, rule, recipe, str(len(rates)), f"{fmean(rates):.1f}", f"{pstdev(rates):.1f}"]
+def overview_rows(corpora: Sequence[ParallelGold], found: Sequence[Run]) -> Iterator[list[str]]:
+    """Norms and weights by recipe on every text."""
+    for model, rule, recipe in product(shipped_models(), (AUTO, AUTO_HEAD), RECIPES):
+        sweeps = {run.sweep.corpus.name: run.sweep for run in found if run.model == model}
+        rates = [
+            tuple(
+                swept.results[Reading(method, swept.chosen[rule], recipe)].score.aer for method in ("norms", "weights")
+            )
+            for swept in (sweeps[corpus.name] for corpus in corpora)
+        ]
+        yield [model, "one" if rule == AUTO_HEAD else "all", recipe, *with_mean(corpora, rates)]
 
 
-def symmetrized_rows(corpus: ParallelGold, found: Sequence[Run]) -> list[list[str]]:
-    """The shipped models of both directions made one, by norms and by weights."""
-    forward, backward = (next(run.sweep for run in found if run.model == name) for name in ("fr-en", "en-fr"))
-    norms, weights = (list(both_directions(forward, backward, method)) for method in ("norms", "weights"))
+def two_way_rows(
+    corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, eflomal.Alignments]
+) -> Iterator[list[str]]:
+    """The same of both directions made one, and of eflomal."""
+    ways = [symmetrized(corpus, found) for corpus in corpora]
+    for systems in zip(*ways, strict=True):
+        rates = [(norms.aer, weights.aer) for _, norms, weights in systems]
+        yield [systems[0][0], *with_mean(corpora, rates)]
+    for aligned in zip(*(learnt[corpus.name] for corpus in corpora if learnt), strict=True):
+        rates = [(score(corpus, links).aer,) for corpus, (_, links) in zip(corpora, aligned, strict=True)]
+        yield [aligned[0][0], *with_mean(corpora, rates)]
+
+
+def with_mean(corpora: Sequence[ParallelGold], rates: Sequence[tuple[float, ...]]) -> list[str]:
+    """A cell for each corpus, and one for the mean of the stories."""
+    told = [rate for corpus, rate in zip(corpora, rates, strict=True) if corpus.name in STORIES]
+    mean = tuple(fmean(rate) for rate in zip(*told, strict=True))
+    return [" / ".join(f"{rate:.1f}" for rate in cell) for cell in (*rates, mean)]
+
+
+def symmetrized(corpus: ParallelGold, found: Sequence[Run]) -> list[tuple[str, AERScore, AERScore]]:
+    """The models of both directions made one, by norms and by weights."""
+    sweeps = {run.model: run.sweep for run in found if run.sweep.corpus.name == corpus.name}
+    norms, weights = (
+        list(both_directions(sweeps["fr-en"], sweeps["en-fr"], method)) for method in ("norms", "weights")
+    )
     return [
-        [name, score(corpus, left), score(corpus, right)]
+        (name, score(corpus, left), score(corpus, right))
         for (name, left), (_, right) in zip(norms, weights, strict=True)
     ]
 
 
-def score(corpus: ParallelGold, alignments: Sequence[Alignment]) -> str:
-    """AER of alignments and half the width of its 95 % interval."""
-    return rate(AER([corpus.gold]).corpus_score(alignments, None, 1000))
+def score(corpus: ParallelGold, alignments: Sequence[Alignment]) -> AERScore:
+    """AER of alignments with its 95 % interval."""
+    return AER([corpus.gold]).corpus_score(alignments, None, 1000)
 
 
 def both_directions(forward: Sweep, backward: Sweep, method: Method) -> Iterator[tuple[str, Sequence[Alignment]]]:
@@ -203,97 +213,51 @@ def _products(swept: Sweep, method: Method, rule: str) -> list[WordMap]:
     return [recipe.word_map(maps, place.setting) for maps in maps_to_read(swept.maps, method, place, recipe)]
 
 
-def eflomal(executable: str, data: Path, corpora: Sequence[ParallelGold]) -> dict[str, Alignments]:
-    """Of each corpus the alignments by eflomal, forward, reverse and symmetrised, learnt with the training pairs."""
-    pairs = [pair for corpus in corpora for pair in zip(corpus.sources, corpus.targets, strict=True)]
-    owners = [tuple(_tokens(words, code) for words, code in zip(pair, LANGUAGES, strict=True)) for pair in pairs]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for side, code in enumerate(LANGUAGES):
-            with (folder / code).open("w", encoding="utf-8") as text:
-                for both in owners:
-                    text.write(" ".join(token for token, _ in both[side]) + "\n")
-                with (data / f"train.{code}").open(encoding="utf-8") as training:
-                    shutil.copyfileobj(training, text)
-        files = ["-s", folder / "fr", "-t", folder / "en", "-f", folder / "forward", "-r", folder / "reverse"]
-        subprocess.run([executable, *map(str, files)], check=True)
-        read = [list(islice(read_pharaoh(folder / way), len(owners))) for way in ("forward", "reverse")]
-    found = dict[str, Alignments]()
-    start = 0
-    for corpus in corpora:
-        part = slice(start, start + len(corpus))
-        start = part.stop
-        forward, reverse = (
-            [_to_words(links, *both) for links, both in zip(way[part], owners[part], strict=True)] for way in read
-        )
-        systems = [("eflomal, forward", forward), ("eflomal, reverse", reverse)]
-        systems += [
-            (f"eflomal, {heuristic}", list(map(SYMMETRIZATIONS[heuristic], forward, reverse)))
-            for heuristic in ("intersection", "grow-diag-final-and")
-        ]
-        found[corpus.name] = systems
-    return found
-
-
-def _tokens(words: Sequence[str], code: Language) -> list[tuple[str, int]]:
-    return [(token, index) for index, word in enumerate(words) for token in normalize_word(word, code)]
-
-
-def _to_words(links: Alignment, source: list[tuple[str, int]], target: list[tuple[str, int]]) -> Alignment:
-    return Alignment({(source[left][1], target[right][1]) for left, right in links})
-
-
-def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, Alignments]) -> str:
+def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, eflomal.Alignments]) -> str:
     """The page of the documentation."""
-    parts = ["# Alignment error rates\n", INTRODUCTION]
+    columns = [*(corpus.name for corpus in corpora), "mean"]
+    parts = ["# Alignment error rates\n", INTRODUCTION, "## All texts\n", OVERVIEW]
+    parts.append(table(["model", "heads", "recipe", *columns], list(overview_rows(corpora, found))))
+    parts += ["Both directions made one, by norms / by weights; and eflomal:\n"]
+    parts.append(table(["system", *columns], list(two_way_rows(corpora, found, learnt))))
     for corpus in corpora:
         here = [run for run in found if run.sweep.corpus.name == corpus.name]
-        shipped = [run for run in here if run.model in shipped_models()]
         parts += [f"## {corpus.name}\n", f"{len(corpus)} sentence pairs.\n", "### The paper's recipe, by layer\n"]
-        places = [f"{setting} {layer}" for setting in SETTINGS for layer in range(shipped[0].sweep.layers)]
-        parts.append(table(["model", "method", *places], list(layer_rows(shipped))))
+        places = [f"{setting} {layer}" for setting in SETTINGS for layer in range(here[0].sweep.layers)]
+        parts.append(table(["model", "method", *places], list(layer_rows(here))))
         parts += ["The best single head, chosen by the gold alignments:\n"]
-        parts.append(table(["model", "method", "choice", "AER"], list(head_rows(shipped))))
-        parts += ["### Recipes\n", RECIPES_NOTE]
-        header = ["model", "choice", "recipe", "method", "AER", "precision", "recall", "p"]
-        parts.append(table(header, list(recipe_rows(shipped))))
-        parts += ["### Two directions, and eflomal\n"]
-        parts.append(table(["system", "norms", "weights"], symmetrized_rows(corpus, here)))
-        if learnt.get(corpus.name):
-            parts.append(
-                table(["system", "AER"], [[name, score(corpus, links)] for name, links in learnt[corpus.name]])
-            )
-        parts += ["### Choosing the layer without gold alignments\n"]
+        parts.append(table(["model", "method", "choice", "AER"], list(head_rows(here))))
+        parts += ["What the rules choose without them, by norms:\n"]
         header = ["model"]
-        for rule in shipped[0].sweep.chosen:
+        for rule in here[0].sweep.chosen:
             header += [rule, "AER", "above best"]
         parts.append(table(header, list(rule_rows(here))))
-        parts += ["Mean and population SD over those of these models whose training was finished or nearly so:\n"]
-        header = ["model", "method", "rule", "recipe", "models", "mean", "SD"]
-        parts.append(table(header, list(spread_rows([run for run in here if run.finished]))))
+        parts += ["### Recipes\n", RECIPES_NOTE]
+        header = ["model", "choice", "recipe", "method", "AER", "precision", "recall", "p"]
+        parts.append(table(header, list(recipe_rows(here))))
+        parts += ["### Two directions, and eflomal\n"]
+        both = [[name, rate(norms), rate(weights)] for name, norms, weights in symmetrized(corpus, here)]
+        parts.append(table(["system", "norms", "weights"], both))
+        if learnt:
+            aligned = [[name, rate(score(corpus, links))] for name, links in learnt[corpus.name]]
+            parts.append(table(["system", "AER"], aligned))
     return "\n".join(parts)
 
 
 def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--corpus", action="append", default=[], help="wpt03=DIR; the Alibi story is always there")
-    parser.add_argument("--checkpoint", action="append", default=[], help="NAME=FILE, such as fr-en-2000=FILE")
-    parser.add_argument("--unfinished", action="append", default=[], help="likewise, of a training that went on")
+    parser.add_argument("--corpus", action="append", default=[], help="wpt03=DIR; the stories are always there")
     parser.add_argument("--no-gradients", action="store_true")
     parser.add_argument("--eflomal", help="the program eflomal-align")
     parser.add_argument("--data", type=Path, help="what benchmarks.translation.prepare wrote; for eflomal")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
-    corpora = [corpus_of(text) for text in ("alibi", *arguments.corpus)]
-    finished, unfinished = (
-        {name: Path(path) for name, _, path in (text.partition("=") for text in texts)}
-        for texts in (arguments.checkpoint, arguments.unfinished)
-    )
-    gradients = not arguments.no_gradients
-    found = list(runs(corpora, finished | unfinished, list(unfinished), gradients=gradients))
-    learnt = eflomal(arguments.eflomal, arguments.data, corpora) if arguments.eflomal else {}
+    *unseen, seen = corpora_of("alibi")
+    corpora = [*unseen, *(corpus for text in arguments.corpus for corpus in corpora_of(text)), seen]
+    found = list(runs(corpora, gradients=not arguments.no_gradients))
+    learnt = eflomal.align(arguments.eflomal, arguments.data, corpora) if arguments.eflomal else {}
     partial = arguments.out.with_suffix(".partial")
     partial.write_text(page(corpora, found, learnt), encoding="utf-8")
     partial.replace(arguments.out)

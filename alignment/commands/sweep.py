@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from alignment.commands import models
-from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
+from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.pipeline.progress import to_stderr
+from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
@@ -19,6 +20,7 @@ from captum_norm.commands.numbers import positive, resamples
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from torch import nn
 
     from alignment.sweep import Sweep
 
@@ -27,18 +29,22 @@ _WIDTH = 10_000  # what many layers or heads can need; in less, rich would cut n
 _FOLDERS: Mapping[str, Callable[[str], ParallelGold]] = MappingProxyType({"wpt03": read_wpt03, "rwth": read_rwth})
 
 
-def corpus(text: str) -> ParallelGold:
-    """A corpus by what the option ``--corpus`` says: ``alibi``, ``wpt03=FOLDER`` or ``rwth=FOLDER``.
+def corpora(text: str) -> list[ParallelGold]:
+    """The corpora that the option ``--corpus`` names: ``alibi[=STORY]``, ``wpt03=FOLDER`` or ``rwth=FOLDER``.
 
     Raises:
         InvalidInputError: there is no such corpus, or it cannot be read.
     """
-    name, _, folder = text.partition("=")
+    name, _, which = text.partition("=")
     if text == "alibi":
-        return load_alibi()
-    if name not in _FOLDERS or not folder:
-        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, wpt03=FOLDER or rwth=FOLDER")
-    return _FOLDERS[name](folder)
+        return [load_alibi(story) for story in ALIBI_STORIES]
+    for story in ALIBI_STORIES:
+        if text == f"alibi={story}":
+            return [load_alibi(story)]
+    if name not in _FOLDERS or not which:
+        stories = ", ".join(f"alibi={story}" for story in ALIBI_STORIES)
+        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, {stories}, wpt03=FOLDER or rwth=FOLDER")
+    return [_FOLDERS[name](which)]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +61,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--corpus",
         action="append",
         metavar="CORPUS",
-        help="sentences with gold alignments: alibi, which comes with this package, wpt03=FOLDER or rwth=FOLDER; may "
-        "be given several times (default: alibi)",
+        help="sentences with gold alignments: alibi, the three stories that come with this package, alibi=STORY for "
+        f"{' or '.join(ALIBI_STORIES)} alone, wpt03=FOLDER or rwth=FOLDER; may be given several times (default: alibi)",
     )
     parser.add_argument(
         "--swapped",
@@ -83,57 +89,89 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from alignment.sweep import sweep
-    from alignment.sweep_report import head_figure, layer_figure, records, spread_tables, tables
+    from alignment.sweep_report import corpora_tables, records, spread_tables, tables
     from captum_norm.commands.outputs import write_outputs
-    from captum_norm.visualization.figures import figure_bytes
 
     if options.out is not None and not options.out.is_dir():
         raise InvalidInputError(f"there is no folder {options.out}; make it, or give another --out")
-    corpora = [corpus(text) for text in options.corpus or ["alibi"]]
-    names = [found.name for found in corpora]
-    if len(set(names)) < len(names):
-        raise InvalidInputError(f"got the corpora {', '.join(names)}; expected each once")
+    given = _given(options.corpus or ["alibi"])
     console = Console()
     console.width = _WIDTH
     rows, outputs = [], dict[Path, bytes]()
-    sweeps: dict[str, list[Sweep]] = {}
+    of_corpora: dict[str, list[Sweep]] = {}
     for number, name in enumerate([options.model, *options.also], 1):
         model, tokenizer = models.load(argparse.Namespace(**{**vars(options), "model": name}))
-        for found in corpora:
-            turned = _turned(found, tokenizer, swapped=options.swapped)
-            swept = sweep(
-                model,
-                tokenizer,
-                turned,
-                gradients=not options.no_gradients,
-                n_bootstrap=max(1, options.bootstrap),
-                max_tokens=options.max_tokens,
-            )
-            _warn_of_other_languages(turned, tokenizer)
-            _print(console, f"{_heading(turned)}; {name}" if options.also else _heading(turned), tables(swept))
+        which = f"; {name}" if options.also else ""
+        of_directions: dict[str, list[Sweep]] = {}
+        for found in given:
+            swept = _swept(model, tokenizer, found, options)
+            _print(console, f"{_heading(swept.corpus)}{which}", tables(swept))
             rows += [{"model": name, **record} for record in records(swept)]
             if options.out is not None:
-                stem = f"{turned.name.lower()}-{{}}{f'-{number}' if number > 1 else ''}.png"
-                outputs[options.out / stem.format("layers")] = figure_bytes(layer_figure(swept))
-                outputs[options.out / stem.format("heads")] = figure_bytes(head_figure(swept))
+                outputs |= _figures(swept, options.out, f"-{number}" if number > 1 else "")
             # The maps of a corpus are large, and nobody reads them any more.
-            sweeps.setdefault(_heading(turned), []).append(replace(swept, maps={}))
+            kept = replace(swept, maps={})
+            of_corpora.setdefault(_heading(kept.corpus), []).append(kept)
+            of_directions.setdefault(_direction_of(kept.corpus), []).append(kept)
+        for direction, several in of_directions.items():
+            if len(several) > 1:
+                _print(console, f"{len(several)} corpora {direction}; AER in %{which}", corpora_tables(several))
     if options.also:
-        for heading, several in sweeps.items():
+        for heading, several in of_corpora.items():
             _print(console, f"{heading}; {len(several)} models", spread_tables(several))
     if options.out is not None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        outputs[options.out / "sweep.csv"] = text.getvalue().encode()
-        write_outputs(outputs)
+        write_outputs(outputs | {options.out / "sweep.csv": _csv(rows)})
+
+
+def _given(texts: Sequence[str]) -> list[ParallelGold]:
+    given = [found for text in texts for found in corpora(text)]
+    names = [found.name for found in given]
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"got the corpora {', '.join(names)}; expected each once")
+    return given
+
+
+def _swept(
+    model: "nn.Module", tokenizer: TranslationTokenizer, found: ParallelGold, options: argparse.Namespace
+) -> "Sweep":
+    from alignment.sweep import sweep
+
+    turned = _turned(found, tokenizer, swapped=options.swapped)
+    swept = sweep(
+        model,
+        tokenizer,
+        turned,
+        gradients=not options.no_gradients,
+        n_bootstrap=max(1, options.bootstrap),
+        max_tokens=options.max_tokens,
+    )
+    _warn_of_other_languages(turned, tokenizer)
+    return swept
+
+
+def _csv(rows: "Sequence[Mapping[str, object]]") -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _figures(swept: "Sweep", folder: Path, ending: str) -> dict[Path, bytes]:
+    from alignment.sweep_report import head_figure, layer_figure
+    from captum_norm.visualization.figures import figure_bytes
+
+    title = swept.corpus.name.lower().replace(" ", "-")
+    drawn = {"layers": layer_figure(swept), "heads": head_figure(swept)}
+    return {folder / f"{title}-{kind}{ending}.png": figure_bytes(figure) for kind, figure in drawn.items()}
 
 
 def _heading(turned: ParallelGold) -> str:
-    direction = f"{turned.source_language}–{turned.target_language}"
-    return f"{turned.name} {direction}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
+    return f"{turned.name} {_direction_of(turned)}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
+
+
+def _direction_of(turned: ParallelGold) -> str:
+    return f"{turned.source_language}–{turned.target_language}"
 
 
 def _print(console: "Console", heading: str, tables: "Sequence[Table]") -> None:

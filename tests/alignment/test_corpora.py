@@ -1,11 +1,12 @@
 """Parallel text with gold alignments: words, links and orientation."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from alignment import Alignment, GoldAlignment
-from alignment.corpora import ParallelGold, load_alibi, read_rwth, read_wpt03
+from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from captum_norm import InvalidInputError
 from tests.alignment.data import DATA, needs
 
@@ -28,31 +29,48 @@ def linked(corpus: ParallelGold, number: int) -> set[tuple[str, str]]:
     return {(corpus.sources[number][i], corpus.targets[number][j]) for i, j in corpus.gold[number].sure}
 
 
-def test_story_is_there() -> None:
-    story = load_alibi()
-    assert (story.name, story.source_language, story.target_language) == ("Alibi", "fr", "en")
-    assert counts(story) == (92, 2044, 1935, 1058, 3232)
-    assert list(story.sources[91]) == ["allez-vous-en", ".", "»"]
-    assert list(story.targets[91]) == ["you", "may", "go", ".", '"']
-    assert linked(story, 91) == {(".", "."), ("»", '"')}
-    assert story.gold[91].possible - story.gold[91].sure == Alignment([(0, 0), (0, 1), (0, 2)])
-    assert {("matin-là", "morning"), ("j'", "I"), ("mot", "word")} <= linked(story, 1)
+def test_stories_are_there() -> None:
+    found = [load_alibi(story) for story in ALIBI_STORIES]
+    assert [story.name for story in found] == ["Blue Beard", "The Master Cat", "The Last Lesson"]
+    assert {(story.source_language, story.target_language) for story in found} == {("fr", "en")}
+    assert list(map(counts, found)) == [
+        (68, 2142, 2234, 1151, 3064),
+        (52, 1860, 2036, 1173, 2589),
+        (92, 2044, 1935, 1058, 3232),
+    ]
+    beard, cat, lesson = found
+    assert {("homme", "man"), ("laid", "ugly"), ("terrible", "terrible")} <= linked(beard, 2)
+    assert {("meunier", "miller"), ("moulin", "mill"), ("chat", "cat")} <= linked(cat, 1)
+    assert linked(cat, 0) >= {("maître", "MASTER"), ("Chat", "CAT"), ("ou", "OR")}
+    assert list(lesson.sources[91]) == ["allez-vous-en", ".", "»"]
+    assert list(lesson.targets[91]) == ["you", "may", "go", ".", '"']
+    assert linked(lesson, 91) == {(".", "."), ("»", '"')}
+    assert lesson.gold[91].possible - lesson.gold[91].sure == Alignment([(0, 0), (0, 1), (0, 2)])
+    assert {("matin-là", "morning"), ("j'", "I"), ("mot", "word")} <= linked(lesson, 1)
+    assert load_alibi() == lesson
+
+
+def test_story_that_is_not_there() -> None:
+    story: Any = "cinderella"
+    with pytest.raises(InvalidInputError, match="got the story 'cinderella'; expected one of blue-beard, master-cat, "):
+        load_alibi(story)
 
 
 def test_swapped_is_the_other_direction_and_back() -> None:
     story = load_alibi()
     swapped = story.swapped()
-    assert (swapped.name, swapped.source_language, swapped.target_language) == ("Alibi", "en", "fr")
+    assert (swapped.name, swapped.source_language, swapped.target_language) == ("The Last Lesson", "en", "fr")
     assert (swapped.sources, swapped.targets) == (story.targets, story.sources)
     assert linked(swapped, 1) == {(english, french) for french, english in linked(story, 1)}
     assert swapped.swapped() == story
 
 
 @needs("alibi-fr-en")
-def test_story_is_unchanged() -> None:
+def test_stories_are_unchanged() -> None:
     shipped = Path(__file__).parents[2] / "alignment" / "data" / "alibi-fr-en"
-    for path in (DATA / "alibi-fr-en").glob("*.txt"):
-        assert (shipped / path.name).read_bytes() == path.read_bytes()
+    given = {path.name: path.read_bytes() for path in (DATA / "alibi-fr-en").glob("*.txt")}
+    assert {path.name: path.read_bytes() for path in shipped.glob("*.txt")} == given
+    assert len(given) == 9
 
 
 def test_wpt03_is_turned_to_french_english(tmp_path: Path) -> None:

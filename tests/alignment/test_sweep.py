@@ -26,7 +26,7 @@ from alignment.selection import Choice
 from alignment.settings import Setting
 from alignment.significance import paired_significance
 from alignment.sweep import Reading, Sweep, sweep
-from alignment.sweep_report import head_figure, layer_figure, records, spread_tables, tables
+from alignment.sweep_report import corpora_tables, head_figure, layer_figure, records, spread_tables, tables
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 
@@ -319,6 +319,32 @@ def test_tables_of_several_models(swept: Sweep) -> None:
     assert against[3][1:7] == [*cell([one.spearman for one in pairs], 2), *cell([one.pearson for one in pairs], 2)]
     with pytest.raises(InvalidInputError, match="got models of 2 layers of 2 heads and 3 layers of 2 heads"):
         spread_tables([swept, replace(swept, layers=3)])
+
+
+@pytest.mark.parametrize(("table", "rule"), list(enumerate(AUTO_RULES)))
+def test_tables_of_several_corpora(swept: Sweep, table: int, rule: str) -> None:
+    corpus = replace(swept.corpus, name="Other", gold=swept.corpus.gold[::-1])
+    scored = {
+        reading: replace(result, score=AER([corpus.gold]).corpus_score(result.alignments, None, 1))
+        for reading, result in swept.results.items()
+    }
+    corpora = [swept, replace(swept, corpus=corpus, results=scored)]
+    title, header, *body = rows(corpora_tables(corpora)[table])
+    assert " ".join(title) == f"AER by recipe, {rule}; p of the difference from norms"
+    assert header == ["recipe", "method", "Trial", "Other", "mean", "p,", "all", "pairs"]
+    expected = []
+    for recipe in RECIPES:
+        names: tuple[Any, Any] = ("norms", "weights")
+        found = [[one.results[Reading(name, one.chosen[rule], recipe)] for one in corpora] for name in names]
+        links = [list(one.alignments) + list(other.alignments) for one, other in found]
+        gold = [*swept.corpus.gold, *corpus.gold]
+        [p_value] = paired_significance(links[0], [links[1]], gold, trials=1000).p_values
+        p = ["", f" {p_value:.3f}{' *' if p_value < 0.05 else ''}"]
+        for name, (one, other), ending in zip(names, found, p, strict=True):
+            rates = one.score.aer, other.score.aer
+            expected.append(f"{recipe} {name} {rates[0]:.1f} {rates[1]:.1f} {sum(rates) / 2:.1f}{ending}")
+    assert [" ".join(row) for row in body] == expected
+    assert any(row[2] != row[3] for row in body)
 
 
 @pytest.mark.parametrize(("place", "rule"), [(4, "auto"), (5, "auto, one head")])

@@ -2,13 +2,16 @@
 
 import csv
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 import alignment.extraction
 from alignment import cli
+from alignment.commands import sweep as command
 from alignment.corpora import ParallelGold, read_wpt03
 from alignment.normalization import Language, NormalizedWords
 from alignment.shipped import load_shipped_model
@@ -62,37 +65,71 @@ def in_csv(corpus: ParallelGold, model: str, **options: Any) -> list[dict[str, s
     return [{k: "" if v is None else str(v) for k, v in record.items()} for record in named]
 
 
-def test_the_story_is_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stories_are_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
+    assert [found.name for found in command.corpora("alibi")] == ["Blue Beard", "The Master Cat", "The Last Lesson"]
+    monkeypatch.setattr(command, "ALIBI_STORIES", ("master-cat", "last-lesson"))  # the longest one takes its time
     lines = run("--out=out").splitlines()
-    assert lines[0] == "Alibi fr–en, 92 sentence pairs; AER in %; layers and heads from 0"
+    assert not any("…" in line for line in lines)
     printed = [" ".join(line.split()) for line in lines]
-    assert printed.count("AER by setting and layer, the paper's recipe") == 1
+    assert [line for line in printed if "; AER in %" in line] == [
+        "The Master Cat fr–en, 52 sentence pairs; AER in %; layers and heads from 0",
+        "The Last Lesson fr–en, 92 sentence pairs; AER in %; layers and heads from 0",
+        "2 corpora fr–en; AER in %",
+    ]
+    assert printed.count("AER by setting and layer, the paper's recipe") == 2
     assert "auto AWI layer 0 32.1" in printed
     assert any(line.startswith("norms ") and line.split()[4] == "32.1" for line in printed)
     assert any(line.startswith("weights ") and line.split()[4] == "34.7" for line in printed)
-    assert not any("…" in line for line in lines)
-    assert sorted(path.name for path in Path("out").iterdir()) == [
-        "alibi-heads.png",
-        "alibi-layers.png",
-        "sweep.csv",
+    pngs = sorted(path.name for path in Path("out").glob("*.png"))
+    assert pngs == [
+        f"the-{story}-{kind}.png" for story in ("last-lesson", "master-cat") for kind in ("heads", "layers")
     ]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in Path("out").glob("*.png"))
+    assert all(Path("out", name).read_bytes().startswith(b"\x89PNG") for name in pngs)
     found = written()
-    # 3 layers and 4 heads in each, 2 settings, 2 methods; 5 more recipes, at 2 places.
-    assert len(found) == 2 * 2 * 3 * (1 + 4) + 5 * 2 * 2
-    rates = {tuple(row[name] for name in ("method", "setting", "layer", "head", "recipe")): row["aer"] for row in found}
+    # 3 layers and 4 heads in each, 2 settings, 2 methods; 5 more recipes, at 2 places; 2 stories.
+    assert len(found) == 2 * (2 * 2 * 3 * (1 + 4) + 5 * 2 * 2)
+    names = ("corpus", "method", "setting", "layer", "head", "recipe")
+    rates = {tuple(row[name] for name in names): float(row["aer"]) for row in found}
     assert len(rates) == len(found)
-    assert [f"{float(rates[method, 'AWI', '0', '', 'paper']):.1f}" for method in ("norms", "weights")] == [
-        "32.1",
-        "34.7",
+
+    def at(story: str, head: str, recipe: str) -> list[str]:
+        return [f"{rates[story, method, 'AWI', '0', head, recipe]:.1f}" for method in ("norms", "weights")]
+
+    recipes = ("paper", "product", "hmm")
+    lesson = [at("The Last Lesson", head, recipe) for head in ("", "2") for recipe in recipes]
+    assert lesson == [
+        ["32.1", "34.7"],
+        ["15.3", "17.6"],
+        ["10.9", "14.1"],
+        ["33.0", "32.5"],
+        ["13.7", "13.7"],
+        ["9.9", "9.6"],
     ]
-    beyond = [
-        [f"{float(rates[method, 'AWI', '0', head, recipe]):.1f}" for method in ("norms", "weights")]
-        for head in ("", "2")
-        for recipe in ("product", "hmm")
+    cat = [at("The Master Cat", head, recipe) for head in ("", "2") for recipe in recipes]
+    assert cat == [
+        ["39.3", "40.6"],
+        ["20.3", "24.1"],
+        ["15.9", "19.3"],
+        ["40.0", "39.5"],
+        ["18.8", "18.6"],
+        ["12.7", "13.0"],
     ]
-    assert beyond == [["15.3", "17.6"], ["10.9", "14.1"], ["13.7", "13.7"], ["9.9", "9.6"]]
+    means = printed[printed.index("2 corpora fr–en; AER in %") :]
+    for recipe, head in product(recipes, ("", "2")):
+        both = [
+            [rates[f"The {story}", method, "AWI", "0", head, recipe] for story in ("Master Cat", "Last Lesson")]
+            for method in ("norms", "weights")
+        ]
+        shown = [" ".join(f"{rate:.1f}" for rate in (*two, fmean(two))) for two in both]
+        assert f"{recipe} norms {shown[0]}" in means
+        assert any(line.startswith(f"{recipe} weights {shown[1]} 0.") for line in means)
+
+
+def test_one_story(run: Run) -> None:
+    output = run("--corpus=alibi=master-cat")
+    assert output.startswith("The Master Cat fr–en, 52 sentence pairs; ")
+    assert "corpora" not in output
 
 
 def test_all_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,17 +205,17 @@ def test_nothing_is_written_unless_asked(run: Run) -> None:
     [
         (["--out=nowhere"], "there is no folder nowhere; make it, or give another --out"),
         (["--out=wpt03/test.src-tgt"], "there is no folder wpt03/test.src-tgt; make it"),
-        (["--corpus=wpt"], "got the corpus 'wpt'; expected alibi, wpt03=FOLDER or rwth=FOLDER"),
-        (["--corpus=wpt03"], "got the corpus 'wpt03'; expected alibi, wpt03=FOLDER or rwth=FOLDER"),
-        (["--corpus=rwth="], "got the corpus 'rwth='; expected alibi, wpt03=FOLDER or rwth=FOLDER"),
-        (["--corpus=alibi=wpt03"], "got the corpus 'alibi=wpt03'; expected alibi, wpt03=FOLDER or"),
+        (["--corpus=wpt"], "got the corpus 'wpt'; expected alibi, alibi=blue-beard, alibi=master-cat, alibi=last-"),
+        (["--corpus=wpt03"], "got the corpus 'wpt03'; expected alibi, alibi=blue-beard"),
+        (["--corpus=rwth="], "got the corpus 'rwth='; expected alibi, alibi=blue-beard"),
+        (["--corpus=alibi=wpt03"], "got the corpus 'alibi=wpt03'; expected alibi, alibi=blue-"),
         (["--corpus=rwth=no-such"], "cannot read no-such/test.de: No such file or directory"),
         (["--corpus=rwth=wpt03/test.src-tgt"], "cannot read wpt03/test.src-tgt/test.de: Not a directory"),
         (["--corpus=wpt03=wrong"], "wrong/test.enfr.talp, line 2: got source index 9, expected 1 to 3"),
         (["--corpus=rwth=empty"], "got the corpus RWTH without a sentence pair"),
         (
-            ["--corpus=alibi", "--corpus=rwth=rwth", "--corpus=alibi"],
-            "got the corpora Alibi, RWTH, Alibi; expected each",
+            ["--corpus=alibi=master-cat", "--corpus=rwth=rwth", "--corpus=alibi=master-cat"],
+            "got the corpora The Master Cat, RWTH, The Master Cat; expected each",
         ),
         (["--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none, or at least 2"),
         (["--bootstrap=-3"], "argument --bootstrap: got -3; expected 0 for none"),
