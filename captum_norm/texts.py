@@ -78,24 +78,34 @@ def error_at(source: TextSource, number: int, message: str) -> InvalidInputError
     return InvalidInputError(f"{source_name(source)}, line {number}: {message}")
 
 
-def read_text(path: str | PathLike[str]) -> str:
+def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
     """The whole of a small text, such as a file of settings, without a byte order mark.
 
+    Args:
+        source: a path, or an open stream of bytes.
+        name: what messages call it; its path or the stream's name if None.
+
     Raises:
-        InvalidInputError: the file cannot be read, is not UTF-8, or holds more than 256 MiB.
+        InvalidInputError: it cannot be read, is not UTF-8, or holds more than 256 MiB.
     """
+    called = source_name(source) if name is None else name
     try:
-        with Path(path).open("rb") as stream:
+        with ExitStack() as stack:
+            stream: IO[bytes]
+            if isinstance(source, str | PathLike):
+                stream = stack.enter_context(Path(source).open("rb"))
+            else:
+                stream = source
             content = stream.read(_LARGEST_TEXT + 1)
         text = content.decode()
     except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{path}: {_not_utf8(error, 'file')}") from error
+        raise InvalidInputError(f"{called}: {_not_utf8(error, 'file')}") from error
     except (OSError, ValueError) as error:
-        raise _unreadable(str(path), error) from error
+        raise _unreadable(called, error) from error
     if "\0" in text:
-        raise InvalidInputError(f"{path}: {_nul(text, 'file')}")
+        raise InvalidInputError(f"{called}: {_nul(text, 'file')}")
     if len(content) > _LARGEST_TEXT:
-        raise InvalidInputError(f"{path}: got a text of more than {_LARGEST_TEXT >> 20} MiB; expected a smaller one")
+        raise InvalidInputError(f"{called}: got a text of more than {_LARGEST_TEXT >> 20} MiB; expected a smaller one")
     return text.removeprefix(_BOM)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "captum_norm"
 
-FOUNDATION = {"bars", "errors", "functional", "memory", "texts"}
+FOUNDATION = {"bars", "characters", "errors", "functional", "memory", "texts"}
 METHODS = FOUNDATION | {"aggregation", "attr", "maps", "models", "recording"}
 RESULTS = METHODS | {"loading", "runs", "visualization"}
 PUBLIC = RESULTS | {"analysis", "comparison", "evaluation", "methods"}
@@ -17,6 +17,7 @@ PUBLIC = RESULTS | {"analysis", "comparison", "evaluation", "methods"}
 # What each module or package directly under captum_norm may import, besides itself, from the others.
 ALLOWED = {
     "bars": set(),
+    "characters": set(),
     "errors": set(),
     "functional": set(),
     "memory": set(),
@@ -44,6 +45,7 @@ ALLOWED = {
 # Where less than every dependency may be imported.
 THIRD_PARTY = {
     "bars": {"tqdm"},
+    "characters": set(),
     "errors": set(),
     "functional": {"torch"},
     "memory": {"torch"},

@@ -6,8 +6,6 @@ go to standard error.
 """
 
 import argparse
-import csv
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
@@ -19,6 +17,7 @@ from alignment.links import Alignment, GoldAlignment
 from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
+from captum_norm.characters import csv_records, json_text, spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
 
@@ -170,9 +169,9 @@ def _record(name: str, score: AERScore) -> dict[str, Any]:
 
 
 def _show_table(report: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+
+    from captum_norm.commands.terminal import Terminal
 
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "AER": lambda record: f"{record['aer']:.1f}",
@@ -192,15 +191,15 @@ def _show_table(report: dict[str, Any]) -> None:
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
     for record in report["systems"]:
-        table.add_row(Text(record["system"]), *(show(record) for show in columns.values()))
-    console = Console()
+        table.add_row(spelled_out(record["system"]), *(show(record) for show in columns.values()))
+    console = Terminal()
     if not console.is_terminal:
         console.width = _UNBOUNDED
     console.print(table)
     lines = [f"AER|{report['signature']}"]
     if report["paired"]:
         lines.append(f"p|{report['paired']['signature']}")
-    console.print("", *lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    console.say("\n".join(["", *lines]))
 
 
 def _shown_p_value(record: dict[str, Any]) -> str:
@@ -210,15 +209,11 @@ def _shown_p_value(record: dict[str, Any]) -> str:
 
 
 def _print_json(report: dict[str, Any]) -> None:
-    json.dump(report, sys.stdout, ensure_ascii=False, allow_nan=False, indent=2)
-    sys.stdout.write("\n")
+    sys.stdout.write(json_text(report, indent=2))
 
 
 def _print_csv(report: dict[str, Any]) -> None:
-    records = report["systems"]
-    writer = csv.DictWriter(sys.stdout, records[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    sys.stdout.write(csv_records(report["systems"]))
 
 
 _REPORTS = {"table": _show_table, "json": _print_json, "csv": _print_csv}

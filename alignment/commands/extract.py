@@ -4,15 +4,17 @@ import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models, running
-from alignment.formats import TextSource, read_parallel, split_words
+from alignment.formats import TextSource, split_words
 from alignment.pipeline import Answer, extract, torchrun_rank
+from alignment.pipeline.blocks import ParallelText
+from alignment.pipeline.extraction import output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
+from captum_norm.commands.outputs import check_writable
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ def _run(options: argparse.Namespace) -> None:
     with running.set_up(options) as report:
         source = running.text_source(options.source)
         target = None if options.target is None else running.text_source(options.target)
+        if options.out is not None:
+            inputs = [side for side in (source, target) if side is not None]
+            if (out := output_file(options.out, inputs)) is not None:
+                check_writable(out.parent)
         # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
         rereadable = all(Path(name).is_file() for name in (options.source, options.target) if name is not None)
         first = _first_pairs(source, target, options.max_words) if rereadable else []
@@ -97,9 +103,9 @@ def _run(options: argparse.Namespace) -> None:
 
 def _first_pairs(source: TextSource, target: TextSource | None, max_words: int) -> list[_Pair]:
     """The usable pairs of the first block that has any."""
-    lines = read_parallel(source, target, on_error=lambda _: None)
-    while block := list(islice(lines, _BLOCK_LINES)):
-        pairs = [(split_words(left), split_words(right)) for left, right in block]
+    for block in ParallelText(source, target).blocks(_BLOCK_LINES):
+        block.check_readable()
+        pairs = [(split_words(left), split_words(right)) for left, right in block.pairs]
         if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
             return usable
     return []

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from alignment.formats import GoldFormat, TextSource
 from alignment.formats.gold import GoldFile, Texts, scan_gold
 from alignment.links import Alignment, GoldAlignment
+from alignment.pipeline.progress import to_stderr
 from alignment.plausibility import BetterReading, better_reading, lacks_first_words
 from captum_norm import InvalidInputError
 from captum_norm.texts import error_at, read_lines
@@ -121,7 +122,7 @@ def read_scored(
 
 
 def _warn(message: str) -> None:
-    sys.stderr.write(f"norm-align: warning: {message}\n")
+    to_stderr(f"norm-align: warning: {message}")
 
 
 def _valid(pairs: Sequence[GoldAlignment | InvalidInputError]) -> list[GoldAlignment]:

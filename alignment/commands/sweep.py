@@ -1,8 +1,6 @@
 """``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
 
 import argparse
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +12,17 @@ from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth
 from alignment.pipeline.progress import to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.characters import csv_records
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
+from captum_norm.commands.outputs import check_writable, write_outputs
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from torch import nn
 
     from alignment.sweep import Sweep
+    from captum_norm.commands.terminal import Terminal
 
 _WIDTH = 10_000  # what many layers or heads can need; in less, rich would cut numbers
 
@@ -87,16 +87,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from alignment.sweep_report import corpora_tables, records, spread_tables, tables
-    from captum_norm.commands.outputs import write_outputs
+    from captum_norm.commands.terminal import Terminal
 
-    if options.out is not None and not options.out.is_dir():
-        raise InvalidInputError(f"there is no folder {options.out}; make it, or give another --out")
+    _check_folder(options.out)
     given = _given(options.corpus or ["alibi"])
-    console = Console()
-    console.width = _WIDTH
+    console = Terminal(width=_WIDTH)
     rows, outputs = [], dict[Path, bytes]()
     of_corpora: dict[str, list[Sweep]] = {}
     for number, name in enumerate([options.model, *options.also], 1):
@@ -120,7 +116,15 @@ def _run(options: argparse.Namespace) -> None:
         for heading, several in of_corpora.items():
             _print(console, f"{heading}; {len(several)} models", spread_tables(several))
     if options.out is not None:
-        write_outputs(outputs | {options.out / "sweep.csv": _csv(rows)})
+        write_outputs(outputs | {options.out / "sweep.csv": csv_records(rows).encode()})
+
+
+def _check_folder(folder: Path | None) -> None:
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise InvalidInputError(f"there is no folder {folder}; make it, or give another --out")
+    check_writable(folder)
 
 
 def _given(texts: Sequence[str]) -> list[ParallelGold]:
@@ -149,14 +153,6 @@ def _swept(
     return swept
 
 
-def _csv(rows: "Sequence[Mapping[str, object]]") -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
-
-
 def _figures(swept: "Sweep", folder: Path, ending: str) -> dict[Path, bytes]:
     from alignment.sweep_report import head_figure, layer_figure
     from captum_norm.visualization.figures import figure_bytes
@@ -174,8 +170,8 @@ def _direction_of(turned: ParallelGold) -> str:
     return f"{turned.source_language}–{turned.target_language}"
 
 
-def _print(console: "Console", heading: str, tables: "Sequence[Table]") -> None:
-    console.print(heading, "", sep="\n", style="bold", highlight=False)
+def _print(console: "Terminal", heading: str, tables: "Sequence[Table]") -> None:
+    console.print(heading, "", sep="\n", style="bold")
     for table in tables:
         console.print(table, "")
 

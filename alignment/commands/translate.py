@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from sacrebleu.metrics.bleu import BLEU
@@ -86,6 +86,8 @@ def _run(options: argparse.Namespace) -> None:
         source = running.text_source(options.source)
         references = None if options.references is None else _references(options.references)
         _check_count(count_lines(source), references)
+        blocks = _blocks(source)
+        first = next(blocks, [])
         model, tokenizer = models.load(options)
         words = _source_words(tokenizer, options)
         aligner = aligners.word_aligner(model, tokenizer, options) if options.alignments else None
@@ -93,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
         hypotheses: list[str] = []
         lines = bad = 0
         with Progress(source, shown=sys.stderr.isatty() and not options.quiet) as bar:
-            for block in _blocks(source):
+            for block in chain([first] if first else [], blocks):
                 translated = translator(block)
                 sys.stdout.buffer.write("".join(f"{line}\n" for line in translated.lines).encode())
                 sys.stdout.buffer.flush()
@@ -188,7 +190,12 @@ class _Translator:
 
 def _blocks(source: TextSource) -> Iterator[list[_Line]]:
     lines = scan_lines(source)
+    first = True
     while block := list(islice(lines, _BLOCK_LINES)):
+        errors = [line for _, line in block if isinstance(line, InvalidInputError)]
+        if first and len(errors) == len(block):  # another encoding
+            raise errors[0]
+        first = False
         yield block
 
 

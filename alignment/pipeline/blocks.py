@@ -95,6 +95,15 @@ class Block:
     pairs: list[tuple[str, str]]
     unreadable: dict[int, InvalidInputError]
 
+    def check_readable(self) -> None:
+        """Refuse a text of which nothing can be read, such as one in another encoding, or without its other side.
+
+        Raises:
+            InvalidInputError: the block is the first one, and none of its lines could be read.
+        """
+        if self.index == 0 and self.unreadable and len(self.unreadable) == len(self.pairs):
+            raise self.unreadable[0]
+
     def digest(self) -> str:
         """A hash of the text: two blocks that have the same are the same."""
         digest = hashlib.blake2b(digest_size=16)
@@ -170,8 +179,9 @@ class BlockAligner:
             save: told of such alignments when there are more of them.
 
         Raises:
-            InvalidInputError: a line is bad and ``stop`` is set.
+            InvalidInputError: a line is bad and ``stop`` is set, or nothing of the text can be read.
         """
+        block.check_readable()
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Kind, InvalidInputError]] = {}
         for offset, (source, target) in enumerate(block.pairs):

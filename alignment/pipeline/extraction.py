@@ -96,7 +96,7 @@ def extract(
     shown = rank == 0 and (sys.stderr.isatty() if progress is None else progress)
     inputs = [side for side in (source, target) if side is not None]
     rereadable = [_is_regular(side) for side in inputs]
-    file = _output_file(out, inputs)
+    file = output_file(out, inputs)
     if file is not None and file.exists() and not overwrite and rank == 0:
         Journal(file, {}).tidy()
         message = "give another name, or replace it with --overwrite (overwrite=True)"
@@ -144,8 +144,12 @@ def _is_regular(source: TextSource) -> bool:
     return path.is_file()
 
 
-def _output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource]) -> Path | None:
-    """The regular file to make, links followed; None for a stream, a pipe or a device."""
+def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource]) -> Path | None:
+    """The regular file to make, links followed; None for a stream, a pipe or a device.
+
+    Raises:
+        InvalidInputError: it is a folder or the input, or its folder is not there.
+    """
     if not isinstance(out, str | PathLike):
         return None
     path = Path(out)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from alignment.formats import TextSource
+from captum_norm.characters import spelled_lines
 from captum_norm.texts import COMPRESSED
 
 _CHUNK_BYTES = 1 << 20
@@ -59,4 +60,4 @@ def count_lines(source: TextSource) -> int | None:
 
 def to_stderr(message: str) -> None:
     """Writes a line to standard error, above a bar if there is one."""
-    tqdm.write(message, file=sys.stderr)
+    tqdm.write(spelled_lines(message), file=sys.stderr)

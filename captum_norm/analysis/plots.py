@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from captum_norm.analysis.results import AnalysisResult, Cell, Plot, Table
+from captum_norm.characters import spelled_out
 from captum_norm.errors import InvalidInputError
 from captum_norm.visualization.colors import Rgb, color_table, ink_on
 from captum_norm.visualization.figures import StandaloneFigure, figure_bytes, font_families
@@ -264,7 +265,7 @@ def _wrapped(label: str, inches: float) -> str:
 
 
 def _name(axes: "Axes", axis: str, words: Sequence[Cell]) -> None:
-    names = ["–" if word is None else str(word) for word in words]
+    names = ["–" if word is None else spelled_out(str(word)) for word in words]
     (axes.set_xticks if axis == "x" else axes.set_yticks)(range(len(names)), names)
     chosen = axes.xaxis if axis == "x" else axes.yaxis
     for text in chosen.get_ticklabels():

@@ -1,7 +1,5 @@
 """The result of an analysis as files: JSON, CSV, figures to print, and one page to read."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -13,6 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from captum_norm.analysis.plots import as_file, as_markup, draw
 from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, PlotKind, Table
+from captum_norm.characters import csv_text, json_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.texts import quoted, read_text
 from captum_norm.visualization.files import write_whole
@@ -208,15 +207,11 @@ def _json(result: AnalysisResult) -> bytes:
         },
         "plots": [asdict(plot) for plot in result.plots],
     }
-    return (json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n").encode()
+    return json_text(document, indent=1).encode()
 
 
 def _csv(table: Table) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in table.columns])
-    writer.writerows(table.rows)
-    return text.getvalue().encode()
+    return csv_text([[column.name for column in table.columns], *table.rows]).encode()
 
 
 def _page(result: AnalysisResult, figures: Sequence[_Figure]) -> str:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
+from captum_norm.commands.outputs import output_folder, output_path
 from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import torchrun_rank
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from captum_norm.analysis.results import AnalysisResult, Table
+    from captum_norm.commands.terminal import Terminal
 
 NAMES = (
     "dispersion",
@@ -60,7 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help="read only the first N texts")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=output_folder,
         metavar="FOLDER",
         help="write the results there: numbers, tables, figures and a page. A run that was killed goes on where it "
         "stopped, and several processes share the work: torchrun --nproc-per-node 4 --no-python captum-norm analyze",
@@ -88,7 +88,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how large a batch may be, padding included (default: %(default)s)",
     )
-    parser.add_argument("--tokens", type=Path, metavar="FILE.parquet", help="also store what is measured of each token")
+    parser.add_argument(
+        "--tokens",
+        type=output_path([".parquet"]),
+        metavar="FILE.parquet",
+        help="also store what is measured of each token",
+    )
     parser.add_argument(
         "--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1 (default: %(default)s)"
     )
@@ -96,15 +101,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from captum_norm.analysis.engine import analyze
     from captum_norm.analysis.report import write
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.loading import load, on_device
 
     rank, world_size = torchrun_rank()
-    if options.tokens is not None and not options.tokens.parent.is_dir():
-        raise InvalidInputError(f"cannot write {options.tokens}: there is no folder {options.tokens.parent}")
     declare_layouts(options)
     written: list[Path] = []
 
@@ -136,39 +138,38 @@ def _run(options: argparse.Namespace) -> None:
             model_name=options.model,
             command=" ".join(["captum-norm", *sys.argv[1:]]),
             save=save,
-            report=lambda message: Console(stderr=True).print(message, markup=False, highlight=False),
+            report=Terminal(stderr=True).say,
         )
     if result is None:
         return
-    console = Console()
+    console = Terminal()
     show(result, console)
     if options.out is not None:
-        console.print(f"wrote {len(written)} files into {options.out}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"wrote {len(written)} files into {options.out}")
 
 
-def show(result: "AnalysisResult", console: "Console") -> None:
+def show(result: "AnalysisResult", console: "Terminal") -> None:
     """Print a result: what it is, its headline numbers, and the tables that are short enough to read."""
     about, corpus = result.metadata, result.metadata["corpus"]
     read = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
-    console.print(f"{result.analysis}: {about['model']}, {read}", markup=False, highlight=False, soft_wrap=True)
-    console.print(result.description, "", sep="\n", markup=False, highlight=False)
+    console.say(f"{result.analysis}: {about['model']}, {read}")
+    console.print(result.description, "", sep="\n")
     for table in result.tables:
         if len(table.rows) <= _SHOWN_ROWS:
             console.print(_drawn(table), "")
         else:
-            console.print(f"{table.title}: {len(table.rows)} rows\n", markup=False, highlight=False)
+            console.print(f"{table.title}: {len(table.rows)} rows\n")
 
 
 def _drawn(table: "Table") -> Any:
     from rich.table import Table as DrawnTable
-    from rich.text import Text
 
-    drawn = DrawnTable(title=Text(table.title), title_justify="left", box=None)
+    drawn = DrawnTable(title=table.title, title_justify="left", box=None)
     for index, column in enumerate(table.columns):
         words = any(isinstance(row[index], str) for row in table.rows)
-        drawn.add_column(Text(column.label), justify="left" if words else "right")
+        drawn.add_column(column.label, justify="left" if words else "right")
     for row in table.rows:
-        drawn.add_row(*(Text(_cell(cell)) for cell in row))
+        drawn.add_row(*map(_cell, row))
     return drawn
 
 

@@ -1,11 +1,8 @@
 """``captum-norm compare``: every method side by side."""
 
 import argparse
-import errno
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +18,7 @@ from captum_norm.commands.subject import (
     output_number,
     target_of,
 )
+from captum_norm.commands.texts import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -66,6 +64,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text, a file with one on each line, alone or followed by a tab and its label, or - to read such lines "
         "from standard input (default: eight captions)",
     )
+    add_text_option(parser)
     add_model(parser)
     parser.add_argument(
         "--methods", type=_methods, metavar="NAME,…", help=f"which of {', '.join(METHODS)} (default: all)"
@@ -123,8 +122,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.comparison import compare
     from captum_norm.comparison.terminal import show
 
@@ -151,10 +149,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.scores is not None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)
-    console = Console()
+    console = Terminal()
     show(comparison, console)
     for path in contents:
-        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"wrote {path}")
 
 
 def _examples(options: argparse.Namespace) -> _Texts:
@@ -162,12 +160,8 @@ def _examples(options: argparse.Namespace) -> _Texts:
         from captum_norm.demo import CAPTIONS
 
         return _Texts(CAPTIONS[: options.limit], None)
-    if options.text == "-":
-        lines = _read("standard input", sys.stdin.read)
-    elif _is_file(options.text):
-        lines = _read(options.text, lambda: Path(options.text).read_text(encoding="utf-8"))
-    else:
-        lines = [options.text]
+    # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
+    lines = given_text(options.text, is_text=options.is_text).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]
     if not numbered:
         raise InvalidInputError("there is no text to explain; give some words")
@@ -181,24 +175,6 @@ def _examples(options: argparse.Namespace) -> _Texts:
         return _Texts([line.strip() for _, line in numbered], None)
     labels = {number: label.strip() for number, (_, _, label) in parts.items()}
     return _Texts([text.strip() for text, _, _ in parts.values()], labels)
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError as error:
-        # No file has so long a name; of any other trouble reading it tells.
-        return error.errno != errno.ENAMETOOLONG
-
-
-def _read(name: str, read: Callable[[], str]) -> list[str]:
-    try:
-        # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
-        return read().removeprefix("\ufeff").split("\n")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"{name} is no {error.encoding} text") from error
-    except OSError as error:
-        raise InvalidInputError(f"cannot read {name}: {error.strerror or error}") from error
 
 
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:

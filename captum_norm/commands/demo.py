@@ -18,16 +18,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from captum_norm import demo
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.visualization.figures import figure_bytes
 
     findings = demo.compare_layers()
     write_outputs({options.out: figure_bytes(demo.draw(findings))})
-    console = Console()
+    console = Terminal()
     demo.show(findings, console)
-    console.print(f"Both maps, side by side: {options.out}", markup=False, highlight=False, soft_wrap=True)
+    console.say(f"Both maps, side by side: {options.out}")
 
 
 COMMAND = Command("demo", "see on a real model why norms tell more than weights", _add_arguments, _run)

@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.reports import REPORTS, Explanation, show
 from captum_norm.commands.subject import add_model, add_position, add_target, load_model, target_name, target_of
+from captum_norm.commands.texts import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
 
@@ -31,7 +31,10 @@ def _layer(text: str) -> int:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", metavar="TEXT", help="the text to explain, or - to read it from standard input")
+    parser.add_argument(
+        "text", metavar="TEXT|FILE", help="the text to explain, a file with it, or - to read it from standard input"
+    )
+    add_text_option(parser)
     add_model(parser)
     parser.add_argument("--method", default="norm", choices=_UNITS, help="the method (default: %(default)s)")
     add_target(
@@ -80,11 +83,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from captum_norm.analysis import contextualization_change
+    from captum_norm.commands.terminal import Terminal
 
-    text = _text(options.text)
+    text = given_text(options.text, is_text=options.is_text).strip()
+    if not text:
+        raise InvalidInputError("the text is empty; give some words")
     model, tokenizer = load_model(options)
     method = _method(model, options)
     target = _target(model, tokenizer, options)
@@ -99,22 +103,10 @@ def _run(options: argparse.Namespace) -> None:
         explanation = replace(explanation, changes=contextualization_change(model, inputs))
     contents = {path: REPORTS[path.suffix.lower()](explanation) for path in options.out}
     write_outputs(contents)
-    console = Console()
+    console = Terminal()
     show(explanation, console)
     for path in contents:
-        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _text(argument: str) -> str:
-    text = argument
-    if argument == "-":
-        try:
-            text = sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise InvalidInputError(f"standard input is no {error.encoding} text") from error
-    if not text.strip():
-        raise InvalidInputError("the text is empty; give some words")
-    return text.strip()
+        console.say(f"wrote {path}")
 
 
 def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution":

@@ -1,15 +1,13 @@
 """``captum-norm models``: what is supported, and whether the user's own model is."""
 
 import argparse
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from captum_norm.characters import csv_text, json_text, spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.subject import add_layouts, declare_layouts
@@ -17,8 +15,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.models.support import SupportedModel
 
 SENTENCE = "The keys to the cabinet are on the table."
@@ -93,11 +90,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rich.console import Console
-
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.models.support import supported_models
 
-    console = Console()
+    console = Terminal()
     declare_layouts(options)
     if options.check is None:
         models = supported_models()
@@ -110,31 +106,31 @@ def _run(options: argparse.Namespace) -> None:
         _write(options, content, content["layers"])
         _show_check(check, console)
     for path in options.out:
-        _say(console, f"wrote {path}")
+        console.say(f"wrote {path}")
 
 
-def _show_models(models: "Sequence[SupportedModel]", console: "Console") -> None:
+def _show_models(models: "Sequence[SupportedModel]", console: "Terminal") -> None:
     for kind, group in groupby(models, key=lambda model: model.kind):
-        _say(console, f"{kind}:")
+        console.say(f"{kind}:")
         rows = [(m.model_type, m.model_class, m.layout, m.positions, ", ".join(m.special)) for m in group]
         _table(console, ("model type", "tested class", "layout", "positions", "special"), rows)
-        _say(console, "")
-    _say(console, "Others are found by their structure, or refused: captum-norm models --check NAME_OR_PATH")
-    _say(console, "The scopes of each are in the file that --out writes")
+        console.say("")
+    console.say("Others are found by their structure, or refused: captum-norm models --check NAME_OR_PATH")
+    console.say("The scopes of each are in the file that --out writes")
 
 
-def _show_check(check: Check, console: "Console") -> None:
-    _say(console, f"model: {check.model} ({check.model_type}, {check.model_class}, {check.dtype})")
-    _say(console, f"input: {check.inputs}")
+def _show_check(check: Check, console: "Terminal") -> None:
+    console.say(f"model: {check.model} ({check.model_type}, {check.model_class}, {check.dtype})")
+    console.say(f"input: {check.inputs}")
     rows = [
         (layer.stack, str(layer.layer), layer.module, layer.layout, ", ".join(layer.scopes), f"{layer.error:.1e}")
         for layer in check.layers
     ]
     _table(console, ("stack", "layer", "module", "layout", "scopes", "error"), rows)
     for refusal in check.without_feed_forward:
-        _say(console, f"no scopes through a feed-forward network in the {refusal}")
+        console.say(f"no scopes through a feed-forward network in the {refusal}")
     worst = max(layer.error for layer in check.layers)
-    _say(console, f"largest completeness error: {worst:.1e} (accepted: {check.tolerance:.0e})")
+    console.say(f"largest completeness error: {worst:.1e} (accepted: {check.tolerance:.0e})")
 
 
 def _check(name: str) -> Check:
@@ -222,15 +218,12 @@ def _write(options: argparse.Namespace, content: Mapping[str, Any], rows: Sequen
 
 
 def _json(content: Mapping[str, Any], _rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return (json.dumps({**content, "versions": versions()}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return json_text({**content, "versions": versions()}).encode()
 
 
 def _csv(_content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bytes:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(rows[0])
-    writer.writerows([" ".join(v) if isinstance(v, tuple) else v for v in row.values()] for row in rows)
-    return buffer.getvalue().encode()
+    cells = ([" ".join(v) if isinstance(v, tuple) else v for v in row.values()] for row in rows)
+    return csv_text([list(rows[0]), *cells]).encode()
 
 
 _REPORTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], bytes]] = MappingProxyType(
@@ -238,16 +231,12 @@ _REPORTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 )
 
 
-def _table(console: "Console", names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _table(console: "Terminal", names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Rows of one line each, as wide as they must be."""
-    lines = [names, *rows]
+    lines = [list(map(spelled_out, cells)) for cells in (names, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        _say(console, "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _say(console: "Console", line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.say("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 COMMAND = Command("models", "list the models that are supported, or check your own", _add_arguments, _run)

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from captum_norm.errors import InvalidInputError
 
@@ -19,9 +20,44 @@ def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
             raise argparse.ArgumentTypeError(f"cannot write {name}: there is no folder {path.parent}")
         if path.is_dir():
             raise argparse.ArgumentTypeError(f"cannot write {name}: it is a folder")
+        try:
+            check_writable(path.parent)
+        except InvalidInputError as error:
+            raise argparse.ArgumentTypeError(f"cannot write {name}: {error}") from error
         return path
 
     return parse
+
+
+def output_folder(name: str) -> Path:
+    """An ``argparse`` type: a folder to write into, there already or to be made in one that is.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a file, there is no folder to make it in, or nothing can be written there.
+    """
+    path = Path(name)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot use {name} as a folder: it is a file")
+    if not path.exists() and not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot make the folder {name}: there is no folder {path.parent}")
+    try:
+        check_writable(path if path.exists() else path.parent)
+    except InvalidInputError as error:
+        raise argparse.ArgumentTypeError(f"cannot write into {name}: {error}") from error
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Find out whether files can be made in a folder; nothing stays there.
+
+    Raises:
+        InvalidInputError: they cannot.
+    """
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidInputError(f"the folder {folder} cannot be written to ({error.strerror})") from error
 
 
 def write_outputs(contents: Mapping[Path, bytes]) -> None:

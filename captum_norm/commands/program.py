@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Never
 
 from captum_norm import __version__
+from captum_norm.characters import spelled_lines, spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 
@@ -70,7 +71,7 @@ class Program:
             finally:
                 sys.stdout.flush()
         except CaptumNormError as error:
-            sys.stderr.write(f"{self.name}: error: {' '.join(str(error).split())}\n")
+            self._complain("error", str(error))
             return _BAD_INPUT
         except BrokenPipeError:
             _drop_output()
@@ -80,7 +81,7 @@ class Program:
                 raise
             _drop_output()
             what = "" if error.filename is None else f" {error.filename}"
-            sys.stderr.write(f"{self.name}: error: cannot write{what}: {error.strerror}\n")
+            self._complain("error", f"cannot write{what}: {error.strerror}")
             return _BAD_INPUT
         except KeyboardInterrupt:
             return _INTERRUPTED
@@ -94,13 +95,17 @@ class Program:
 
             def tell(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
                 if issubclass(category, MissingGlyphsWarning):
-                    sys.stderr.write(f"{self.name}: warning: {message}\n")
+                    self._complain("warning", str(message))
                 else:
-                    show(message, category, *where, **further)
+                    show(spelled_lines(str(message)), category, *where, **further)
 
             warnings.simplefilter("always", MissingGlyphsWarning)
             warnings.showwarning = tell
             yield
+
+    def _complain(self, kind: str, message: str) -> None:
+        """One line on standard error."""
+        sys.stderr.write(f"{self.name}: {kind}: {spelled_out(' '.join(message.split()))}\n")
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, description=self.description)

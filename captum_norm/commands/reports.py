@@ -1,22 +1,20 @@
 """An explanation on the terminal and in files."""
 
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from captum_norm.characters import csv_text, json_text, spelled_out
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from torch import Tensor
 
     from captum_norm.analysis import ContextualizationChange
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.visualization.heatmap import Panel
 
 
@@ -72,12 +70,12 @@ class Explanation:
         return facts
 
 
-def show(explanation: Explanation, console: "Console") -> None:
+def show(explanation: Explanation, console: "Terminal") -> None:
     """Print the tokens in colour, a legend and the table of scores."""
     from captum_norm.visualization.terminal import score_table, show_tokens
 
     for name, value in explanation.facts().items():
-        console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
+        console.say(f"{name}: {spelled_out(value)}")
     console.print()
     show_tokens(console, explanation.tokens, explanation.scores, unit=explanation.unit)
     console.print()
@@ -131,16 +129,12 @@ def _json(explanation: Explanation) -> bytes:
                 [None if isnan(value) else value for value in row] for row in explanation.changes.macro.tolist()
             ],
         }
-    return (json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return json_text(content).encode()
 
 
 def _csv(explanation: Explanation) -> bytes:
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["index", "token", "score"])
-    for index, (token, score) in enumerate(zip(explanation.tokens, explanation.scores, strict=True)):
-        writer.writerow([index, token, score])
-    return buffer.getvalue().encode()
+    rows = enumerate(zip(explanation.tokens, explanation.scores, strict=True))
+    return csv_text([("index", "token", "score"), *((index, token, score) for index, (token, score) in rows)]).encode()
 
 
 def _png(explanation: Explanation) -> bytes:

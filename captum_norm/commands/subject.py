@@ -114,7 +114,7 @@ def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
     from captum_norm.models.heads import has_labels
 
     kind = type(model).__name__
-    labels = model.config.label2id if has_labels(model) else {}
+    labels = {label: number for number, label in model.config.id2label.items()} if has_labels(model) else {}
     if name in labels:
         return int(labels[name])
     try:

@@ -1,8 +1,5 @@
 """What a comparison of methods found."""
 
-import csv
-import io
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from captum_norm.characters import csv_records, json_text
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import FaithfulnessScores
@@ -129,7 +127,7 @@ class Comparison:
             "targets": list(self.targets),
             **{table: list(rows(self)) for table, rows in _TABLES.items()},
         }
-        return json.dumps(_without_nan(content), ensure_ascii=False, allow_nan=False) + "\n"
+        return json_text(_without_nan(content))
 
     def to_csv(self, table: Table = "methods") -> str:
         """One table as CSV; NaN is empty.
@@ -141,11 +139,7 @@ class Comparison:
             InvalidInputError: there is no such table.
         """
         rows = _without_nan(self._rows(table))
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return buffer.getvalue()
+        return csv_records(rows)
 
     def to_html(self) -> str:
         """One page that needs no other file."""

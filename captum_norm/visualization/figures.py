@@ -14,7 +14,9 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
+from matplotlib.text import Text
 
+from captum_norm.characters import spelled_lines
 from captum_norm.errors import MissingGlyphsWarning
 from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.text import printable
@@ -74,6 +76,8 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = None) -> bytes:
     """A figure in a file format ("png", "svg", "pdf"), in memory; figures made alike give the same bytes.
 
+    What cannot be printed is spelled out, in the figure, too.
+
     Args:
         figure: any matplotlib figure.
         suffix: the format.
@@ -82,10 +86,13 @@ def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = Non
     Warns:
         MissingGlyphsWarning: once, of all characters that the fonts lack.
     """
+    for text in figure.findobj(Text):
+        if (shown := spelled_lines(text.get_text())) != text.get_text():
+            text.set_text(shown)
     dates = {"svg": "Date", "pdf": "CreationDate"}
     metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
     if title is not None:
-        metadata["Title"] = title
+        metadata["Title"] = spelled_lines(title)
     buffer = io.BytesIO()
     drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
     with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from captum_norm.characters import spelled_lines
 from captum_norm.visualization.colors import Rgb, color_of, color_table, hex_of, ink_on, shares_of
 from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel
@@ -116,12 +117,16 @@ def render_page(
 
 
 def template(name: str) -> "Template":
-    """A template of this package, which escapes what it is given."""
+    """A template of this package, which escapes what it is given and spells out what cannot be printed."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("captum_norm.visualization", "templates"),
         autoescape=True,
+        finalize=lambda value: (
+            spelled_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

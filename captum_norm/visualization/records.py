@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from captum.attr import visualization
 from torch import Tensor
 
+from captum_norm.characters import spelled_out
 from captum_norm.visualization.text import printable, same_length
 
 
@@ -40,7 +41,7 @@ def text_record(
     same_length(tokens, scores.shape[0], "scores")
     values = scores.detach().float().cpu()
     top = values.max() if values.numel() else values.new_ones(())
-    escaped = html.escape(label)
+    escaped = html.escape(spelled_out(label))
     return visualization.VisualizationDataRecord(
         word_attributions=values / top if top > 0 else values,
         pred_prob=1.0,

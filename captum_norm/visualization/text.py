@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from captum_norm.characters import spelled_out
+
 
 def printable(token: str) -> str:
     r"""A token with its unprintable characters (control codes, direction marks) spelled out, and never empty.
@@ -11,7 +13,7 @@ def printable(token: str) -> str:
         >>> printable("a\x1b[31m"), printable("")
         ('a\\x1b[31m', '∅')
     """
-    return "".join(_spell(character) for character in token) or "∅"
+    return spelled_out(token) or "∅"
 
 
 def shortened(token: str, width: int) -> str:
@@ -41,10 +43,3 @@ def same_length(tokens: Sequence[str], other: int, what: str) -> None:
     """Raise ``ValueError`` unless there are as many tokens as ``what`` has entries."""
     if len(tokens) != other:
         raise ValueError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")
-
-
-def _spell(character: str) -> str:
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -19,7 +19,7 @@ ALLOWED = {
     "corpora.py": {"alignment.links", "alignment.formats"},
     "plausibility.py": {"alignment.aer", "alignment.links"},
     "significance.py": {"alignment.aer", "alignment.links", "sacrebleu"},
-    "pipeline": {"alignment.links", "alignment.formats", "captum_norm.runs", "tqdm"},
+    "pipeline": {"alignment.links", "alignment.formats", "captum_norm.characters", "captum_norm.runs", "tqdm"},
     "word_maps.py": {"numpy"},
     "decoding.py": {"alignment.links", "alignment.word_maps", "numpy"},
     "pieces.py": set[str](),

@@ -1,0 +1,209 @@
+"""The text that a command is given: what is a file, what is text, and what is neither."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import alignment.cli
+from captum_norm import InvalidInputError, cli
+from captum_norm.commands.outputs import check_writable, output_folder, output_path
+from captum_norm.commands.texts import read_text
+from captum_norm.loading import load
+from tests.tiny import bert_config, save_tiny
+
+ARGUMENT = b"caf\xe9 noir".decode("utf-8", "surrogateescape")
+"""What Python makes of an argument in Latin-1."""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "two.txt": b"a dog runs\nthe cat sees\n",
+        "bom.txt": "\ufeffa\u2028dog\r\nruns".encode(),
+        "latin.txt": "a caf\xe9".encode("latin-1"),
+        "utf16.txt": "a dog runs\nthe cat".encode("utf-16"),
+        "utf16be.txt": b"\xfe\xff" + "a dog runs".encode("utf-16-be"),
+        "utf16le.txt": "a dog runs".encode("utf-16-le"),
+        "a word": b"the cat",
+    }.items():
+        Path(name).write_bytes(content)
+    Path("folder").mkdir()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    return str(save_tiny(transformers.BertModel(bert_config()), tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture
+def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    for place in ("captum_norm.loading.load", "alignment.commands.models.load"):
+        monkeypatch.setattr(place, loaded)
+
+
+def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="ascii"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ("two.txt", "a dog runs\nthe cat sees\n"),
+        ("./two.txt", "a dog runs\nthe cat sees\n"),
+        ("bom.txt", "a\u2028dog\nruns"),
+        ("a word", "the cat"),
+        ("A dog runs.", "A dog runs."),
+        ("It is in two.txt", "It is in two.txt"),
+        ("e.g.", "e.g."),
+        ("3.14", "3.14"),
+        ("and/or", "and/or"),
+        ("folder", "folder"),
+        ("...", "..."),
+        ("word " * 100, "word " * 100),
+        ("x" * 5000, "x" * 5000),
+    ],
+)
+def test_files_and_texts(argument: str, text: str) -> None:
+    assert read_text(argument, is_text=False) == text
+    assert read_text(argument, is_text=True) == argument
+
+
+@pytest.mark.parametrize("name", ["nosuch.txt", "./nosuch", "/no/such", "~/nosuch", "no/such.tsv", "..\\x.csv", "x.en"])
+def test_what_looks_like_a_file_is_one_or_an_error(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="there is no such file; if it is the text itself, say --text"):
+        read_text(name, is_text=False)
+    assert read_text(name, is_text=True) == name
+
+
+def test_a_folder_is_no_file() -> None:
+    with pytest.raises(InvalidInputError, match=r"^cannot read \./folder: Is a directory; if it is the text itself"):
+        read_text("./folder", is_text=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a caf\xe9", " is no UTF-8 text: got byte 0xe9 at byte 6; convert it"),
+        ("a".encode("utf-16"), " is UTF-16; expected UTF-8"),
+        ("ab".encode("utf-16-be"), " has NUL characters, as UTF-16 has; expected UTF-8 text"),
+    ],
+)
+def test_standard_input_is_utf_8_whatever_the_locale(
+    content: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin(monkeypatch, "é好\n".encode())
+    assert read_text("-", is_text=False) == "é好\n"
+    stdin(monkeypatch, content)
+    with pytest.raises(InvalidInputError) as caught:
+        read_text("-", is_text=False)
+    assert str(caught.value) == f"standard input{reason}"
+
+
+def complaint(main: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    before = sorted(Path().rglob("*"))
+    assert main(words) == 2, words
+    output, said = capsys.readouterr()
+    assert output == ""
+    assert said.count("\n") == 1, said
+    assert sorted(Path().rglob("*")) == before, words
+    return said.partition(": error: ")[2].rstrip("\n")
+
+
+NO_FILE = "cannot read nosuch.txt: there is no such file"
+REFUSED = [
+    *([command, ARGUMENT] for command in ("explain", "compare")),
+    *(["explain", f"{name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16be", "utf16le")),
+    *(["compare", f"{name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16be", "utf16le")),
+    ["compare", "two.txt", "--out=nosuch/x.json"],
+    ["compare", "two.txt", "--out=folder/x.jpg"],
+    ["compare", "two.txt", "--scores=folder"],
+    ["explain", "a dog", "--out=/proc/x.json"],
+    ["models", "--check=MODEL", "--out=nosuch/x.json"],
+    ["demo", "--out=/proc/x.png"],
+    *(["analyze", "mixing-ratio", f"--corpus={name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16le")),
+    *(["analyze", "mixing-ratio", f"--out={out}"] for out in ("two.txt", "two.txt/x", "no/such", "/proc/x")),
+    *(["analyze", "mixing-ratio", f"--tokens={out}"] for out in ("two.parquet/x.parquet", "folder", "x.csv")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: ascii(" ".join(words)))
+def test_bad_input_is_one_sentence(words: list[str], model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder.json").mkdir()
+    words = [word.replace("MODEL", model) for word in words]
+    if words[0] != "demo":
+        words += [] if words[0] == "models" else ["--model", model]
+    said = complaint(cli.main, words, capsys)
+    assert any(part in said for part in ("UTF-", "there is no", "cannot ", "must end in"))
+
+
+ALIGN = [
+    *(["extract", f"{name}.txt"] for name in ("two", "nosuch", "latin", "utf16", "utf16le")),
+    ["extract", "two.txt", "nosuch.txt"],
+    ["extract", "utf16.txt", "two.txt"],
+    *(["extract", "two.txt", "two.txt", f"--out={out}"] for out in ("no/such", "folder", "/proc/x", "two.txt")),
+    *(["translate", f"{name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16le")),
+    *(["translate", "two.txt", f"--references={name}.txt"] for name in ("nosuch", "latin", "utf16")),
+    *(["sweep", f"--out={out}"] for out in ("nosuch", "two.txt", "/proc")),
+]
+
+
+@pytest.mark.parametrize("words", ALIGN, ids=" ".join)
+@pytest.mark.usefixtures("nothing_loaded")
+def test_bad_input_is_one_sentence_before_a_model_is_loaded(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint(alignment.cli.main, words, capsys)
+
+
+@pytest.mark.parametrize("command", ["extract", "translate"])
+def test_standard_input_of_which_nothing_can_be_read(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for content in (b"caf\xe9\n", "a ||| b\n".encode("utf-16")):
+        stdin(monkeypatch, content)
+        assert alignment.cli.main([command, "-", "--quiet"]) == 2
+        output, said = capsysbinary.readouterr()
+        assert output == b""
+        assert said.count(b"\n") == 1
+        assert b"line 1: got" in said
+
+
+@pytest.mark.usefixtures("nothing_loaded")
+def test_outputs_are_checked_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in REFUSED:
+        if any(word.startswith(("--out", "--tokens", "--scores")) for word in words):
+            assert complaint(cli.main, words, capsys)
+
+
+def test_explain_reads_files(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("dog.txt").write_text("a dog runs\n", encoding="utf-8")
+    said = []
+    for words in (["a dog runs"], ["dog.txt"]):
+        assert cli.main(["explain", *words, "--model", model]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert cli.main(["explain", "dog.txt", "--text", "--model", model]) == 0
+    assert capsys.readouterr().out != said[0]
+    assert load(model)[1].tokenize("dog.txt") == ["dog", ".", "[UNK]"]
+
+
+def test_places_to_write() -> None:
+    assert output_path([".json"])("folder/x.JSON") == Path("folder/x.JSON")
+    assert output_folder("folder") == Path("folder")
+    assert output_folder("folder/new") == Path("folder/new")
+    check_writable(Path())
+    with pytest.raises(
+        InvalidInputError, match=r"^the folder nosuch cannot be written to \(No such file or directory\)"
+    ):
+        check_writable(Path("nosuch"))
+    assert not Path("folder/new").exists()
