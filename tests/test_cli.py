@@ -289,7 +289,7 @@ def test_picture_and_page(bert: str, tmp_path: Path) -> None:
 
 
 def test_text_from_standard_input(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("the dog runs\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the dog runs\n")))
     assert explain("--model", bert, "--out", str(tmp_path / "e.json"), text="-") == 0
     assert written(tmp_path / "e.json")["tokens"] == ["[CLS]", "the", "dog", "runs", "[SEP]"]
 

@@ -92,8 +92,14 @@ def test_a_text_of_which_nothing_can_be_ordered(
         (["dispersion", "--corpus", "nowhere"], "cannot read nowhere: there is no such file"),
         (["dispersion", "--limit", "0"], "argument --limit: got 0; expected a number from 1"),
         (["dispersion", "--lines", "--documents"], "argument --documents: not allowed with argument --lines"),
-        (["dispersion", "--corpus", "text", "--out", "a/b"], "cannot make the folder a/b: there is no folder a"),
-        (["dispersion", "--tokens", "a/b.parquet"], "cannot write a/b.parquet: there is no folder a"),
+        (
+            ["dispersion", "--corpus", "text", "--out", "a/b"],
+            "argument --out: cannot make the folder a/b: there is no folder a",
+        ),
+        (
+            ["dispersion", "--tokens", "a/b.parquet"],
+            "argument --tokens: cannot write a/b.parquet: there is no folder a",
+        ),
         (["mixing-ratio", "--corpus", "text", "--mask-rate", "2"], "got mask_rate=2.0"),
         (["special-tokens", "--corpus", "text", "--frequencies", "text"], "got a list of frequencies, which the"),
         (["dispersion", "--corpus", "text", "--device", "nowhere"], "cannot put the model on the device nowhere"),

@@ -12,7 +12,7 @@ import transformers
 import alignment.cli
 from captum_norm import InvalidInputError, cli
 from captum_norm.commands.outputs import check_writable, output_folder, output_path
-from captum_norm.commands.texts import read_text
+from captum_norm.commands.texts import given_text
 from captum_norm.loading import load
 from tests.tiny import bert_config, save_tiny
 
@@ -74,39 +74,39 @@ def stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     ],
 )
 def test_files_and_texts(argument: str, text: str) -> None:
-    assert read_text(argument, is_text=False) == text
-    assert read_text(argument, is_text=True) == argument
+    assert given_text(argument, is_text=False) == text
+    assert given_text(argument, is_text=True) == argument
 
 
 @pytest.mark.parametrize("name", ["nosuch.txt", "./nosuch", "/no/such", "~/nosuch", "no/such.tsv", "..\\x.csv", "x.en"])
 def test_what_looks_like_a_file_is_one_or_an_error(name: str) -> None:
     with pytest.raises(InvalidInputError, match="there is no such file; if it is the text itself, say --text"):
-        read_text(name, is_text=False)
-    assert read_text(name, is_text=True) == name
+        given_text(name, is_text=False)
+    assert given_text(name, is_text=True) == name
 
 
 def test_a_folder_is_no_file() -> None:
-    with pytest.raises(InvalidInputError, match=r"^cannot read \./folder: Is a directory; if it is the text itself"):
-        read_text("./folder", is_text=False)
+    with pytest.raises(InvalidInputError, match=r"^cannot read \./folder: there is no such file; if it is the text"):
+        given_text("./folder", is_text=False)
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"a caf\xe9", " is no UTF-8 text: got byte 0xe9 at byte 6; convert it"),
-        ("a".encode("utf-16"), " is UTF-16; expected UTF-8"),
-        ("ab".encode("utf-16-be"), " has NUL characters, as UTF-16 has; expected UTF-8 text"),
+        (b"a caf\xe9", "got byte 0xe9 at byte 6 of the file, expected UTF-8"),
+        ("a".encode("utf-16"), "got byte 0xff at byte 1 of the file, expected UTF-8"),
+        ("ab".encode("utf-16-be"), "got the character NUL at character 1 of the file, as in UTF-16"),
     ],
 )
 def test_standard_input_is_utf_8_whatever_the_locale(
     content: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stdin(monkeypatch, "é好\n".encode())
-    assert read_text("-", is_text=False) == "é好\n"
+    assert given_text("-", is_text=False) == "é好\n"
     stdin(monkeypatch, content)
     with pytest.raises(InvalidInputError) as caught:
-        read_text("-", is_text=False)
-    assert str(caught.value) == f"standard input{reason}"
+        given_text("-", is_text=False)
+    assert str(caught.value).startswith(f"standard input: {reason}")
 
 
 def complaint(main: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -144,6 +144,7 @@ def test_bad_input_is_one_sentence(words: list[str], model: str, capsys: pytest.
         words += [] if words[0] == "models" else ["--model", model]
     said = complaint(cli.main, words, capsys)
     assert any(part in said for part in ("UTF-", "there is no", "cannot ", "must end in"))
+    assert ("--text" in said) == ("nosuch.txt" in words)
 
 
 ALIGN = [
