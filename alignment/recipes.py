@@ -117,7 +117,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             combination="product",
             sinkhorn=True,
             decoder="mutual-posterior",
-            # The lowest error rate on the Alibi story, norms and weights of both shipped models together.
+            # The lowest error rate on The Last Lesson, norms and weights of both shipped models together.
             options={"jump_penalty": 0.35, "min_probability": 0.3},
         ),
     }

@@ -160,8 +160,8 @@ def two_way_rows(
         rates = [(norms.aer, weights.aer) for _, norms, weights in systems]
         yield [systems[0][0], *with_mean(corpora, rates)]
     for aligned in zip(*(learnt[corpus.name] for corpus in corpora if learnt), strict=True):
-        rates = [(score(corpus, links).aer,) for corpus, (_, links) in zip(corpora, aligned, strict=True)]
-        yield [aligned[0][0], *with_mean(corpora, rates)]
+        alone = [(score(corpus, links).aer,) for corpus, (_, links) in zip(corpora, aligned, strict=True)]
+        yield [aligned[0][0], *with_mean(corpora, alone)]
 
 
 def with_mean(corpora: Sequence[ParallelGold], rates: Sequence[tuple[float, ...]]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from matplotlib.text import Text as FigureText
 from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
@@ -175,7 +176,7 @@ def test_figures_and_records() -> None:
         assert figure_bytes(figure, title=HOSTILE).startswith(b"\x89PNG")
     assert is_safe(svg)
     assert {SPELLED, "$\\frac{ " + SPELLED} <= {
-        text.get_text() for text in figure.findobj(lambda t: hasattr(t, "get_text"))
+        text.get_text() for text in figure.findobj(FigureText) if isinstance(text, FigureText)
     }
     record = text_record([HOSTILE], torch.ones(1), label=HOSTILE)
     assert is_safe(f"{record.pred_class}{record.raw_input_ids}")
