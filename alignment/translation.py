@@ -82,8 +82,8 @@ def translate(
 def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int) -> list[list[int]]:
     """What follows the decoder's start in the best hypothesis of each sentence, padding included."""
     # Ids that the model does not know: its tokenizer is another model's.
-    for ids in (batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]):
-        check_main(model, model.get_input_embeddings(), ids)
+    for read in (batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]):
+        check_main(model, model.get_input_embeddings(), read)
     start = _decoder_start(batch)
     length = start.shape[1] + max_length
     positions = getattr(model.config, "max_position_embeddings", None)

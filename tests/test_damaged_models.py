@@ -18,8 +18,14 @@ from captum_norm import CaptumNormError, InvalidInputError, cli
 from captum_norm.loading import load
 from tests.tiny import WORDS, bert_config, save_tiny
 
-SIZES = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
-HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SIZES: dict[str, Any] = {
+    "d_model": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+}
+HEADS: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 NONSENSE: tuple[Any, ...] = (
     *("pipeline", "x", "", "../x", "\0", None, True, 0, -1, 1.5, float("nan"), float("inf"), 10**12, -(10**12), 10**30),
     *([], [1], [[]], ["pipeline"], ["BertTokenizer"], ["a"] * 3, {}, {"a": 1}, {"0": "x"}),
@@ -70,6 +76,11 @@ def without(*names: str) -> Callable[[Path], object]:
 
 def content(name: str, data: bytes) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_bytes(data)
+
+
+def without_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], object]:
@@ -123,7 +134,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         weights(lambda given: given | {QUERY: torch.ones(3, 8)}),
         "1 tensors of BertForSequenceClassification are",
     ),
-    "no tokenizer": (lambda folder: [file.unlink() for file in folder.glob("tokenizer*")], "tokenizer"),
+    "no tokenizer": (without_tokenizer, "tokenizer"),
     "damaged tokenizer": (
         content("tokenizer.json", b'{"version": "1.0", "model": {"type": "WordLevel", "vocab": 3}}'),
         "tokenizer",

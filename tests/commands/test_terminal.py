@@ -175,9 +175,7 @@ def test_figures_and_records() -> None:
         svg = figure_bytes(figure, "svg", title=HOSTILE).decode()
         assert figure_bytes(figure, title=HOSTILE).startswith(b"\x89PNG")
     assert is_safe(svg)
-    assert {SPELLED, "$\\frac{ " + SPELLED} <= {
-        text.get_text() for text in figure.findobj(FigureText) if isinstance(text, FigureText)
-    }
+    assert {SPELLED, "$\\frac{ " + SPELLED} <= {text.get_text() for text in figure.findobj(FigureText)}
     record = text_record([HOSTILE], torch.ones(1), label=HOSTILE)
     assert is_safe(f"{record.pred_class}{record.raw_input_ids}")
 
