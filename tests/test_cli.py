@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import captum
+import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -241,6 +243,8 @@ def test_json_says_what_was_asked_of_what(bert: str, gpt2: str, tmp_path: Path) 
         "versions": {
             "captum-norm": captum_norm.__version__,
             "captum": captum.__version__,
+            "numpy": np.__version__,
+            "tokenizers": tokenizers.__version__,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },

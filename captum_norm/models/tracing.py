@@ -170,8 +170,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Other threads that explain a model wait, and if the mode is another than before, those that call this one.
     """
-    training = [module for module in model.modules() if module.training]
-    with explaining(model) if training else EXPLAINING, ExitStack() as stack:
+    with EXPLAINING, ExitStack() as stack:
+        # Seen only now: until this thread's turn came, another one may have had the model in eval mode.
+        training = [module for module in model.modules() if module.training]
+        if training:
+            stack.enter_context(explaining(model))
         if any(map(_is_compiled, model.modules())):
             # A compiler would trace what is put into the model, too, and once for every call.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
