@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import grad
 
 from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
+from captum_norm.functional import length
 from captum_norm.models import evaluating
 
 GradientKind = Literal["saliency", "gradient_x_input"]
@@ -18,7 +19,7 @@ GradientKind = Literal["saliency", "gradient_x_input"]
 
 _REDUCE: Mapping[GradientKind, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
-        "saliency": lambda gradient, _: gradient.norm(dim=-1),
+        "saliency": lambda gradient, _: length(gradient),
         "gradient_x_input": lambda gradient, embedded: (gradient * embedded).sum(-1),
     }
 )

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.experts import routing_of, routing_of_scores
@@ -79,9 +80,10 @@ class FeedForwardTensors:
 
 @dataclass(frozen=True)
 class BlockTensors:
-    """The tensors of one block in one forward pass, each (B, Q, D).
+    """The tensors of one block in one forward pass, each (B, Q, D) but for the context.
 
     Attributes:
+        context: attention's output, which the projection receives, (B, Q, H·d).
         projected: the output projection's output.
         residual: the residual stream before the block, as it enters the sum.
         total: their sum as the model computed it; without the feed-forward output in a parallel layer.
@@ -89,6 +91,7 @@ class BlockTensors:
         behind: the tensors of the feed-forward block behind it, if these were asked for.
     """
 
+    context: Tensor
     projected: Tensor
     residual: Tensor
     total: Tensor
@@ -96,7 +99,7 @@ class BlockTensors:
     behind: FeedForwardTensors | None = None
 
     def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
-        """The tensors at some query positions, in another dtype and on one device.
+        """The tensors at some query positions, all but the context in another dtype and on one device.
 
         Where two devices share a model, a layer receives its inputs on that of the layer before.
         """
@@ -104,7 +107,7 @@ class BlockTensors:
         normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
         projected, residual, total = (t[:, rows].to(device, dtype) for t in (self.projected, self.residual, self.total))
         behind = None if self.behind is None else self.behind.rows(rows, device, dtype)
-        return BlockTensors(projected, residual, total, normed, behind)
+        return BlockTensors(self.context[:, rows], projected, residual, total, normed, behind)
 
 
 class Reducer(Protocol):
@@ -201,6 +204,7 @@ class _OpenBlock:
     routing: Routing | None = None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
     reducer: Reducer | None = None
+    context: Tensor | None = None
     batch: int = 0
     queries: int = 0
 
@@ -281,14 +285,16 @@ class _Recorder:
             outputs.append(output)
             self._advance(output.shape[0] * output.shape[1])
         self._stacks.end(module)
+        context = _joined(outputs, len(query))
         if block is not None:
             opened = self._open[module]
             opened.reducer, opened.batch, opened.queries = reducer, len(query), query.shape[2]
+            opened.context = None if reducer is None else context.flatten(2)
             if self._feed_forward and reducer is not None:
                 opened.attend = lambda: ((part, attend(part)[1]) for part in parts)
         elif reducer is not None:
             reducer.finish(None)
-        return _joined(outputs, len(query))
+        return context
 
     def _block_of(self, module: nn.Module) -> Block | None:
         if self._blocks is None:
@@ -371,7 +377,8 @@ def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], ob
         written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
         routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
         behind = FeedForwardTensors(written, behind_total, read, behind_normed, routing, opened.attend, advance)
-    return BlockTensors(at(Site(layout.projection, "output")), residual, total, normed, behind)
+    context = cast(Tensor, opened.context)  # wherever there is a reducer
+    return BlockTensors(context, at(Site(layout.projection, "output")), residual, total, normed, behind)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:
@@ -401,4 +408,5 @@ def _parts_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], batch: 
     whole, _ = attend(Part(slice(0, examples), slice(0, corner)), slice(0, corner))
     part, _ = attend(Part(slice(examples - 1, examples), slice(corner // 2, corner)), slice(0, corner))
     expected = whole[-1:, corner // 2 :].float()
-    return bool((part.float() - expected).norm() <= torch.finfo(part.dtype).eps ** 0.5 * expected.norm())
+    error, size = (length(tensor.flatten()) for tensor in (part.float() - expected, expected))
+    return bool(error <= torch.finfo(part.dtype).eps ** 0.5 * size)

@@ -18,6 +18,7 @@ from captum_norm.functional import (
     Scales,
     apply_linear,
     inverse_scale,
+    length,
     normalize,
     ratio,
     relative_error,
@@ -276,15 +277,14 @@ class _Sums:
         else:
             self._others.index_add_(0, query, vectors)
         if key is not None:
-            self.norms.flatten(0, 1)[query, key] = torch.linalg.vector_norm(vectors, dim=-1)
+            self.norms.flatten(0, 1)[query, key] = length(vectors)
 
     def mixing_ratio(self) -> Tensor:
         """(B, Q)."""
-        others, own = (torch.linalg.vector_norm(part, dim=-1) for part in (self._others, self._own))
-        return ratio(others, own).reshape(self.norms.shape[:2])
+        return ratio(length(self._others), length(self._own)).reshape(self.norms.shape[:2])
 
     def error(self, reference: Tensor, real: Tensor | None) -> Tensor:
         """The completeness error against what the model computed, (N, D) -> (B,)."""
         error = self._others + self._own + self.constant - reference
-        squared, size = (part.square().sum(-1).reshape(self.norms.shape[:2]) for part in (error, reference))
-        return relative_error(squared, size, real)
+        shape = self.norms.shape[:2]
+        return relative_error(length(error).reshape(shape), length(reference).reshape(shape), real)

@@ -14,6 +14,7 @@ from captum_norm.functional import (
     apply_linear,
     gate_slopes,
     inverse_scale,
+    length,
     secant_slope,
 )
 from captum_norm.models.library import EagerAttention
@@ -116,8 +117,8 @@ class GraphRules:
     def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         new = (linear if constant is None else linear + constant).to(output.dtype)
         with torch.no_grad():
-            smallest = torch.finfo(output.dtype).tiny
-            self.deviations.append((new - output).float().norm() / output.float().norm().clamp(min=smallest))
+            error, size = (length(tensor.float().flatten()) for tensor in (new - output, output))
+            self.deviations.append(error / size.clamp(min=torch.finfo(size.dtype).tiny))
         if constant is not None:
             self._count(new, constant)
         return new

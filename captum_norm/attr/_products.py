@@ -45,9 +45,13 @@ class ProductCache:
         return kept[1]
 
 
+def carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Tensor:
+    """The rows of a block's output projection by head, carried as far as ``carry`` goes, (H, d, D)."""
+    return carry.linear(block.projection.weight(dtype).unflatten(0, (heads, -1)))
+
+
 def _products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Products:
-    weight = block.projection.weight(dtype)
-    projection = carry.linear(weight.unflatten(0, (heads, -1)))
+    projection = carried_projection(block, carry, heads, dtype)
     return Products(weight_gram(projection), projection @ random_directions(projection.shape[-1], projection))
 
 

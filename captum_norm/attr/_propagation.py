@@ -13,6 +13,7 @@ from captum_norm.attr._frozen import frozen
 from captum_norm.attr._frozen_graph import GraphRules
 from captum_norm.attr._frozen_parts import PartsRules
 from captum_norm.errors import NotEnoughMemoryError
+from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.blocks import Block
 from captum_norm.models.experts import stacked_maps
@@ -147,7 +148,7 @@ class LayerParts:
         kept = self._keep(parts)
         if tokens.start == 0:
             self.kept[layer] = kept
-            self.bias[layer], self.left[layer], self.size[layer] = bias, whole - bias, whole.norm(dim=-1)
+            self.bias[layer], self.left[layer], self.size[layer] = bias, whole - bias, length(whole)
         else:
             self.kept[layer] = torch.cat([self.kept[layer], kept])
         self.left[layer] = self.left[layer] - parts.sum(0)

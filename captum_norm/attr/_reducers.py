@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.attr._feed_forward import FeedForwardReducer, parallel_part
-from captum_norm.attr._products import ProductCache, Products
+from captum_norm.attr._products import ProductCache, Products, carried_projection
 from captum_norm.functional import (
     Baseline,
     BlockRows,
@@ -16,18 +16,23 @@ from captum_norm.functional import (
     Scales,
     block_rows,
     chunks,
+    estimated_length,
     head_norms,
     key_gram,
+    length,
     random_directions,
     ratio,
+    refined_head_norms,
+    refined_summed_norms,
     relative_error,
-    squared_length,
+    squared_difference,
     summed_norms,
     transformed_norms,
     value_norms,
     value_norms_error,
 )
 from captum_norm.functional.norms import CACHED_ELEMENTS
+from captum_norm.functional.refined_norms import Projection
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
@@ -36,6 +41,8 @@ from captum_norm.recording import BlockTensors, Part, Reducer
 
 # How many tensors as large as a piece's hidden states exist while it is finished.
 WORKING_TENSORS = 16
+# How small attention's output beside its bias must be for the rounding of their sum to count.
+HIDDEN = 1 / 64
 
 
 class WeightReducer:
@@ -86,17 +93,23 @@ class _Sketch:
 class _Form(_Sketch):
     """The norms of Σ_h α_hj f_h(x_j) behind one set of frozen norms, still to be divided by the queries' σ."""
 
-    def __init__(self, values: Tensor, products: Products, queries: int, limit: int) -> None:
+    def __init__(self, values: Tensor, products: Products, queries: int, limit: int, projection: Projection) -> None:
         super().__init__(values, products, queries)
-        self.form = key_gram(values, products.gram, limit)
+        self._values, self._projection = values, projection
+        self._form = key_gram(values, products.gram, limit)
         batch, keys, _, _ = values.shape
         self.norms = values.new_empty(batch, queries, keys)
         self._scale = values.new_empty(batch, queries, 1)
-        self._difference = values.new_empty(batch, queries)
+        self._fast, self._direct = values.new_empty(batch, queries), values.new_empty(batch, queries)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         super().consume(weights, part)
-        self.norms[part] = summed_norms(weights, self.form[part.examples])
+        norms = summed_norms(weights, self._form[part.examples])
+        self.norms[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._projection)
+
+    def transformed(self) -> Tensor:
+        """‖f_h(x_j)‖, not divided by σ, (B, H, K)."""
+        return refined_head_norms(transformed_norms(self._form), self._values, self._projection)
 
     def finish_rows(self, rows: slice, keys: Tensor, direct: Tensor, scales: Scales) -> None:
         """Note the queries' 1/σ, and how far one fast norm of each is from the directly computed one.
@@ -107,8 +120,8 @@ class _Form(_Sketch):
             direct: the norm of this key's vector, directly computed, (B, rows).
             scales: 1/σ.
         """
-        fast = self.norms[:, rows].gather(2, keys.expand(len(direct), -1).unsqueeze(2)).squeeze(2)
-        self._difference[:, rows] = (fast.square() - direct.square()).abs()
+        self._fast[:, rows] = self.norms[:, rows].gather(2, keys.expand(len(direct), -1).unsqueeze(2)).squeeze(2)
+        self._direct[:, rows] = direct
         self._scale[:, rows] = scales.divide(torch.ones_like(direct).unsqueeze(-1))
 
     def divided(self, *, last: bool) -> Tensor:
@@ -124,8 +137,8 @@ class _Form(_Sketch):
             keys: the key of each query, (Q,).
             weights: its weights, (B, H, Q).
         """
-        size = (weights * transformed_norms(self.form)[..., keys]).sum(1).square()
-        return (self._difference / size.clamp(min=torch.finfo(size.dtype).tiny)).amax(1)
+        size = (weights * transformed_norms(self._form)[..., keys]).sum(1)
+        return squared_difference(self._fast, self._direct, size).amax(1)
 
 
 def piece_elements(budget: MemoryBudget, like: Tensor) -> int:
@@ -220,22 +233,29 @@ class NormReducer:
             norms: self._cache.get(self.block, carry, heads, self.dtype) for norms, carry in self._distinct.items()
         }
         if self.with_maps:
-            forms = {norms: _Form(values, found, queries, limit) for norms, found in products.items()}
+            forms = {
+                norms: _Form(values, found, queries, limit, self._projection(self._distinct[norms], heads))
+                for norms, found in products.items()
+            }
             self._sketches = {**forms}
             if self.per_head:
-                self.transformed = transformed_norms(forms[_norms(Carry())].form)
+                self.transformed = forms[_norms(Carry())].transformed()
         else:
             # One is enough: that the two parts of each query add up holds behind every norm if it holds behind one.
             norms, found = next(iter(products.items()))
             self._sketches = {norms: _Sketch(values, found, queries)}
             if self.per_head:
-                self.transformed = value_norms(values, products[_norms(Carry())].gram)
+                lengths = value_norms(values, products[_norms(Carry())].gram)
+                self.transformed = refined_head_norms(lengths, values, self._projection(Carry(), heads))
         self._sampled_weights = values.new_empty(batch, heads, queries)
         self.residual_norm = values.new_empty(batch, queries)
         if any(carry.final is not None for carry in self._distinct.values()):
             self.norm_scale = values.new_empty(batch, queries)
         if self.per_head and self.with_maps:
             self.head_map = values.new_empty(batch, heads, queries, keys)
+
+    def _projection(self, carry: Carry, heads: int) -> Projection:
+        return lambda: carried_projection(self.block, carry, heads, torch.float64)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights = weights.to(self.dtype)
@@ -252,7 +272,7 @@ class NormReducer:
         if self.scopes:
             self._finish_scopes(tensors)
         else:
-            self.residual_norm = torch.linalg.vector_norm(tensors.residual.to(self.dtype), dim=-1)
+            self.residual_norm = length(tensors.residual.to(self.dtype))
             self.delta = self._attention_error(tensors)
         self.discrepancy = self._largest_discrepancy()
         # Only the results outlive the layer.
@@ -265,18 +285,18 @@ class NormReducer:
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
         for rows in chunks(queries, batch * width, piece_elements(self._budget, self._values)):
             here = tensors.rows(rows, self.dtype)
-            self.residual_norm[:, rows] = torch.linalg.vector_norm(here.residual, dim=-1)
+            self.residual_norm[:, rows] = length(here.residual)
             keys = self._sampled_keys[rows]
             sampled_weights = self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)
             values = self._values[:, keys if self._cross else rows]
             sampled = (values * sampled_weights).flatten(2) @ weight
             own = torch.zeros_like(sampled) if self._cross else sampled
-            others = here.projected - own if bias is None else here.projected - own - bias
+            others = here.projected - own if bias is None else self._without_bias(here, rows, own, weight, bias)
             for norms, carry in self._distinct.items():
                 form, attention = self._sketches.get(norms), CarriedAttention.of(carry, own, others)
                 scales = self._scales(carry, here, rows)
                 if isinstance(form, _Form):
-                    direct = carry.linear(sampled).norm(dim=-1) if self._cross else attention.own_norm
+                    direct = length(carry.linear(sampled)) if self._cross else attention.own_norm
                     form.finish_rows(rows, keys, direct, scales)
                 sketch = attention.sketch if form is None else form.sketch[:, rows]
                 for scope, pieces in finished.items():
@@ -289,8 +309,8 @@ class NormReducer:
         for scope, pieces in finished.items():
             whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
             self.mixing_ratio[scope] = whole.mixing_ratio
-            deltas.append(relative_error(whole.squared_error, whole.squared_reference, self._real))
-            deltas.append(relative_error(whole.squared_attention_error, whole.squared_attention, self._real))
+            deltas.append(relative_error(whole.error, whole.reference, self._real))
+            deltas.append(relative_error(whole.attention_error, whole.attention, self._real))
             norms = _norms(self._carries[scope])
             form = self._sketches.get(norms)
             if isinstance(form, _Form):
@@ -299,16 +319,30 @@ class NormReducer:
                     self.maps[scope].diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
         self.delta = torch.stack(deltas).amax(0)
 
+    def _without_bias(self, here: BlockTensors, rows: slice, own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Attention's output without its bias and the queries' own vectors, (B, Q, D).
+
+        Where the bias hides what is in it, that is computed from what the projection received.
+        """
+        others = here.projected - own - bias
+        norms, sketch = next(iter(self._sketches.items()))
+        size = length(self._distinct[norms].linear(bias))
+        hidden = estimated_length(sketch.sketch[:, rows].detach()) < HIDDEN * size.detach()
+        if not hidden.any():
+            return others
+        exact = here.context.to(own)[hidden] @ weight - own[hidden]
+        return others.index_put(hidden.nonzero(as_tuple=True), exact)
+
     def _attention_error(self, tensors: BlockTensors) -> Tensor:
         """Whether Σ_j Σ_h α_ij f_h(x_j) is the attention output, where no scope says so: the relative error, (B,)."""
         (form,) = self._sketches.values()
         output, bias = tensors.projected.to(self.dtype), self.block.projection.bias(self.dtype)
-        size = torch.linalg.vector_norm(output, dim=-1)
+        size = length(output)
         directions = random_directions(output.shape[-1], output)
         error = form.sketch - output @ directions
         if bias is not None:
-            error, size = error + bias @ directions, size + bias.norm()
-        return relative_error(squared_length(error), size.square(), self._real)
+            error, size = error + bias @ directions, size + length(bias)
+        return relative_error(estimated_length(error), size, self._real)
 
     def _scales(self, carry: Carry, tensors: BlockTensors, rows: slice) -> Scales:
         scales = carry.scales(tensors.projected, tensors.total)
@@ -317,7 +351,8 @@ class NormReducer:
         return scales
 
     def _largest_discrepancy(self) -> Tensor:
-        forms = [form for form in self._sketches.values() if isinstance(form, _Form)]
+        # Without scopes no norm of a sum over heads is computed directly.
+        forms = [form for form in self._sketches.values() if isinstance(form, _Form) and self.scopes]
         if not forms and self.per_head:
             key = self._values.shape[1] // 2
             projection = self.block.projection.weight(self.dtype).unflatten(0, (self._values.shape[2], -1))

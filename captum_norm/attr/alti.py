@@ -12,7 +12,7 @@ from captum_norm.attr._layerwise import LayerwiseAttribution
 from captum_norm.attr._reducers import piece_elements
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import InvalidInputError
-from captum_norm.functional import Scales, l1_distances, nearness, relative_error
+from captum_norm.functional import Scales, l1_distances, length, nearness, relative_error
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
@@ -167,8 +167,5 @@ class _Reducer:
         whole = tensors.total if tensors.normed is None else tensors.normed
         carried = self._carry.constant(tensors.projected, tensors.residual, scales)
         pairs = [(projected, tensors.projected), (carried, whole)]
-        errors = [
-            relative_error((computed - actual).square().sum(-1), actual.square().sum(-1), self._real)
-            for computed, actual in pairs
-        ]
+        errors = [relative_error(length(computed - actual), length(actual), self._real) for computed, actual in pairs]
         return torch.stack(errors).amax(0)

@@ -18,6 +18,7 @@ from captum_norm.attr._tolerance import TOLERANCE, finite_results
 from captum_norm.attr._wanted import as_layers, layer_indices
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
+from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
@@ -229,7 +230,7 @@ class DecompX(AttentionMapAttribution):
         call, layers = self._bound(inputs, additional_forward_args), as_layers(options.layers)
 
         def work(blocks: Mapping[nn.Module, Block]) -> AttributionMaps:
-            found, causal = self._parts(call, blocks, lambda parts: parts.norm(dim=-1))
+            found, causal = self._parts(call, blocks, length)
             wanted = layer_indices(layers, len(found[0].kept))
             deltas = self._deltas(found, wanted, call)
             maps = by_layer([parts.kept for parts in found], wanted).transpose(2, 3)
@@ -328,12 +329,11 @@ class DecompX(AttentionMapAttribution):
 
     def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], call: ModelCall) -> Tensor:
         """How far the parts of the layers' outputs are from adding up, (B, L)."""
-        error = by_layer([parts.left for parts in found], layers).square().sum(-1)
-        size = by_layer([parts.size for parts in found], layers).square()
-        real = call.positions.real
-        if real is not None:
-            error, size = (rows.where(real[:, None].to(rows.device), 0) for rows in (error, size))
-        delta = finite_results(self.model, (error.sum(-1) / size.sum(-1)).sqrt())
+        error = length(by_layer([parts.left for parts in found], layers))
+        size, real = by_layer([parts.size for parts in found], layers), call.positions.real
+        real = None if real is None else real[:, None].expand(error.shape).flatten(0, 1)
+        delta = relative_error(error.flatten(0, 1), size.flatten(0, 1), real).reshape(error.shape[:2])
+        finite_results(self.model, delta)
         self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
         return delta
 

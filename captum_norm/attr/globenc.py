@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.attr._base import MapOptions
 from captum_norm.attr._layerwise import LayerwiseAttribution, refuse_encoder_decoder
-from captum_norm.attr._products import ProductCache
+from captum_norm.attr._products import ProductCache, carried_projection
 from captum_norm.attr._reducers import piece_elements
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import UnsupportedModelError
@@ -17,12 +17,15 @@ from captum_norm.functional import (
     Carry,
     Normalization,
     apply_linear,
+    estimated_length,
     inverse_scale,
     key_gram,
+    length,
     normalize,
     random_directions,
+    refined_summed_norms,
     relative_error,
-    squared_length,
+    squared_difference,
     summed_norms,
     transformed_norms,
 )
@@ -131,6 +134,7 @@ class _Reducer:
         if own_heads < heads:
             values = values.repeat_interleave(heads // own_heads, dim=2)
         products = self._cache.get(self._block, self._carry, heads, self._dtype)
+        self._projection = lambda: carried_projection(self._block, self._carry, heads, torch.float64)
         self._values = values
         self._form = key_gram(values, products.gram, piece_elements(self._budget, values))
         self._projected_keys = values.transpose(1, 2) @ products.sketch
@@ -140,7 +144,8 @@ class _Reducer:
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights = weights.to(self._dtype)
-        self.map[part] = summed_norms(weights, self._form[part.examples])
+        norms = summed_norms(weights, self._form[part.examples])
+        self.map[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._projection)
         self._sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
         own = weights.diagonal(part.rows.start, dim1=2, dim2=3)
         self._own_weights[part.examples, :, part.rows] = own
@@ -161,15 +166,15 @@ class _Reducer:
         joined = own + stream if scales.branch is None else own * scales.branch + stream
         scale = second if scales.final is None else second * scales.final
 
-        size = own.norm(dim=-1) + (attention - own).norm(dim=-1)
+        size = length(own) + length(attention - own) + (0 if bias is None else length(carry.linear(bias)))
         heads = (self._own_weights * transformed_norms(self._form)).sum(1)
         errors = [
-            (squared_length(self._sketch - attention @ directions), size.square()),
-            ((fast.square() - own.square().sum(-1)).square(), heads.square().square()),
-            ((normalize(carry.second, received) - returned).square().sum(-1), returned.square().sum(-1)),
+            (estimated_length(self._sketch - attention @ directions), size),
+            (squared_difference(fast, length(own), heads), torch.ones_like(heads)),
+            (length(normalize(carry.second, received) - returned), length(returned)),
         ]
         self.delta = torch.stack([relative_error(*error, self._real) for error in errors]).amax(0)
         self.map = self.map * scales.divide(second)
-        self.map.diagonal(dim1=1, dim2=2).copy_((joined * scale).norm(dim=-1))
+        self.map.diagonal(dim1=1, dim2=2).copy_(length(joined * scale))
         # Only the results outlive the layer.
         del self._values, self._form, self._projected_keys, self._sketch, self._own_weights

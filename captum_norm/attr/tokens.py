@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from captum_norm.attr._tolerance import finite_results
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
+from captum_norm.functional import length
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
     SpecialTokens,
@@ -268,7 +269,7 @@ class TokenAttribution(Attribution):
         if self._perturbs:
             scores = attributions * replaced
         else:
-            scores = attributions.sum(-1) if self.reduction == "sum" else attributions.norm(dim=-1)
+            scores = attributions.sum(-1) if self.reduction == "sum" else length(attributions)
         return scores, None if error is None else error.detach().reshape(len(replaced), -1).mean(1)
 
     def _features(self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -15,7 +15,7 @@ from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
-from captum_norm.functional import cosine_distance
+from captum_norm.functional import cosine_distance, length
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
@@ -136,7 +136,8 @@ class ValueZeroing(AttentionMapAttribution):
         return max(1, copies)
 
     def _check(self, again: Tensor, before: Tensor, index: int, precision: torch.dtype) -> None:
-        name, error = type(self.model).__name__, float(((again - before).norm() / before.norm()).detach())
+        difference, size = (length(tensor.detach().flatten()) for tensor in (again - before, before))
+        name, error = type(self.model).__name__, float(difference / size.clamp(min=torch.finfo(size.dtype).tiny))
         if error != error:
             raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
         # Some files take norms, softmax or routing in single precision whatever the model's dtype.

@@ -4,15 +4,17 @@ from captum_norm.functional.activation import Elementwise, derivative, gate_slop
 from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
 from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
 from captum_norm.functional.carry import Carry, Scales
-from captum_norm.functional.completeness import random_directions, relative_error, squared_length
+from captum_norm.functional.completeness import estimated_length, random_directions, relative_error
 from captum_norm.functional.contributions import cosine_distance, l1_distances, nearness
 from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
+from captum_norm.functional.lengths import balanced, length, unit
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize, scaled
 from captum_norm.functional.norms import (
     chunks,
     head_norms,
     key_gram,
     ratio,
+    squared_difference,
     summed_norms,
     transformed_norms,
     value_norms,
@@ -20,6 +22,7 @@ from captum_norm.functional.norms import (
     weight_gram,
 )
 from captum_norm.functional.ranks import average_ranks, centred_ranks, spearman
+from captum_norm.functional.refined_norms import refined_head_norms, refined_summed_norms
 
 __all__ = [
     "BIAS_SHARES",
@@ -37,27 +40,33 @@ __all__ = [
     "add_bias",
     "apply_linear",
     "average_ranks",
+    "balanced",
     "block_rows",
     "centred_ranks",
     "chunks",
     "cosine_distance",
     "derivative",
+    "estimated_length",
     "gate_slopes",
     "head_norms",
     "inverse_scale",
     "key_gram",
     "l1_distances",
+    "length",
     "nearness",
     "normalize",
     "random_directions",
     "ratio",
+    "refined_head_norms",
+    "refined_summed_norms",
     "relative_error",
     "scaled",
     "secant_slope",
     "spearman",
-    "squared_length",
+    "squared_difference",
     "summed_norms",
     "transformed_norms",
+    "unit",
     "value_norms",
     "value_norms_error",
     "weight_gram",

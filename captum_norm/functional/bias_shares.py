@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from captum_norm.functional.lengths import balanced, in_range, length
+
 
 def _first(parts: Tensor, _: Tensor) -> Tensor:
     weights = torch.zeros_like(parts[..., 0])
@@ -17,8 +19,8 @@ def _first(parts: Tensor, _: Tensor) -> Tensor:
 BIAS_SHARES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
         "absdot": lambda parts, bias: torch.linalg.vecdot(parts, bias).abs(),
-        "abssim": lambda parts, bias: cosine_similarity(parts, bias, dim=-1).abs(),
-        "norm": lambda parts, _: parts.norm(dim=-1),
+        "abssim": lambda parts, bias: cosine_similarity(balanced(parts)[0], balanced(bias)[0], dim=-1).abs(),
+        "norm": lambda parts, _: length(parts),
         "equal": lambda parts, _: parts.any(-1).to(parts),
         "cls": _first,
     }
@@ -48,6 +50,10 @@ def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
                 [[0., 3.]]])
     """
     weights = BIAS_SHARES[sharing](parts, bias)
+    if not in_range(weights.sum(0)):
+        # One power of two for all parts of a position changes no share.
+        _, powers = balanced(parts.transpose(0, 1).flatten(1))
+        weights = BIAS_SHARES[sharing](parts / powers, balanced(bias)[0])
     for instead in (parts.any(-1).to(parts), torch.ones_like(weights)):
         weights = weights.where(weights.sum(0) > 0, instead)
     return parts + (weights / weights.sum(0)).unsqueeze(-1) * bias

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from captum_norm.functional.carry import Carry, Scales
-from captum_norm.functional.completeness import random_directions, squared_length
+from captum_norm.functional.completeness import estimated_length, random_directions
+from captum_norm.functional.lengths import length
 from captum_norm.functional.norms import ratio
 
 
@@ -32,8 +33,7 @@ class CarriedAttention:
     def of(cls, carry: Carry, own: Tensor, others: Tensor) -> "CarriedAttention":
         """Carry both parts, (B, Q, D) each."""
         own, others = carry.linear(own), carry.linear(others)
-        own_norm, others_norm = torch.linalg.vector_norm(own, dim=-1), torch.linalg.vector_norm(others, dim=-1)
-        return cls(own, others, own_norm, others_norm)
+        return cls(own, others, length(own), length(others))
 
     @cached_property
     def sketch(self) -> Tensor:
@@ -47,19 +47,19 @@ class BlockRows(NamedTuple):
     Attributes:
         own_norm: ‖v_ii‖, residual included if the carry adds it.
         mixing_ratio: ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖).
-        squared_error: estimate of ‖Σ_j v_ij + bias − reference‖².
-        squared_reference: ‖reference‖².
-        squared_attention_error: the same for the attention output alone, where no residual can hide an error;
-            times M_b M_f, not divided by σ.
-        squared_attention: the size of what the model computed there, alike: (‖own‖ + ‖others‖ + ‖bias‖)².
+        error: estimate of ‖Σ_j v_ij + bias − reference‖.
+        reference: ‖reference‖.
+        attention_error: the same for the attention output alone, where no residual can hide an error; times M_b M_f,
+            not divided by σ.
+        attention: the size of what the model computed there, alike: ‖own‖ + ‖others‖ + ‖bias‖.
     """
 
     own_norm: Tensor
     mixing_ratio: Tensor
-    squared_error: Tensor
-    squared_reference: Tensor
-    squared_attention_error: Tensor
-    squared_attention: Tensor
+    error: Tensor
+    reference: Tensor
+    attention_error: Tensor
+    attention: Tensor
 
 
 def block_rows(
@@ -90,7 +90,7 @@ def block_rows(
     total = sketch
     if bias is not None:
         carried_bias = carry.linear(bias)
-        total, attention_size = sketch + carried_bias @ directions, attention_size + carried_bias.norm()
+        total, attention_size = sketch + carried_bias @ directions, attention_size + length(carried_bias)
     if scales.branch is not None:
         total = total * scales.branch
         own_norm, others_norm = own_norm * scales.branch.squeeze(-1), others_norm * scales.branch.squeeze(-1)
@@ -99,7 +99,7 @@ def block_rows(
     if carry.residual:
         stream = carry.linear_final(residual)
         own = attention.own + stream if scales.branch is None else torch.addcmul(stream, attention.own, scales.branch)
-        own_norm = torch.linalg.vector_norm(own, dim=-1)
+        own_norm = length(own)
         total = total + stream @ directions
     if scales.final is not None:
         own_norm, others_norm = own_norm * scales.final.squeeze(-1), others_norm * scales.final.squeeze(-1)
@@ -109,8 +109,8 @@ def block_rows(
     return BlockRows(
         own_norm=own_norm,
         mixing_ratio=ratio(others_norm, own_norm),
-        squared_error=squared_length(total - reference @ directions),
-        squared_reference=torch.linalg.vector_norm(reference, dim=-1).square(),
-        squared_attention_error=squared_length(attention_error),
-        squared_attention=attention_size.square(),
+        error=estimated_length(total - reference @ directions),
+        reference=length(reference),
+        attention_error=estimated_length(attention_error),
+        attention=attention_size,
     )

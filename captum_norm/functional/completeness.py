@@ -5,10 +5,13 @@ costs k/d of that, and for a vector e the mean of ‖eᵀΩ‖²/k is ‖e‖² 
 hide in all directions, and its size is estimated without bias (Freivalds' check of a matrix product).
 """
 
+import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from captum_norm.functional.lengths import length
 
 DIRECTIONS = 8
 
@@ -27,24 +30,23 @@ def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return (signs * 2 - 1).to(device, dtype)
 
 
-def squared_length(sketch: Tensor) -> Tensor:
-    """An unbiased estimate of ‖e‖² from e's projections on the random directions, (..., k) -> (...)."""
-    return sketch.square().mean(-1)
+def estimated_length(sketch: Tensor) -> Tensor:
+    """An estimate of ‖e‖, whose square is unbiased, from e's projections on the directions, (..., k) -> (...)."""
+    return length(sketch) / math.sqrt(sketch.shape[-1])
 
 
-def relative_error(squared_error: Tensor, squared_reference: Tensor, real: Tensor | None) -> Tensor:
+def relative_error(error: Tensor, reference: Tensor, real: Tensor | None) -> Tensor:
     """‖error‖ / ‖reference‖ of each example.
 
     Args:
-        squared_error: squared length of the error at each query position, (B, Q).
-        squared_reference: squared length of what the model computed there, (B, Q).
+        error: length of the error at each query position, (B, Q).
+        reference: length of what the model computed there, (B, Q).
         real: True at real query positions, (B, Q), or None where all are.
 
     Returns:
         (B,), without unit. NaN if anything was.
     """
     if real is not None:
-        real = real.to(squared_error.device)
-        squared_error, squared_reference = squared_error.where(real, 0), squared_reference.where(real, 0)
-    smallest = torch.finfo(squared_reference.dtype).tiny
-    return (squared_error.sum(1) / squared_reference.sum(1).clamp(min=smallest)).sqrt()
+        real = real.to(error.device)
+        error, reference = error.where(real, 0), reference.where(real, 0)
+    return length(error) / length(reference).clamp(min=torch.finfo(reference.dtype).tiny)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from captum_norm.functional.lengths import unit
 from captum_norm.functional.norms import CACHED_ELEMENTS
 
 
@@ -65,5 +66,5 @@ def cosine_distance(vectors: Tensor, others: Tensor) -> Tensor:
         >>> cosine_distance(torch.tensor([[2.0, 0.0], [0.0, -1.0]]), torch.tensor([1.0, 0.0]))
         tensor([0., 1.])
     """
-    difference = torch.nn.functional.normalize(vectors, dim=-1) - torch.nn.functional.normalize(others, dim=-1)
+    difference = unit(vectors) - unit(others)
     return difference.square().sum(-1) / 2

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from captum_norm.functional.lengths import length
+
 # Intermediate results of this many elements (1 MiB in float32) stay in a processor core's cache.
 CACHED_ELEMENTS = 2**18
 
@@ -113,10 +115,14 @@ def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tens
     Returns:
         (B,): the largest of the heads', relative to ‖v_h‖² ‖W_h‖², the size that rounding goes by.
     """
-    direct = (values.transpose(0, 1) @ projection).square().sum(2).T
-    size = values.square().sum(2) * projection.square().sum((1, 2))
-    error: Tensor = (norms.square() - direct).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
-    return error.amax(1)
+    direct = length(values.transpose(0, 1) @ projection).T
+    return squared_difference(norms, direct, length(values) * length(projection.flatten(1))).amax(1)
+
+
+def squared_difference(norms: Tensor, others: Tensor, size: Tensor) -> Tensor:
+    """|a² − b²| / s² of norms a, b and a size s that is about as large or larger, (...), without their squares."""
+    size = torch.maximum(size, others).clamp(min=torch.finfo(size.dtype).tiny)
+    return ((norms - others).abs() / size) * ((norms + others) / size)
 
 
 def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
@@ -159,6 +165,9 @@ def ratio(others: Tensor, own: Tensor) -> Tensor:
     [Kobayashi et al. 2021].
     """
     total = others + own
+    if total.isinf().any():
+        # Halves add up where the sum overflows.
+        return ratio(others / 2, own / 2) if others.isfinite().all() and own.isfinite().all() else others / total
     return others / torch.where(total > 0, total, torch.ones_like(total))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import length
 from captum_norm.models.library import AttentionFunction
 from captum_norm.models.threads import explaining
 
@@ -92,11 +93,11 @@ class AttentionForward(ABC):
             return
         with torch.no_grad():
             own = expected()
-            difference = (output - own).float().norm()
+            difference, size = (length(tensor.float().flatten()) for tensor in (output - own, own))
         if not difference.isfinite():
             return  # it is told of where its cause can be named
         precision = max(torch.finfo(dtype).eps for dtype in (output.dtype, torch.float32))
-        if difference > precision**0.5 * own.float().norm():
+        if difference > precision**0.5 * size:
             raise UnsupportedModelError(
                 f"{type(self.module).__name__} computes something else than scaled dot-product attention over its "
                 f"projections; {self.not_supported} are not supported"

@@ -1,0 +1,139 @@
+"""Lengths keep their digits whatever the size of the vectors, and are torch's own where squares are in range."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from captum_norm import functional as F
+from tests import oracle
+
+SCALES = [1e-37, 1e-30, 1e-25, 1e-22, 1e-19, 1e-12, 1.0, 1e12, 1e18, 1e25, 1e36]
+
+
+def vectors(seed: int, scale: float) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, 6, 24, generator=generator) * scale
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_lengths_of_any_size(scale: float) -> None:
+    for seed in range(3):
+        found = vectors(seed, scale)
+        found[0, 1] = 0
+        found[1, 2, 1:] *= 1e-3
+        exact = found.double().norm(dim=-1)
+        torch.testing.assert_close(F.length(found).double(), exact, rtol=1e-6, atol=0)
+        cosine = (found.double() * found[:1].double()).sum(-1) / (exact * exact[:1]).clamp(min=1e-300)
+        expected = torch.where((exact > 0) & (exact[:1] > 0), 1 - cosine, (exact != exact[:1]) / 2)
+        torch.testing.assert_close(F.cosine_distance(found, found[:1]).double(), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(F.unit(found).double().norm(dim=-1), (exact > 0).double(), rtol=1e-6, atol=0)
+        halved, power = F.balanced(found)
+        assert torch.equal(halved * power, found)
+        assert (halved.abs().amax(-1)[exact > 0] >= 1).all()
+        assert (halved.abs().amax(-1) < 2).all()
+
+
+def test_lengths_in_range_are_those_of_torch_bit_for_bit() -> None:
+    for scale in (1e-12, 1.0, 1e12):
+        found = vectors(0, scale)
+        assert torch.equal(F.length(found), found.norm(dim=-1))
+        # Powers of two change no digit on either side of the limit.
+        assert torch.equal(F.length(found * 2.0**-40), found.norm(dim=-1) * 2.0**-40)
+
+
+def test_lengths_of_what_is_not_finite_and_of_nothing() -> None:
+    odd = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [0.0, 0.0]])
+    assert F.length(odd)[0] == torch.inf
+    assert F.length(odd)[1].isnan()
+    assert F.length(odd)[2] == 0
+    assert F.length(torch.zeros(0, 4)).shape == (0,)
+    assert F.length(torch.full((4,), 1e-30)) == torch.tensor(2e-30)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_gradients_of_lengths(scale: float) -> None:
+    found = vectors(0, scale).requires_grad_()
+    (gradient,) = torch.autograd.grad(F.length(found).sum(), found)
+    torch.testing.assert_close(
+        gradient.double(), found.detach().double() / found.detach().double().norm(dim=-1)[..., None]
+    )
+
+
+@pytest.mark.parametrize("scale", SCALES[:-1])
+@pytest.mark.parametrize("part", ["values", "projection", "weights", "one head"])
+def test_norms_of_sums_over_heads_of_any_size(part: str, scale: float) -> None:
+    """The two or three that lose digits in the quadratic form are computed anew, gradients included."""
+    if part in ("weights", "one head") and scale > 1:
+        return  # weights are shares
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        weights = (
+            torch.randn(2, 3, 5, 5, generator=generator).tril().masked_fill(~torch.ones(5, 5).tril().bool(), -torch.inf)
+        )
+        weights, values = weights.softmax(-1), torch.randn(2, 5, 3, 4, generator=generator)
+        projection = torch.randn(3, 4, 7, generator=generator)
+        values = values * scale if part == "values" else values
+        projection = projection * scale if part == "projection" else projection
+        if part == "weights":
+            weights[:, :, 2:, 1] *= scale
+        if part == "one head":
+            values[:, :, 0] *= scale
+            weights[:, 1:, :, 0] = 0
+        weights = weights.requires_grad_()
+        exact_weights = weights.detach().double().requires_grad_()
+        exact = oracle.vectors_per_head(exact_weights, values.transpose(1, 2).double(), projection.double())
+        form = F.key_gram(values, F.weight_gram(projection))
+
+        def rows(projection: Tensor = projection) -> Tensor:
+            return projection.double()
+
+        norms = F.refined_summed_norms(F.summed_norms(weights, form), weights, values, rows)
+        direct = exact.sum(1).norm(dim=-1)
+        torch.testing.assert_close(norms.double(), direct, rtol=1e-5, atol=0)
+        heads = F.refined_head_norms(F.transformed_norms(form), values, rows)
+        torch.testing.assert_close(F.head_norms(weights, heads).double(), exact.norm(dim=-1), rtol=1e-5, atol=0)
+        alone = F.refined_head_norms(F.value_norms(values, F.weight_gram(projection)), values, rows)
+        torch.testing.assert_close(alone, heads, rtol=1e-5, atol=0)
+        if scale > 1e18:
+            continue  # 0 · ∞ is in the gradient of what overflowed
+        (gradient,) = torch.autograd.grad((norms / norms.detach().clamp(min=1e-38)).sum(), weights)
+        (expected,) = torch.autograd.grad((direct / direct.detach().clamp(min=1e-300)).sum(), exact_weights)
+        live = direct.detach()[:, None] > 0
+        torch.testing.assert_close((gradient * live).double(), expected * live, rtol=1e-4, atol=0)
+
+
+def test_norms_in_range_are_left_as_they_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, values = torch.rand(2, 3, 5, 5, generator=generator), torch.randn(2, 5, 3, 4, generator=generator)
+    form = F.key_gram(values, F.weight_gram(torch.randn(3, 4, 7, generator=generator)))
+
+    def never() -> Tensor:
+        raise AssertionError
+
+    norms, heads = F.summed_norms(weights, form), F.transformed_norms(form)
+    assert F.refined_summed_norms(norms, weights, values, never) is norms
+    assert F.refined_head_norms(heads, values, never) is heads
+    # What is masked is zero, and needs no second look.
+    masked = weights.tril()
+    norms = F.summed_norms(masked, form)
+    assert F.refined_summed_norms(norms, masked, values, never) is norms
+
+
+def test_errors_and_ratios_of_any_size() -> None:
+    for scale in SCALES:
+        reference, error = F.length(vectors(0, scale)) + scale, 1e-3 * (vectors(1, scale)[..., 0].abs() + scale)
+        expected = error.double().norm(dim=1) / reference.double().norm(dim=1)
+        torch.testing.assert_close(F.relative_error(error, reference, None).double(), expected, rtol=1e-5, atol=0)
+        expected = reference.double() / (reference.double() + error.double())
+        torch.testing.assert_close(F.ratio(reference, error).double(), expected, rtol=1e-6, atol=0)
+    large = torch.tensor([2e38, 3e38])
+    torch.testing.assert_close(F.ratio(large, large.flip(0)), torch.tensor([0.4, 0.6]))
+
+
+@pytest.mark.parametrize("sharing", ["absdot", "abssim", "norm"])
+def test_shares_of_biases_do_not_depend_on_the_size_of_parts(sharing: str) -> None:
+    parts, bias = vectors(0, 1.0), vectors(1, 1.0)[0, 0]
+    expected = F.add_bias(parts, bias, sharing) - parts
+    for scale in (2.0**-100, 2.0**-60, 2.0**60):
+        shares = F.add_bias(parts * scale, bias, sharing) - parts * scale
+        torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-6 * max(1, scale))
