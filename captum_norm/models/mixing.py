@@ -134,7 +134,8 @@ class _Watch:
         gradients: Sequence[Tensor | None] = torch.autograd.grad(number, stream, allow_unused=True)
         for gradient in gradients:
             others = None if gradient is None else _by_position(gradient, positions)
-            if others is not None and others[:-1].any():
+            # What overflows says nothing: zero times infinity is no dependence.
+            if others is not None and others.isfinite().all() and others[:-1].any():
                 self.found = layer
 
 
