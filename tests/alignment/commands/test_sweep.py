@@ -219,7 +219,7 @@ def test_nothing_is_written_unless_asked(run: Run) -> None:
         ),
         (["--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none, or at least 2"),
         (["--bootstrap=-3"], "argument --bootstrap: got -3; expected 0 for none"),
-        (["--corpus=rwth=rwth", "--max-tokens=0"], "got max_tokens=0, expected at least 1"),
+        (["--corpus=rwth=rwth", "--max-tokens=0"], "argument --max-tokens: got 0; expected a number from 1"),
         (["--data=wpt03"], "--data is for a checkpoint of fairseq; fr-en is a model of this package"),
         (["something"], "unrecognized arguments: something"),
     ],
