@@ -9,13 +9,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "captum_norm"
 
-FOUNDATION = {"bars", "characters", "errors", "functional", "memory", "texts"}
+FOUNDATION = {"arguments", "bars", "characters", "errors", "functional", "memory", "texts"}
 METHODS = FOUNDATION | {"aggregation", "attr", "maps", "models", "recording"}
 RESULTS = METHODS | {"loading", "runs", "visualization"}
 PUBLIC = RESULTS | {"analysis", "comparison", "evaluation", "methods"}
 
 # What each module or package directly under captum_norm may import, besides itself, from the others.
 ALLOWED = {
+    "arguments": {"errors"},
     "bars": set(),
     "characters": set(),
     "errors": set(),
@@ -44,6 +45,7 @@ ALLOWED = {
 
 # Where less than every dependency may be imported.
 THIRD_PARTY = {
+    "arguments": set(),
     "bars": {"tqdm"},
     "characters": set(),
     "errors": set(),

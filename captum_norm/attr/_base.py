@@ -10,9 +10,11 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
+from captum_norm.arguments import as_truth, one_of, shown
 from captum_norm.attr._assembly import Measurements, real_queries, stack_name, stacked
 from captum_norm.attr._head import SeenPosition, seen_position
 from captum_norm.attr._tolerance import finite_results
+from captum_norm.attr._wanted import as_layers, as_stacks
 from captum_norm.attr.measure import MeterOptions, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
@@ -49,11 +51,10 @@ class AttentionMapAttribution(Attribution, ABC):
     """
 
     def __init__(self, model: nn.Module, aggregation: str, **options: Unpack[MeterOptions]) -> None:
-        if aggregation not in tuple(AGGREGATIONS):
-            raise InvalidInputError(f"got the aggregation {aggregation!r}; expected one of {', '.join(AGGREGATIONS)}")
+        refuse_unknown(type(self), options)
         super().__init__(model)
         self.model = model
-        self.aggregation = aggregation
+        self.aggregation = one_of("aggregation", aggregation, AGGREGATIONS)
         self._meter = NormMeter(model, **options)
         self._head: tuple[list[nn.Module], SeenPosition | None] | None = None
 
@@ -157,7 +158,7 @@ class AttentionMapAttribution(Attribution, ABC):
                 one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method that has none.
             CaptumNormError: see :meth:`maps`.
         """
-        if return_convergence_delta and not self.has_convergence_delta():
+        if as_truth("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         layers = None if layer is None else [layer]
         options = MapOptions(layers, target=target, position=position)
@@ -186,6 +187,8 @@ class AttentionMapAttribution(Attribution, ABC):
                 one position nor the mean, or several layers where there must be one.
             UnsupportedModelError: if the layers of a model are aggregated that mixes positions by more than attention.
         """
+        if not isinstance(maps, AttributionMaps):
+            raise InvalidInputError(f"got maps {shown(maps)}; expected what maps() returns")
         if aggregate:
             refuse_mixing(self.model)
         with torch.set_grad_enabled(self._meter.differentiable):
@@ -230,6 +233,11 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def _maps_and_head(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         """The maps; of a model whose class does not tell where its head reads, that is seen, too, once."""
+        options = options._replace(
+            layers=as_layers(options.layers),
+            per_head=as_truth("per_head", options.per_head),
+            stacks=as_stacks(self.model, options.stacks),
+        )
         maps = self._maps(inputs, additional_forward_args, options)
         if maps.cross is None and read_position(self.model, causal=maps.decoder is not None) is None:
             modules = list(self.model.modules())
@@ -263,11 +271,24 @@ class AttentionMapAttribution(Attribution, ABC):
         return AGGREGATIONS[self.aggregation](stack, rows)
 
 
+def refuse_unknown(method: type, options: Mapping[str, Any]) -> None:
+    """Refuse options that there are not, in the name of the class that was called.
+
+    Raises:
+        TypeError: for the first one, as Python raises it.
+    """
+    for name in options:
+        if name not in MeterOptions.__annotations__:
+            raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}")
+
+
 def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
     """The completeness error, (B,), of attributions, which must be of as many examples."""
-    (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
-    if len(attributions) != len(delta):
-        raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
+    given: Any = attributions[0] if isinstance(attributions, tuple) and len(attributions) == 1 else attributions
+    if not isinstance(given, Tensor) or given.is_nested or given.dim() == 0:
+        raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")
+    if len(given) != len(delta):
+        raise InvalidInputError(f"got attributions of {len(given)} examples for {len(delta)} inputs")
     return delta
 
 

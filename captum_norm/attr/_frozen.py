@@ -167,9 +167,8 @@ class _Watcher:
         with self._working():
             return self._rules.attention(*args, **options)
 
-    def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A function of torch that the model's code calls."""
-        output = func(*args, **kwargs)
+    def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+        """A function of torch that the model's code calls, and what it gave."""
         if self._busy or not self._entered or not isinstance(output, Tensor):
             return output
         if func in PRODUCTS:
@@ -249,7 +248,9 @@ class _Watcher:
             return self._activation(step, inputs, output)
         with self._working():
             if isinstance(step, NormReader):
-                return self._rules.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
+                normed = self._rules.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
+                # As the module gave it, since a model may take views of it.
+                return normed.contiguous() if output.is_contiguous() else normed
             bias = step.bias(accumulation_dtype(output.dtype)) if isinstance(step, Projection) else None
             return None if bias is None else self._rules.affine(bias, output)
 
@@ -325,4 +326,5 @@ class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        return self._watcher.function(func, args, kwargs or {})
+        # Here, so that what the model's own code asks too much of torch is known as that.
+        return self._watcher.function(func, args, kwargs or {}, func(*args, **(kwargs or {})))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
 from captum_norm.attr._tolerance import expect_complete, expect_finite
-from captum_norm.attr._wanted import Wanted, as_layers, check_seen, check_stacks, layer_indices
+from captum_norm.attr._wanted import Wanted, check_seen, layer_indices
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
@@ -63,14 +63,13 @@ class LayerwiseAttribution(AttentionMapAttribution):
         refuse_heads(self, options)
         with torch.set_grad_enabled(self._meter.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            check_stacks(self.model, options.stacks)
             return self._meter._with_blocks(
                 call, lambda blocks: self._reduced(call, blocks, options), feed_forward=self.feed_forward
             )
 
     def _reduced(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> AttributionMaps:
         # One map of each layer is kept, as it is of attention weights.
-        wanted = Wanted(weights=True, layers=as_layers(options.layers), stacks=options.stacks)
+        wanted = Wanted(weights=True, layers=options.layers, stacks=options.stacks)
         self._meter._expect_room(call, wanted)
         budget = MemoryBudget(self._meter._memory_budget)
         reducers: dict[Role, list[MapReducer | None]] = {}

@@ -21,7 +21,7 @@ class ScopedNorms(AttentionMapAttribution):
     scopes: ClassVar[tuple[Scope, ...]]
 
     def __init__(self, model: nn.Module, scope: Scope, aggregation: str, **options: Unpack[MeterOptions]) -> None:
-        if scope not in self.scopes:
+        if str(scope) not in self.scopes:
             raise UnsupportedScopeError(
                 f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
             )

@@ -1,14 +1,14 @@
 """What is asked for of a model's layers, and whether the model has it."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, get_args
 
 from torch import nn
 
+from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.attr._outline import Kept, Outline
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.models.inputs import as_index
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import Place, Role, StackName, encoder_of
 from captum_norm.recording import Reducer
@@ -69,11 +69,7 @@ class Wanted:
 
 def as_layers(layers: object) -> list[int] | None:
     """Indices of layers from any sequence of integers; None stays None."""
-    if layers is None:
-        return None
-    if isinstance(layers, str) or not isinstance(layers, Iterable):
-        raise InvalidInputError(f"got layers {layers!r}; expected a sequence of integers")
-    return [as_index("layer", layer) for layer in layers]
+    return None if layers is None else as_indices("layer", layers)
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
@@ -87,14 +83,17 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     return [layer % count for layer in chosen]
 
 
-def check_stacks(model: nn.Module, stacks: Collection[str] | None) -> None:
-    """Refuse stacks that are not some of an encoder–decoder model's."""
+def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
+    """Some of an encoder–decoder model's stacks from any sequence of their names; None stays None."""
     if stacks is None:
-        return
-    if isinstance(stacks, str) or not stacks or not set(stacks) <= set(get_args(StackName)):
-        raise InvalidInputError(f"got stacks={stacks!r}; expected some of {', '.join(get_args(StackName))} in a list")
+        return None
+    names = get_args(StackName)
+    found = entries("stacks", stacks, "names")
+    if not found or any(name not in names for name in found):
+        raise InvalidInputError(f"got stacks={shown(stacks)}; expected some of {', '.join(names)} in a list")
     if encoder_of(model) is None:
-        raise InvalidInputError(f"got stacks={stacks!r}, but {type(model).__name__} is no encoder–decoder model")
+        raise InvalidInputError(f"got stacks={shown(stacks)}, but {type(model).__name__} is no encoder–decoder model")
+    return found
 
 
 def check_seen(model: nn.Module, seen: Collection[Role], wanted: Wanted) -> None:

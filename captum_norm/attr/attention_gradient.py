@@ -9,7 +9,7 @@ from captum_norm.attr._base import MapOptions, stacked_maps
 from captum_norm.attr._gradients import gradients_on
 from captum_norm.attr._layerwise import refuse_encoder_decoder
 from captum_norm.attr._target import TargetedAttribution, refuse_non_finite
-from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
+from captum_norm.attr._wanted import Wanted, layer_indices
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import Inputs, bind_inputs
@@ -58,7 +58,7 @@ class AttentionTimesGradient(TargetedAttribution):
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_encoder_decoder(self)
-        layers, differentiable = as_layers(options.layers), self._meter.differentiable
+        layers, differentiable = options.layers, self._meter.differentiable
         with gradients_on():
             call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
             self._meter._verify(call)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
 from captum_norm.attr._frozen import frozen
 from captum_norm.attr._frozen_graph import GraphRules
@@ -111,12 +112,10 @@ class DecompX(AttentionMapAttribution):
         readout: Readout | None = None,
         memory_budget: int | None = None,
     ) -> None:
-        if bias not in get_args(Bias):
-            raise InvalidInputError(f"got bias={bias!r}; expected one of {', '.join(get_args(Bias))}")
         super().__init__(model, "mean", memory_budget=memory_budget)
-        self.bias = bias
+        self.bias: Bias = one_of("bias", bias, get_args(Bias))
         self._readout = readout
-        self._propagate = propagate or bias != "apart"
+        self._propagate = as_truth("propagate", propagate) or bias != "apart"
         self._steps: dict[nn.Module, Step] = {}
         self._dtypes: list[torch.dtype] = []
 
@@ -227,7 +226,7 @@ class DecompX(AttentionMapAttribution):
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         refuse_heads(self, options)
-        call, layers = self._bound(inputs, additional_forward_args), as_layers(options.layers)
+        call, layers = self._bound(inputs, additional_forward_args), options.layers
 
         def work(blocks: Mapping[nn.Module, Block]) -> AttributionMaps:
             found, causal = self._parts(call, blocks, length)

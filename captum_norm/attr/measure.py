@@ -7,6 +7,7 @@ from typing import Any, TypedDict, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_index, as_truth, entries, one_of, shown
 from captum_norm.attr._assembly import Measurements, assemble, stack_name
 from captum_norm.attr._feed_forward import VECTOR_BYTES, FeedForwardReducer
 from captum_norm.attr._outline import (
@@ -28,7 +29,7 @@ from captum_norm.attr._tolerance import (
     refuse_autocast,
     refuse_non_finite_weights,
 )
-from captum_norm.attr._wanted import Wanted, as_layers, check_seen, check_stacks, layer_indices
+from captum_norm.attr._wanted import Wanted, as_layers, as_stacks, check_seen, layer_indices
 from captum_norm.bars import bar, is_asked
 from captum_norm.errors import (
     IncompleteDecompositionError,
@@ -39,7 +40,7 @@ from captum_norm.errors import (
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, as_index, bind_inputs
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.resolver import resolve
 from captum_norm.models.stacks import Place, Role, StackName
@@ -115,21 +116,17 @@ class NormMeter:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
-        if accumulate not in (torch.float32, torch.float64):
-            raise InvalidInputError(f"got accumulate={accumulate!r}; expected torch.float32 or torch.float64")
         sizes = {"memory_budget": memory_budget, "chunk_bytes": chunk_bytes, "vector_bytes": vector_bytes}
         for name, size in sizes.items():
             if size is not None and as_index(name, size) < 1:
                 raise InvalidInputError(f"got {name}={size}; expected a positive number of bytes")
-        if baseline not in get_args(Baseline):
-            raise InvalidInputError(f"got baseline={baseline!r}; expected one of {', '.join(get_args(Baseline))}")
         self.model = model
-        self.differentiable = differentiable
-        self._accumulate = accumulate
+        self.differentiable = as_truth("differentiable", differentiable)
+        self._accumulate = one_of("accumulate", accumulate, (torch.float32, torch.float64))
         self._memory_budget = memory_budget
         self._chunk_bytes = chunk_bytes
         self._vector_bytes = vector_bytes
-        self._baseline: Baseline = baseline
+        self._baseline: Baseline = one_of("baseline", baseline, get_args(Baseline))
         self._cache = ProductCache()
         self._blocks: dict[nn.Module, Block] | None = None
         self._outline: tuple[list[nn.Module], Outline] | None = None
@@ -177,6 +174,12 @@ class NormMeter:
         """
         if isinstance(scopes, str):
             raise InvalidInputError(f'got scopes="{scopes}"; expected a sequence, such as ["{scopes}"]')
+        scopes = entries("scopes", scopes, "names")
+        if not all(isinstance(scope, str) for scope in scopes):
+            raise InvalidInputError(f"got scopes={shown(scopes)}; expected names, such as {', '.join(get_args(Scope))}")
+        switches = {"weights": weights, "per_head": per_head, "head_norms": head_norms, "maps": maps}
+        for name, switch in switches.items():
+            as_truth(name, switch)
         if not scopes and ((head_norms and maps) or not (head_norms or weights)):
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
@@ -186,13 +189,14 @@ class NormMeter:
                 f"got maps=False and the scopes {', '.join(scopes)}; scopes behind a feed-forward network are measured "
                 "with their maps"
             )
-        wanted = Wanted(scopes, weights, per_head, head_norms, as_layers(layers), stacks, maps=maps)
+        wanted = Wanted(
+            scopes, weights, per_head, head_norms, as_layers(layers), as_stacks(self.model, stacks), maps=maps
+        )
         return finite_results(self.model, self._measured(inputs, additional_forward_args, wanted))
 
     def _measured(self, inputs: Inputs, additional_forward_args: Any, wanted: Wanted) -> dict[StackName, Measurements]:
         with torch.set_grad_enabled(self.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            check_stacks(self.model, wanted.stacks)
             self._verify(call)
             return self._attempt(lambda: self._measure(call, wanted))
 

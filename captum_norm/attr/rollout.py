@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
 from captum_norm.attr._assembly import Measurements
-from captum_norm.attr._base import MapOptions, attribution_maps
-from captum_norm.attr._wanted import Wanted, as_layers, check_stacks, layer_indices
+from captum_norm.attr._base import MapOptions, attribution_maps, refuse_unknown
+from captum_norm.attr._wanted import Wanted, layer_indices
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
@@ -42,13 +42,13 @@ class AttentionRollout(AttentionWeights):
     """
 
     def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
+        refuse_unknown(type(self), options)
         super().__init__(model, "attn_res", "rollout", **options)
 
     def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
         if options.per_head:
             raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
-        check_stacks(self.model, options.stacks)
-        layers = as_layers(options.layers)
+        layers = options.layers
         # What a decoder's layer takes from either sequence goes through all three stacks.
         stacks = options.stacks if options.stacks is not None and set(options.stacks) == {"encoder"} else None
         wanted = Wanted(weights=True, stacks=stacks, copied=len(layers or ()))

@@ -10,6 +10,8 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_count, as_truth, one_of
+from captum_norm.attr._base import delta_for
 from captum_norm.attr._tolerance import finite_results
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.functional import length
@@ -111,9 +113,9 @@ class TokenAttribution(Attribution):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
-        if reduction not in (None, *get_args(Reduction)):
-            raise InvalidInputError(f'got the reduction {reduction!r}; expected "l2" or "sum"')
-        if keep_special and tokenizer is None:
+        if reduction is not None:
+            one_of("reduction", reduction, get_args(Reduction))
+        if as_truth("keep_special", keep_special) and tokenizer is None:
             raise InvalidInputError("got keep_special=True without a tokenizer, which knows the special tokens")
         embedding_module(model)
         super().__init__(model)
@@ -126,8 +128,6 @@ class TokenAttribution(Attribution):
             raise InvalidInputError(f"{type(probe).__name__}.attribute has no argument {min(unknown)!r}")
         if given:
             raise InvalidInputError(f"got the option {min(given)!r}; expected it as {OURS[min(given)]}")
-        if batch_size < 1:
-            raise InvalidInputError(f"got batch_size={batch_size}; expected at least 1")
         self._name = type(probe).__name__
         self._perturbs = isinstance(probe, PerturbationAttribution)
         # These draw from all baselines that they are given, or compare with all, so no example must see another's.
@@ -143,7 +143,7 @@ class TokenAttribution(Attribution):
         self.baseline = replacement(model, baseline, tokenizer) if "baselines" in parameters else None
         self.reduction = reduction or ("sum" if not self._perturbs and probe.multiplies_by_inputs else "l2")
         self._readout = readout
-        self._batch_size = batch_size
+        self._batch_size = as_count("batch_size", batch_size)
 
     @property
     def signature(self) -> str:
@@ -192,7 +192,7 @@ class TokenAttribution(Attribution):
             NonFiniteError: a score or convergence delta is NaN or infinite.
             UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
         """
-        if return_convergence_delta and not self.has_convergence_delta():
+        if as_truth("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
             raise InvalidInputError(f"{self._name} has no convergence delta")
         with evaluating(self.model), torch.inference_mode(False):
             call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
@@ -238,10 +238,7 @@ class TokenAttribution(Attribution):
         """
         options = {"position": position, "return_convergence_delta": True}
         _, delta = self.attribute(inputs, target, additional_forward_args, **options)
-        (attributions,) = attributions if isinstance(attributions, tuple) else (attributions,)
-        if len(attributions) != len(delta):
-            raise InvalidInputError(f"got attributions of {len(attributions)} examples for {len(delta)} inputs")
-        return delta  # type: ignore[no-any-return]
+        return delta_for(attributions, delta)
 
     def _explain(
         self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None, *, delta: bool
@@ -259,9 +256,10 @@ class TokenAttribution(Attribution):
         try:
             with torch.set_grad_enabled(not self._perturbs):
                 result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
-        except CaptumNormError:
+        except (CaptumNormError, torch.OutOfMemoryError):
             raise
-        except (AssertionError, ValueError) as refusal:
+        # torch.compile turns checks of torch.distributions off, whose functions then raise the last one.
+        except (AssertionError, ValueError, RuntimeError) as refusal:
             reason = str(refusal).partition("\n")[0]
             raise InvalidInputError(f"{self._name} of Captum does not take these inputs: {reason}") from refusal
         attributions, error = result if delta else (result, None)
@@ -390,6 +388,8 @@ def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, T
             return row[:, :end] if row.dim() > 1 and row.shape[1] == length else row
 
         call = replace(subject.call, arguments={name: cut(value) for name, value in subject.call.arguments.items()})
-        embeddings, real, read, target = map(cut, (subject.embeddings, subject.real, subject.read, subject.target))
+        embeddings, real, read = map(cut, (subject.embeddings, subject.real, subject.read))
+        # Two outputs of a difference are no two positions.
+        target = None if subject.target is None else subject.target[example : example + 1]
         alone = replace(subject, call=call, embeddings=embeddings, real=real, read=read, target=target)
         yield alone, cut(replaced)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
 from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
 from captum_norm.attr._tolerance import TOLERANCE
-from captum_norm.attr._wanted import Wanted, as_layers, layer_indices
+from captum_norm.attr._wanted import Wanted, layer_indices
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
@@ -66,7 +66,7 @@ class ValueZeroing(AttentionMapAttribution):
         refuse_other_libraries(self)
         with torch.set_grad_enabled(self._meter.differentiable):
             call = bind_inputs(self.model, inputs, additional_forward_args)
-            return self._meter._with_blocks(call, lambda blocks: self._zeroed(call, blocks, as_layers(options.layers)))
+            return self._meter._with_blocks(call, lambda blocks: self._zeroed(call, blocks, options.layers))
 
     def _zeroed(
         self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from captum_norm.aggregation import add_half_identity, replaced
 from captum_norm.attr._assembly import Measurements
 from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
-from captum_norm.attr._wanted import Wanted, as_layers
+from captum_norm.attr._wanted import Wanted
 from captum_norm.attr.measure import MeterOptions
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.maps import AttributionMaps
@@ -44,7 +44,7 @@ class AttentionWeights(AttentionMapAttribution):
         aggregation: str = "mean",
         **options: Unpack[MeterOptions],
     ) -> None:
-        if scope not in ("attn", "attn_res"):
+        if str(scope) not in ("attn", "attn_res"):
             raise UnsupportedScopeError(f'got the scope "{scope}"; {type(self).__name__} has the scopes attn, attn_res')
         super().__init__(model, aggregation, **options)
         self.scope = scope
@@ -53,7 +53,7 @@ class AttentionWeights(AttentionMapAttribution):
         if options.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         layers, per_head, stacks, *_ = options
-        wanted = Wanted(weights=True, per_head=per_head, layers=as_layers(layers), stacks=stacks)
+        wanted = Wanted(weights=True, per_head=per_head, layers=layers, stacks=stacks)
         measured = self._meter._measured(inputs, additional_forward_args, wanted)
 
         def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:

@@ -104,6 +104,9 @@ def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -
 
 
 def _chosen(choice: Choice, index: Tensor, batch: int) -> Choice:
-    if isinstance(choice, int) or (isinstance(choice, Tensor) and not choice.dim()) or len(choice) != batch:
+    # What is no choice at all is told of where it is looked up.
+    if not isinstance(choice, (Sequence, Tensor)) or (isinstance(choice, Tensor) and not choice.dim()):
+        return choice
+    if len(choice) != batch:
         return choice
     return torch.as_tensor(choice)[index.cpu()]

@@ -8,6 +8,7 @@ import torch
 from captum.attr import Attribution
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_index
 from captum_norm.bars import bar
 from captum_norm.comparison.examples import Batch, Examples, gathered
 from captum_norm.comparison.results import Comparison, MethodResult
@@ -35,7 +36,7 @@ from captum_norm.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
 from captum_norm.models.heads import has_sigmoids
-from captum_norm.models.inputs import Inputs, as_index, bind_inputs
+from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.outputs import Difference, Place, Readout, Target
 from captum_norm.versions import versions
 

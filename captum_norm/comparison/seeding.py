@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from captum_norm.arguments import as_index
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.inputs import as_index
 
 _SEEDS = 2**32
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from captum_norm.arguments import one_of
 from captum_norm.errors import InvalidInputError
 from captum_norm.functional import centred_ranks
 
@@ -62,8 +63,7 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     Returns:
         (M, M), float64, in the order of ``scores``; examples where a coefficient is NaN are left out of its mean.
     """
-    if coefficient not in _FEATURES:
-        raise InvalidInputError(f"got the coefficient {coefficient!r}; expected one of {', '.join(_FEATURES)}")
+    one_of("coefficient", coefficient, _FEATURES)
     _check(*scores.values(), compared)
     rows = torch.stack(list(scores.values()), 1)
     tables = [_correlations(found[:, chosen], coefficient) for found, chosen in zip(rows, compared, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from captum_norm.arguments import as_count, entries, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation.correlation import kendall, spearman
 from captum_norm.evaluation.perturbation import Perturbation, PerturbedInputs
@@ -86,13 +87,13 @@ class Faithfulness:
     """
 
     def __init__(self, perturbation: Perturbation, *, bins: Sequence[float] = ERASER_BINS, steps: int = 10) -> None:
-        if not bins or not all(0 < share <= 1 for share in bins):
-            raise InvalidInputError(f"got the bins {tuple(bins)}; expected shares of tokens above 0, at most 1")
-        if steps < 1:
-            raise InvalidInputError(f"got steps={steps}; expected at least 1")
+        if not isinstance(perturbation, Perturbation):
+            raise InvalidInputError(f"got {shown(perturbation)}; expected a Perturbation")
         self.perturbation = perturbation
-        self.bins = tuple(bins)
-        self.steps = steps
+        self.bins = tuple(entries("bins", bins, "shares of tokens"))
+        if not self.bins or not all(isinstance(share, (int, float)) and 0 < share <= 1 for share in self.bins):
+            raise InvalidInputError(f"got the bins {shown(self.bins)}; expected shares of tokens above 0, at most 1")
+        self.steps = as_count("steps", steps)
 
     @property
     def signature(self) -> str:
@@ -199,9 +200,11 @@ class Faithfulness:
 
 
 def _check(scores: Tensor, removable: Tensor) -> None:
+    if not isinstance(scores, Tensor):
+        raise InvalidInputError(f"got scores of type {type(scores).__name__}; expected a tensor")
     if scores.shape != removable.shape:
         raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {tuple(removable.shape)}")
-    if not scores.detach().to(removable.device)[removable].isfinite().all():
+    if scores.is_meta or not scores.detach().to(removable.device)[removable].isfinite().all():
         raise InvalidInputError("the scores contain NaN or infinity")
     empty = (~removable.any(1)).nonzero()
     if len(empty):

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
     Replacement,
@@ -70,20 +71,19 @@ class Perturbation:
         readout: Readout | None = None,
         batch_size: int = 64,
     ) -> None:
-        if output not in get_args(Output):
-            raise InvalidInputError(f'got the output {output!r}; expected "probability" or "logit"')
+        if not isinstance(model, nn.Module):
+            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        one_of("output", output, get_args(Output))
         if output == "probability" and readout is None and has_sigmoids(model):
             raise InvalidInputError(
                 f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, "
                 "not a share of all; watch the logit"
             )
-        if keep_special and tokenizer is None:
+        if as_truth("keep_special", keep_special) and tokenizer is None:
             raise InvalidInputError(
                 "got keep_special=True without a tokenizer, which knows the special tokens; pass one, or "
                 "keep_special=False"
             )
-        if batch_size < 1:
-            raise InvalidInputError(f"got batch_size={batch_size}; expected at least 1")
         embedding_module(model)
         self.model = model
         self.replacement: Replacement | None = None
@@ -97,7 +97,7 @@ class Perturbation:
         self.keep_special = keep_special
         self.output = output
         self.readout = readout
-        self.batch_size = batch_size
+        self.batch_size = as_count("batch_size", batch_size)
 
     @property
     def signature(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.library import Library
@@ -169,9 +170,9 @@ def replacement(
         return Replacement("given", lambda: given)
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         return _of_token(f"id:{wanted}", module, wanted)
-    if wanted not in get_args(StandIn):
+    if not isinstance(wanted, str) or wanted not in get_args(StandIn):
         expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
-        raise InvalidInputError(f"got the replacement {wanted!r}; expected {expected}")
+        raise InvalidInputError(f"got the replacement {shown(wanted)}; expected {expected}")
     if wanted == "mean":
         return Replacement("mean", lambda: _mean(module))
     if wanted == "zero":

@@ -1,14 +1,14 @@
 """Which output position a model's head reads: the position one usually wants explained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_index, as_indices
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.inputs import as_index
 from captum_norm.models.wrappers import config_of, unwrapped
 
 ReadPosition = Literal["first", "last", "mean"]
@@ -116,8 +116,8 @@ def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, r
             raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
         ends = real.long() if position == "first" else real.long().cumsum(1)
         return ends.argmax(1)
-    entries: Any = position.tolist() if isinstance(position, Tensor) else position
-    places = [as_index("position", entry) for entry in (entries if isinstance(entries, (list, tuple)) else [entries])]
+    single = not isinstance(position, Iterable) or (isinstance(position, Tensor) and position.dim() == 0)
+    places = [as_index("position", position)] if single else as_indices("position", position)
     if len(places) not in (1, batch):
         raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
     index = torch.tensor(places).expand(batch)

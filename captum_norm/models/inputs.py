@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import index as integer
 from traceback import walk_tb
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
 from captum_norm.models.library import Library, SequenceNames, SequencesSeen
-from captum_norm.models.main_input import check_main, check_shape
+from captum_norm.models.main_input import check_main, check_shape, check_tensors
 from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Role, encoder_of
 from captum_norm.models.tracing import evaluating
@@ -221,6 +220,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         arguments = _named(model, parameters, main, [*rest, *positional])
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False
+    check_tensors(arguments)
     if library.sequences is not None:
         check_shape(main)
         call = ModelCall(model, arguments, len(main), Positions(), Positions(), _tokens(inputs))
@@ -353,16 +353,6 @@ def _unpadded(embeddings: nn.Module | None, ids: Tensor) -> Tensor | None:
         raise InvalidInputError(f"got inputs of dtype {ids.dtype}; expected token ids")
     padding = getattr(embeddings, "padding_idx", None)
     return None if padding is None else ids != padding
-
-
-def as_index(name: str, value: object) -> int:
-    """An integer of any kind but a truth value."""
-    try:
-        if not isinstance(value, bool):
-            return integer(value)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    raise InvalidInputError(f"got {name} {value!r}; expected an integer")
 
 
 def _places(shift: Tensor, length: int) -> Tensor:

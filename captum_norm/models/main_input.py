@@ -1,9 +1,15 @@
 """The input that a model reads: what it may be, and how long."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 
+# Neither looked up by nor compared in torch.
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
@@ -45,6 +51,8 @@ def check_shape(main: Tensor) -> None:
     Raises:
         InvalidInputError: it is not.
     """
+    if main.dtype in _UNSIGNED:
+        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected token ids of dtype torch.int64")
     shape = tuple(main.shape)
     if not main.is_floating_point() and main.dim() != 2:
         raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
@@ -57,6 +65,23 @@ def check_shape(main: Tensor) -> None:
         raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
     if main.numel() == 0:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
+
+
+def check_tensors(arguments: Mapping[str, Any]) -> None:
+    """Check that the tensors among a model's arguments hold their numbers in the usual way.
+
+    Raises:
+        InvalidInputError: one is on no device, nested, quantized or sparse.
+    """
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            continue
+        kinds = {"on no device (meta)": value.is_meta, "nested": value.is_nested, "quantized": value.is_quantized}
+        kind = next((kind for kind, found in kinds.items() if found), "")
+        if kind or value.layout is not torch.strided:
+            raise InvalidInputError(
+                f"got {name} in a tensor that is {kind or 'sparse'}; expected a dense tensor with its numbers"
+            )
 
 
 def longest_sequence(part: nn.Module) -> int | None:

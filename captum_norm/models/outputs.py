@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.heads import TAGGERS, ReadPosition, positions_of_examples
 from captum_norm.models.inputs import ModelCall
@@ -56,7 +57,7 @@ def read_mask(call: ModelCall, position: Place) -> Tensor | None:
     """
     if position is None:
         return None
-    if position == "mean":
+    if isinstance(position, str) and position == "mean":
         raise InvalidInputError('got position="mean"; an output is read at one position of each example')
     real = real_positions(call)
     shown = call.positions.unshift(real, 1)
@@ -152,7 +153,7 @@ def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
     """
     if scores.dim() == 1:
         if target is not None:
-            raise InvalidInputError(f"got target={target!r}, but the output is one number for each example")
+            raise InvalidInputError(f"got target={shown(target)}, but the output is one number for each example")
         return None
     if target is None:
         return scores.detach().argmax(1)
@@ -168,12 +169,13 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
         given = torch.empty(0)
     if (
         given.is_floating_point()
+        or given.is_complex()
         or given.dtype == torch.bool
         or given.dim() > 1
         or given.numel() not in (1, len(scores))
     ):
         raise InvalidInputError(
-            f"got target={target!r} for {len(scores)} examples; expected an integer, or one for each example"
+            f"got target={shown(target)} for {len(scores)} examples; expected an integer, or one for each example"
         )
     # What inference mode made cannot be kept for a gradient.
     classes = (given.clone() if given.is_inference() else given).long().reshape(-1).expand(len(scores))

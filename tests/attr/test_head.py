@@ -211,6 +211,7 @@ def test_single_positions_need_no_head() -> None:
         method.attribute(BATCH)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_models_of_torch_nn() -> None:
     for options in ({"batch_first": True}, {"batch_first": False}):
         model = randomized(Classifier(**options), 0)

@@ -140,7 +140,7 @@ def test_a_position_in_the_padding_is_refused(bert: Any, ids: Tensor) -> None:
 def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
     with pytest.raises(UnsupportedScopeError, match='"ff"; NormAttribution has the scopes attn, attn_res'):
         NormAttribution(bert, "ff")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="'max'; expected one of rollout, product, mean"):
+    with pytest.raises(InvalidInputError, match="got aggregation='max'; expected one of rollout, product, mean"):
         NormAttribution(bert, aggregation="max")
     with pytest.raises(InvalidInputError, match=r"type dict; expected a torch\.nn\.Module"):
         NormAttribution({})  # type: ignore[arg-type]
@@ -156,7 +156,9 @@ def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
         NormMeter(bert).measure(ids, scopes="attn")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="chunk_bytes=-5; expected a positive number"):
         NormMeter(bert, chunk_bytes=-5)
-    with pytest.raises(InvalidInputError, match=r"accumulate=torch\.int8; expected torch\.float32 or torch\.float64"):
+    with pytest.raises(
+        InvalidInputError, match=r"accumulate=torch\.int8; expected one of torch\.float32, torch\.float64"
+    ):
         NormMeter(bert, accumulate=torch.int8)
     with pytest.raises(InvalidInputError, match="empty selection of layers"):
         NormMeter(bert).measure(ids, weights=True, layers=[])

@@ -422,7 +422,7 @@ def test_bad_input_is_refused() -> None:
 
     with refused("expected a torch.nn.Module"):
         TokenAttribution("bert", attr.Saliency)  # type: ignore[arg-type]
-    with refused('reduction \'max\'; expected "l2" or "sum"'):
+    with refused("got reduction='max'; expected one of l2, sum"):
         TokenAttribution(model, attr.Saliency, reduction="max")  # type: ignore[arg-type]
     with refused("keep_special=True without a tokenizer"):
         TokenAttribution(model, attr.Saliency, keep_special=True)

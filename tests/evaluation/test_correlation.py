@@ -74,5 +74,5 @@ def test_bad_input_is_refused() -> None:
     first, second, compared = numbers(0)
     with pytest.raises(InvalidInputError, match=r"shapes \(3, 12\), \(3, 11\), \(3, 12\); expected \(B, S\)"):
         spearman(first, second[:, 1:], compared)
-    with pytest.raises(InvalidInputError, match="coefficient 'pearson'; expected one of spearman, kendall"):
+    with pytest.raises(InvalidInputError, match="got coefficient='pearson'; expected one of spearman, kendall"):
         agreement({"a": first}, compared, "pearson")  # type: ignore[arg-type]

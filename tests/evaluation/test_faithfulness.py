@@ -325,7 +325,7 @@ def test_bad_input_is_refused() -> None:
         perturbation(60)
     with refused(r"replacement of shape \(2, 3\) and torch.float32; expected an embedding \(32,\)"):
         perturbation(torch.zeros(2, 3))
-    with refused("output 'margin'"):
+    with refused("got output='margin'"):
         perturbation(output="margin")
     with refused("batch_size=0"):
         perturbation(batch_size=0)

@@ -1,0 +1,68 @@
+"""What the user gives beside inputs, checked: anything else is an error that says what was got and expected."""
+
+from collections.abc import Collection, Iterable
+from operator import index as integer
+from typing import Any, TypeVar
+
+from captum_norm.errors import InvalidInputError
+
+T = TypeVar("T")
+_LONGEST = 80
+
+
+def shown(value: object) -> str:
+    """A value in a message: on one line, without its end where that is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def as_index(name: str, value: object) -> int:
+    """An integer of any kind but a truth value, within 64 bits."""
+    try:
+        number = None if isinstance(value, bool) else integer(value)  # type: ignore[arg-type]
+    except (TypeError, RuntimeError):  # a tensor without data raises the latter
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise InvalidInputError(f"got {name} {shown(value)}; expected an integer")
+    return number
+
+
+def as_count(name: str, value: object) -> int:
+    """An integer of at least 1."""
+    number = as_index(name, value)
+    if number < 1:
+        raise InvalidInputError(f"got {name}={number}; expected at least 1")
+    return number
+
+
+def as_indices(name: str, value: object) -> list[int]:
+    """Integers from a sequence, array or tensor of them."""
+    return [as_index(name, entry) for entry in entries(f"{name}s", value, "integers")]
+
+
+def entries(name: str, value: object, what: str) -> list[Any]:
+    """The entries of a sequence, array or tensor with one axis; ``what`` they should be is for the message."""
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        try:
+            found: Any = value.tolist() if hasattr(value, "tolist") else list(value)
+            if isinstance(found, list):
+                return found
+        except (TypeError, RuntimeError):
+            pass
+    raise InvalidInputError(f"got {name} {shown(value)}; expected a sequence of {what}")
+
+
+def as_truth(name: str, value: object) -> bool:
+    """True or False, also numpy's."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise InvalidInputError(f"got {name}={shown(value)}; expected True or False")
+
+
+def one_of(name: str, value: object, choices: Collection[T]) -> T:
+    """The one of the choices that a value is."""
+    for choice in choices:
+        if type(value) is type(choice) and value == choice:
+            return choice
+    expected = ", ".join(map(str, choices))
+    raise InvalidInputError(f"got {name}={shown(value)}; expected one of {expected}")

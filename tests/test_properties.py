@@ -1,0 +1,345 @@
+"""What every method promises for any call: a CaptumNormError in one sentence, or what each example alone gives.
+
+``CAPTUM_NORM_FUZZ=20`` in the environment, as ``make fuzz`` sets it, draws 20 times as many calls.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from captum import attr
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import captum_norm
+from captum_norm import TOLERANCE, AttributionMaps, CaptumNormError, Difference
+from captum_norm.attr._base import AttentionMapAttribution
+from captum_norm.comparison import RandomScores
+from captum_norm.methods import METHODS
+from tests.classifiers import randomized, state
+from tests.fuzzing import FACTOR
+from tests.torch_models import Classifier
+
+VOCABULARY, WIDTH, LAYERS, HEADS, LONGEST = 40, 16, 2, 4, 7
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "intermediate_size": 24, "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+HALF: dict[str, Any] = {"encoder_layers": LAYERS, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 24}
+MARIAN = hf.MarianConfig(
+    vocab_size=VOCABULARY, d_model=WIDTH, max_position_embeddings=16,
+    pad_token_id=0, decoder_start_token_id=1, eos_token_id=2,
+    **HALF | {name.replace("encoder", "decoder"): size for name, size in HALF.items()},
+)  # fmt: skip
+
+
+class Pooled(Classifier):
+    """With the mean of the real positions, so that an example's output is its own."""
+
+    def forward(self, ids: Tensor, padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        padded = torch.zeros_like(ids, dtype=torch.bool) if padding_mask is None else padding_mask
+        hidden = self.encoder(self.embed(ids), None, padding_mask).masked_fill(padded[..., None], 0)
+        return self.head(hidden.sum(1) / (~padded).sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "post-norm": lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES | {"num_labels": 3})),
+    "pre-norm, causal": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=16, n_inner=24,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )
+    ),
+    "gated, grouped queries": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=2)),
+    "encoder–decoder": lambda: hf.MarianMTModel(MARIAN),
+    "torch.nn": lambda: Pooled(batch_first=True),
+}  # fmt: skip
+# Which weights, in which dtype, times which number.
+VARIANTS = [
+    *((name, torch.float32, 1.0) for name in (*MODELS, *MODELS, *MODELS)),
+    ("post-norm", torch.float64, 1.0),
+    ("pre-norm, causal", torch.float64, 1.0),
+    ("torch.nn", torch.float64, 1.0),
+    ("gated, grouped queries", torch.float64, 1.0),
+    ("post-norm", torch.float32, 1e-2),
+    ("pre-norm, causal", torch.float32, 1e2),
+    ("gated, grouped queries", torch.float32, 1e-2),
+]
+# Of methods that have some.
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "norm": [
+        {"scope": scope, "aggregation": how}
+        for scope in ("attn", "attn_res", "attn_res_ln")
+        for how in ("mean", "rollout")
+    ],
+    "attention-block": [{"scope": scope} for scope in ("atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln")],
+    "weights": [{"scope": scope} for scope in ("attn", "attn_res")],
+    "decompx": [{}, {"bias": "absdot"}, {"propagate": True}],
+}
+FASTER = {"n_steps": 4, "n_samples": 3}
+RANDOM = ("gradient-shap", "shapley", "lime", "random")
+CASES = [(name, options) for name in METHODS for options in OPTIONS.get(name, [{}])]
+# How many calls: 2,000 in all, fewer of those that take longest.
+SLOW = {"decompx": 30, "lime": 30}
+CALLS = math.ceil((2000 - sum(SLOW.get(name, 0) for name, _ in CASES)) / sum(name not in SLOW for name, _ in CASES))
+
+
+@cache
+def built(name: str, dtype: torch.dtype, scale: float) -> Any:
+    """A model whose matrices are multiplied by ``scale``."""
+    torch.manual_seed(0)
+    model = randomized(MODELS[name](), 1, dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    return model
+
+
+@cache
+def method_of(name: str, options: tuple[tuple[str, Any], ...], model: Any) -> Any:
+    method = METHODS[name]
+    if name == "random":
+        return RandomScores(model)
+    if method.package == "captum_norm":
+        return getattr(captum_norm, method.class_name)(model, **dict(options))
+    chosen = {option: min(value, FASTER.get(option, value)) for option, value in (method.options or {}).items()}
+    return captum_norm.TokenAttribution(model, getattr(attr, method.class_name), **chosen)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Some examples, padded to one length.
+
+    Attributes:
+        model: the model's name.
+        dtype: of its weights.
+        scale: what they are multiplied by.
+        lengths: of the examples.
+        start: where each begins.
+        width: of the batch.
+        embedded: whether embeddings are given, and how they lie in memory; None for token ids.
+        options: of ``attribute``.
+    """
+
+    model: str
+    dtype: torch.dtype
+    scale: float
+    lengths: tuple[int, ...]
+    start: tuple[int, ...]
+    width: int
+    embedded: str | None
+    options: dict[str, Any]
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What the model rounds to: Llama's norms are taken in single precision."""
+        return torch.float32 if self.model.startswith("gated") else self.dtype
+
+    @property
+    def mask(self) -> Tensor:
+        places = torch.arange(self.width)
+        return torch.stack([(places >= s) & (places < s + n) for s, n in zip(self.start, self.lengths, strict=True)])
+
+    def inputs(self, model: Any) -> Any:
+        """The batch."""
+        generator = torch.Generator().manual_seed(sum(self.lengths))
+        ids = torch.randint(3, VOCABULARY, self.mask.shape, generator=generator).where(self.mask, 0)
+        mask = self.mask.long()
+        if self.model == "torch.nn":
+            return {"ids": ids, "padding_mask": ~self.mask}
+        if self.model == "encoder–decoder":
+            return {
+                "input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids, "decoder_attention_mask": mask,
+            }  # fmt: skip
+        if self.embedded is None:
+            return {"input_ids": ids, "attention_mask": mask}
+        with torch.no_grad():
+            embeddings = model.get_input_embeddings()(ids)
+        return {"inputs_embeds": LAYOUTS[self.embedded](embeddings), "attention_mask": mask}
+
+    def alone(self, inputs: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+        """One example without its padding."""
+        places = slice(self.start[row], self.start[row] + self.lengths[row])
+        return {name: tensor[row : row + 1, places].contiguous() for name, tensor in inputs.items()}
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda e: e,
+    "positions first": lambda e: e.transpose(0, 1).contiguous().transpose(0, 1),
+    "features first": lambda e: e.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+    "every other": lambda e: e.repeat_interleave(2, -1)[..., ::2],
+    "requires gradient": lambda e: e.clone().requires_grad_(),
+}
+
+# Anything for anything: each is refused, or means something.
+ABSURD = st.sampled_from(
+    [
+        *(None, True, -1, 99, 2**31, 2**63, 2**70, -(2**70), math.nan, math.inf, 1.5, "x", "", b"x", 1j),
+        *([], [0], [0, 0], [9, -9], [[0]], [None], [math.nan], [2**70], (0,), {}, {"a": 1}, {0}, range(2), object()),
+        *(torch.tensor(0), torch.tensor([0, 1, 0]), torch.tensor([1.5]), torch.tensor([True]), torch.tensor([[0, 1]])),
+        *(torch.empty(0), torch.empty(2, device="meta"), torch.tensor([0], dtype=torch.uint16), torch.tensor([1j])),
+        *(np.int64(1), np.array([0, 1]), np.array(math.nan), np.array(["a"]), np.float32(1)),
+        *(Difference(0, 1), Difference(2, 2), Difference([0], 2**70), Difference("a", None)),  # type: ignore[arg-type]
+    ]
+)
+SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
+    "target": st.sampled_from([0, 2, torch.tensor(1), Difference(0, 1)]),
+    "position": st.sampled_from(["first", "last", "mean"]),
+    "layer": st.sampled_from([0, 1, -1, -2]),
+}
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    lengths = tuple(draw(st.lists(st.integers(1, LONGEST), min_size=1, max_size=3)))
+    width = max(lengths) + draw(st.sampled_from([0, 0, 0, 1, 2]))
+    name, dtype, scale = draw(st.sampled_from(VARIANTS))
+    # torch.nn's models are called as they are: what is padded on the left stands elsewhere alone.
+    left = draw(st.booleans()) and name != "torch.nn"
+    options = {}
+    for option, sensible in SENSIBLE.items():
+        kind = draw(st.sampled_from(["none", "none", "none", "sensible", "sensible", "absurd"]))
+        if kind != "none":
+            options[option] = draw(sensible if kind == "sensible" else ABSURD)
+    return Call(
+        model=name,
+        dtype=dtype,
+        scale=scale,
+        lengths=lengths,
+        start=tuple(width - length if left else 0 for length in lengths),
+        width=width,
+        embedded=draw(st.sampled_from([None, None, *LAYOUTS])),
+        options=options,
+    )
+
+
+@cache
+def untouched(model: Any) -> tuple[list[Any], Tensor]:
+    return state(model), output_of(model)
+
+
+def output_of(model: Any) -> Tensor:
+    ids = torch.tensor([[3, 4, 5, 6]])
+    arguments = {"decoder_input_ids": ids} if isinstance(model, hf.MarianMTModel) else {}
+    with torch.no_grad():
+        output = model(ids, **arguments)
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def explained(work: Callable[[], Any]) -> Any:
+    """What a method gives, or None where it refuses in one sentence."""
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002 - the generator that Captum draws from
+    try:
+        return work()
+    except CaptumNormError as error:
+        refusal = str(error)
+    assert refusal
+    assert "\n" not in refusal
+    return None
+
+
+def per_example(value: Any, row: int, rows: int) -> Any:
+    """The option that one example has of those of a batch."""
+    if isinstance(value, Difference):
+        return Difference(per_example(value.target, row, rows), per_example(value.other, row, rows))
+    entries = (
+        value.tolist()
+        if hasattr(value, "tolist")
+        else list(value)
+        if isinstance(value, (list, tuple, range))
+        else value
+    )
+    return entries[row % len(entries)] if isinstance(entries, list) and len(entries) in (1, rows) else entries
+
+
+def near(actual: Tensor, expected: Tensor, precision: torch.dtype) -> bool:
+    """Up to rounding, relative to the largest number, since others may be differences of such."""
+    tolerance = 2e-4 if precision == torch.float32 else 1e-8
+    return bool((actual - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def check_scores(call: Call, method: Any, inputs: Any, scores: Tensor, *, random: bool) -> None:
+    mask = call.mask
+    assert scores.shape == mask.shape
+    assert scores.dtype in (torch.float32, torch.float64)
+    assert scores.isfinite().all()
+    assert (scores[~mask] == 0).all()
+    again = explained(lambda: method.attribute(inputs, **call.options))
+    assert torch.equal(again, scores)
+    position = call.options.get("position")
+    if random or not (position is None or isinstance(position, str)):
+        return  # an index counts from the batch's first position
+    for row in range(len(mask)):
+        target = per_example(call.options.get("target"), row, len(mask))
+        options = call.options | ({"target": target} if "target" in call.options else {})
+        alone = explained(partial(method.attribute, call.alone(inputs, row), **options))
+        assert near(scores[row, mask[row]].detach(), alone[0].detach(), call.precision)
+
+
+def check_maps(call: Call, maps: AttributionMaps) -> None:
+    mask = call.mask
+    assert torch.equal(maps.real, mask)
+    for stack in (maps.encoder, maps.decoder, maps.cross):
+        if stack is not None:
+            assert stack.shape[0] == len(mask)
+            assert stack.shape[-2:] == (call.width, call.width)
+            assert stack.isfinite().all()
+            assert not stack.masked_fill(mask[:, None, :, None] & mask[:, None, None, :], 0).any()
+    if maps.convergence_delta is not None:
+        assert (maps.convergence_delta <= TOLERANCE[call.precision]).all()
+
+
+@pytest.mark.fuzz
+@pytest.mark.filterwarnings(
+    "ignore:Setting forward, backward hooks", "ignore:Objective did not converge", "ignore:The PyTorch API of nested"
+)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    CASES,
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_a_call_is_refused_or_its_numbers_are_right(name: str, options: dict[str, Any]) -> None:
+    if METHODS[name].requires is not None:
+        pytest.importorskip(str(METHODS[name].requires))
+
+    @settings(
+        max_examples=SLOW.get(name, CALLS) * FACTOR,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(calls())
+    def check(call: Call) -> None:
+        model = built(call.model, call.dtype, call.scale)
+        before, output = untouched(model)
+        method = explained(lambda: method_of(name, tuple(options.items()), model))
+        if method is None:
+            event("no method for the model")
+            return
+        inputs, maps = call.inputs(model), None
+        taken = signature(method.attribute).parameters
+        call = replace(call, options={name: value for name, value in call.options.items() if name in taken})
+        scores = explained(lambda: method.attribute(inputs, **call.options))
+        if scores is not None:
+            check_scores(call, method, inputs, scores, random=name in RANDOM)
+        if isinstance(method, AttentionMapAttribution):
+            layers = [call.options["layer"]] if "layer" in call.options else None
+            maps = explained(lambda: method.maps(inputs, layers=layers))
+            if maps is not None:
+                check_maps(call, maps)
+        event("refused" if scores is None and maps is None else "explained")
+        assert state(model) == before
+        assert torch.equal(output_of(model), output)
+
+    check()
