@@ -85,7 +85,7 @@ def key_gram(values: Tensor, gram: Tensor, limit: int = CACHED_ELEMENTS) -> Tens
 
 def transformed_norms(form: Tensor) -> Tensor:
     """‖f_h(x_j)‖ for every head and key, from :func:`key_gram`: (B, H, H, K) -> (B, H, K)."""
-    return _root(form.diagonal(dim1=1, dim2=2).transpose(1, 2))
+    return root(form.diagonal(dim1=1, dim2=2).transpose(1, 2))
 
 
 def value_norms(values: Tensor, gram: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def value_norms(values: Tensor, gram: Tensor) -> Tensor:
     heads, width = values.shape[2:]
     own = gram.unflatten(0, (heads, width)).unflatten(2, (heads, width)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     per_head = values.transpose(1, 2)  # (B, H, K, d)
-    return _root((per_head @ own * per_head).sum(-1))
+    return root((per_head @ own * per_head).sum(-1))
 
 
 def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tensor:
@@ -120,7 +120,10 @@ def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tens
 
 
 def squared_difference(norms: Tensor, others: Tensor, size: Tensor) -> Tensor:
-    """|a² − b²| / s² of norms a, b and a size s that is about as large or larger, (...), without their squares."""
+    """How far apart the squares of norms are, relative to that of a size about as large or larger, (...).
+
+    The squares themselves, which may leave the range of the dtype, are never formed.
+    """
     size = torch.maximum(size, others).clamp(min=torch.finfo(size.dtype).tiny)
     return ((norms - others).abs() / size) * ((norms + others) / size)
 
@@ -155,7 +158,7 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
         for alpha, entry in zip(alphas[head + 1 :], entries.unbind(1)[head + 1 :], strict=True):
             row.addcmul_(alpha, entry)
         squares = squares.addcmul_(row, alphas[head]) if head else row * alphas[head]
-    return _root(squares)
+    return root(squares)
 
 
 def ratio(others: Tensor, own: Tensor) -> Tensor:
@@ -171,7 +174,7 @@ def ratio(others: Tensor, own: Tensor) -> Tensor:
     return others / torch.where(total > 0, total, torch.ones_like(total))
 
 
-def _root(squares: Tensor) -> Tensor:
+def root(squares: Tensor) -> Tensor:
     """Square root of squares that rounding may have pushed below zero, with a gradient of 0, not infinity, at 0."""
     if not squares.requires_grad:
         return squares.clamp(min=0).sqrt()

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from captum_norm.functional.lengths import in_range, length, out_of_range
-from captum_norm.functional.norms import CACHED_ELEMENTS, chunks
+from captum_norm.functional.norms import CACHED_ELEMENTS, chunks, root
 
 Projection = Callable[[], Tensor]
-"""Gives the rows of the (carried) output projection by head in float64, (H, d, D)."""
 
 
 def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, projection: Projection) -> Tensor:
@@ -23,7 +22,7 @@ def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, project
         norms: (B, Q, K).
         weights: α, (B, H, Q, K).
         values: (B, K, H, d).
-        projection: see :data:`Projection`.
+        projection: gives the rows of the (carried) output projection by head in float64, (H, d, D).
 
     Returns:
         (B, Q, K), the very same tensor where none is out of range.
@@ -53,7 +52,7 @@ def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, project
             for rows in chunks(len(index), heads * heads)
         ]
     )
-    return norms.index_put((example, query, key), squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt().to(norms))
+    return norms.index_put((example, query, key), root(squares).to(norms))
 
 
 def refined_head_norms(norms: Tensor, values: Tensor, projection: Projection) -> Tensor:
@@ -62,7 +61,7 @@ def refined_head_norms(norms: Tensor, values: Tensor, projection: Projection) ->
     Args:
         norms: (B, H, K).
         values: (B, K, H, d).
-        projection: see :data:`Projection`.
+        projection: gives the rows of the (carried) output projection by head in float64, (H, d, D).
 
     Returns:
         (B, H, K), the very same tensor where none is out of range.
