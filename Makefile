@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
 	$(BIN)/captum-norm demo
-	$(BIN)/norm-align sweep
+	$(BIN)/norm-align sweep --corpus alibi=blue-beard
 
 test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentation
 	$(BIN)/ruff check
