@@ -58,7 +58,7 @@ def dense_networks(
         if outer.output.numel() != read.numel() or outer in inner or not named.allows("outer", outer.module):
             continue
         for chosen, gating in _gatings(trace, inner, outer.inputs, named):
-            projections = [read_projection(call.module, call.inputs, call.output) for call in (*chosen, outer)]
+            projections = [read_projection(call.module, call.inputs, call.own) for call in (*chosen, outer)]
             *into, out = [projection for projection in projections if projection is not None]
             if len(into) == len(chosen) and named.allows_inner([call.module for call in chosen]):
                 yield DenseReader(tuple(into), out, gating), outer
@@ -125,6 +125,6 @@ def gated(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projecti
     yield None, output
     for call in trace.calls_on(read):
         if call.output.shape[-1] == 1:
-            gate = read_projection(call.module, call.inputs, call.output)
+            gate = read_projection(call.module, call.inputs, call.own)
             if gate is not None:
                 yield gate, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()

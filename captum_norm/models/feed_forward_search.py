@@ -158,7 +158,7 @@ class FeedForwardSearch:
     ) -> Iterator[FeedForwardBlock]:
         named = Named(trace, declared)
         for norm, read in _reads(trace, pending.stream, named):
-            inner = [call for call in trace.calls_on(read) if read_projection(call.module, call.inputs, call.output)]
+            inner = [call for call in trace.calls_on(read) if read_projection(call.module, call.inputs, call.own)]
             if inner:
                 pending.seen = f"linear maps {[trace.name(call.module) for call in inner]} of its output"
             for dense, experts, written, event in self._networks(trace, read, inner, named, same):

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, bind, sum_of
+from captum_norm.models.exchange import not_compared
 from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
 from captum_norm.models.feed_forward_search import FeedForwardSearch
 from captum_norm.models.inputs import ModelCall
@@ -23,9 +25,12 @@ from captum_norm.models.library import EagerAttention
 from captum_norm.models.parameters import Same, equal, read_norm, read_projection, reproduces
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Stacks
-from captum_norm.models.tracing import Call, Event, Trace, evaluating, hooked
+from captum_norm.models.tracing import Call, Event, Trace, evaluating, first_tensor, hooked
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
+
+EXCHANGED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
+"""The modules in place of whose output the model goes on with numbers of our choosing."""
 
 
 @dataclass
@@ -39,7 +44,12 @@ class _AttentionCall:
 
 @dataclass
 class _Probe:
-    """Watches all modules during one forward pass and settles each layer when it ends."""
+    """Watches all modules during one forward pass and settles each layer when it ends.
+
+    The model goes on with random numbers in place of what embeddings and linear maps give, so that no equation holds by
+    accident: no part of a sum vanishes beside another, no activation is seen near 0 alone, and no two tensors are the
+    same unless the model's code makes them so.
+    """
 
     model: nn.Module
     stacks: Stacks
@@ -51,6 +61,7 @@ class _Probe:
     open_calls: list[_AttentionCall] = field(default_factory=list)
     last_trace: Trace | None = None
     device: torch.device | None = None
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def attention(
         self,
@@ -79,7 +90,7 @@ class _Probe:
         """A hook at both ends of every module."""
         for module in self.names:
             yield module, "input", self.enter
-            yield module, "output", self.leave
+            yield module, "result", self.leave
             if self.feed_forwards is not None and any(p.dim() == 3 for p in module.parameters(recurse=False)):
                 yield module, "arguments", self.feed_forwards.routed
 
@@ -87,9 +98,11 @@ class _Probe:
         self.starts.append(len(self.events))
         self._note(module, "input", tensor)
 
-    def leave(self, module: nn.Module, tensor: Tensor | None) -> None:
-        start = self.starts.pop()
-        self._note(module, "output", tensor)
+    def leave(self, module: nn.Module, result: Any) -> Tensor | None:
+        start, tensor, chosen = self.starts.pop(), first_tensor(result), None
+        if tensor is not None and tensor is result and isinstance(module, EXCHANGED):
+            chosen = torch.randn(tensor.shape, generator=self.generator).to(tensor)
+        self._note(module, "output", tensor if chosen is None else chosen, None if chosen is None else tensor)
         inside = [call for call in self.open_calls if call.order >= start]
         feed_forwards = self.feed_forwards
         if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
@@ -107,10 +120,11 @@ class _Probe:
         if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
             # What happened inside is of no more use; the module's own ends are, to the layer around it.
             self.events[start:] = [event for event in self.events[start:] if event.module is module]
+        return chosen
 
-    def _note(self, module: nn.Module, end: Any, tensor: Tensor | None) -> None:
+    def _note(self, module: nn.Module, end: Any, tensor: Tensor | None, computed: Tensor | None = None) -> None:
         if tensor is not None:
-            self.events.append(Event.of(module, end, tensor, self._device_for(tensor)))
+            self.events.append(Event.of(module, end, tensor, self._device_for(tensor), computed))
 
     def _device_for(self, tensor: Tensor) -> torch.device:
         """One device, on which tensors of a sharded model can be compared."""
@@ -151,7 +165,7 @@ def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, B
     search = FeedForwardSearch() if feed_forward else None
     probe = _Probe(model, Stacks(model, several=call.positions.several), names, search)
     seam = library_of(model).attention_through(model, probe.attention)
-    with torch.no_grad(), seam, hooked(probe.hooks()), evaluating(model):
+    with torch.no_grad(), not_compared(), seam, hooked(probe.hooks()), evaluating(model):
         call.run()
     if not probe.stacks.layers:
         raise UnsupportedModelError(no_attention(model))
@@ -235,7 +249,7 @@ def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
     orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
     for received in orders:
         for call in trace.calls_on(received):
-            if read_projection(call.module, call.inputs, call.output) is not None:
+            if read_projection(call.module, call.inputs, call.own) is not None:
                 yield call
 
 

@@ -22,19 +22,27 @@ class Event:
         end: which end.
         tensor: a copy of what passed there.
         source: the model's own tensor, into which it may have written since.
+        computed: what the module itself gave, if another tensor was put in its place.
     """
 
     module: nn.Module
     end: Literal["input", "output"]
     tensor: Tensor
     source: Tensor
+    computed: Tensor | None = None
 
     @classmethod
     def of(
-        cls, module: nn.Module, end: Literal["input", "output"], source: Tensor, device: torch.device | None = None
+        cls,
+        module: nn.Module,
+        end: Literal["input", "output"],
+        source: Tensor,
+        device: torch.device | None = None,
+        computed: Tensor | None = None,
     ) -> "Event":
-        """What passes there now; the copy is on ``device`` if one is given."""
-        return cls(module, end, source.to(device, copy=True), source)
+        """What passes there now; the copies are on ``device`` if one is given."""
+        computed = None if computed is None else computed.to(device, copy=True)
+        return cls(module, end, source.to(device, copy=True), source, computed)
 
     @property
     def overwritten(self) -> bool:
@@ -44,12 +52,21 @@ class Event:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One finished call of a module: its first input and output tensor, and the place of the output in the trace."""
+    """One finished call of a module: its first input and output tensor, and the place of the output in the trace.
+
+    ``computed`` is what the module itself gave, if another output was put in its place.
+    """
 
     module: nn.Module
     inputs: Tensor
     output: Tensor
     order: int
+    computed: Tensor | None = None
+
+    @property
+    def own(self) -> Tensor:
+        """What the module computed."""
+        return self.output if self.computed is None else self.computed
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -123,36 +140,42 @@ class Trace:
             if event.end == "input":
                 opened[event.module] = event.tensor
             elif event.module in opened:
-                yield Call(event.module, opened.pop(event.module), event.tensor, order)
+                yield Call(event.module, opened.pop(event.module), event.tensor, order, event.computed)
 
 
-Hook = Callable[..., None]
+Hook = Callable[..., Any]
+End = Literal["input", "output", "arguments", "result"]
 
 
 @contextmanager
-def hooked(hooks: Iterable[tuple[nn.Module, Literal["input", "output", "arguments"], Hook]]) -> Iterator[None]:
+def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
     """Hooks at ends of modules while open, called in this thread alone.
 
     Args:
         hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
-            none), or at ``"arguments"`` the list of all tensors that it receives.
+            none), or at ``"arguments"`` the list of all tensors that it receives, or at ``"result"`` all that it
+            returns, in whose place the function may give something else.
     """
 
     def at_start(hook: Hook, chosen: Callable[[Any, Any], Any]) -> Hook:
         return here(lambda module, args, kwargs: hook(module, chosen(args, kwargs)))
 
-    def at_output(hook: Hook) -> Hook:
-        return here(lambda module, _, output: hook(module, first_tensor(output)))
+    def at_output(hook: Hook, chosen: Callable[[Any], Any]) -> Hook:
+        return here(lambda module, _, output: hook(module, chosen(output)))
 
     with ExitStack() as stack:
         for module, end, hook in hooks:
-            if end == "output":
-                handle = module.register_forward_hook(at_output(hook))
+            if end in ("output", "result"):
+                handle = module.register_forward_hook(at_output(hook, first_tensor if end == "output" else _whole))
             else:
                 chosen = _first_argument if end == "input" else _all_arguments
                 handle = module.register_forward_pre_hook(at_start(hook, chosen), with_kwargs=True)
             stack.callback(handle.remove)
         yield
+
+
+def _whole(output: Any) -> Any:
+    return output
 
 
 def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -92,6 +92,18 @@ def test_activations_that_are_no_modules_are_recognised(function: Any, inner: in
     assert maps.convergence_delta.max() < 1e-5
 
 
+@pytest.mark.parametrize("function", [functional.gelu, functional.silu, lambda z: z * torch.sigmoid(1.702 * z)])
+def test_activations_are_told_apart_where_the_neurons_are_next_to_0(function: Any) -> None:
+    model = llama(function)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for parameter in layer.mlp.inner.parameters():
+                parameter.mul_(1e-9)
+    values = torch.linspace(-3, 3, 31)
+    for block in found_in(model):
+        torch.testing.assert_close(block.dense[0].gating.activation(values), function(values))
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda z: functional.layer_norm(z, (48,)), torch.sin, nn.LayerNorm(48), nn.Softmax(-1)],
