@@ -1,5 +1,6 @@
 """What the user gives beside inputs, checked: anything else is an error that says what was got and expected."""
 
+import math
 from collections.abc import Collection, Iterable
 from operator import index as integer
 from typing import Any, TypeVar
@@ -27,11 +28,12 @@ def as_index(name: str, value: object) -> int:
     return number
 
 
-def as_count(name: str, value: object) -> int:
-    """An integer of at least 1."""
+def as_count(name: str, value: object, most: int | None = None) -> int:
+    """An integer of at least 1, and at most ``most``."""
     number = as_index(name, value)
-    if number < 1:
-        raise InvalidInputError(f"got {name}={number}; expected at least 1")
+    if number < 1 or (most is not None and number > most):
+        limit = "" if most is None else f", at most {most:,}"
+        raise InvalidInputError(f"got {name}={number}; expected at least 1{limit}")
     return number
 
 
@@ -50,6 +52,18 @@ def entries(name: str, value: object, what: str) -> list[Any]:
         except (TypeError, RuntimeError):
             pass
     raise InvalidInputError(f"got {name} {shown(value)}; expected a sequence of {what}")
+
+
+def as_number(name: str, value: object) -> float:
+    """A finite number, integers among them."""
+    if not isinstance(value, (bool, str, bytes)):
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise InvalidInputError(f"got {name} {shown(value)}; expected a number")
 
 
 def as_truth(name: str, value: object) -> bool:

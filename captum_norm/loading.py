@@ -123,16 +123,22 @@ def _check_numbers(content: Any) -> None:
     """Refuse a configuration with numbers that no model has, before anything is built by them."""
     if not isinstance(content, dict):
         raise ValueError(f"got {type(content).__name__} in its configuration, expected names and values")
+    for name, number in _numbers(content):
+        most = _MOST_PARTS if _PARTS.search(name) else _MOST_WIDE if _SIZES.search(name) else number
+        if number > most:
+            raise ValueError(f"got {name} {number} in its configuration, expected at most {most}")
+
+
+def _numbers(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers of a configuration and of those inside it, with their names."""
     parts = [content]
     while parts:
-        part = parts.pop()
-        for name, value in part.items():
+        for name, value in parts.pop().items():
             if isinstance(value, dict):
                 parts.append(value)
-            most = _MOST_PARTS if _PARTS.search(str(name)) else _MOST_WIDE if _SIZES.search(str(name)) else None
             for number in value if isinstance(value, list) else [value]:
-                if most is not None and isinstance(number, int) and number > most:
-                    raise ValueError(f"got {name} {number} in its configuration, expected at most {most}")
+                if type(number) is int:
+                    yield str(name), number
 
 
 def _check_room(config: Any, kind: Any, folder: Path) -> None:
@@ -142,7 +148,7 @@ def _check_room(config: Any, kind: Any, folder: Path) -> None:
     """
     import torch
 
-    sizes = sorted((size for size in config.to_dict().values() if type(size) is int), reverse=True)[:2]
+    sizes = sorted((number for _, number in _numbers(config.to_dict())), reverse=True)[:2]
     if not folder.is_dir() or prod(sizes) < _LARGE:
         return
     stored = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))

@@ -14,6 +14,7 @@ from captum.attr import FeatureAblation, IntegratedGradients
 
 import captum_norm
 from captum_norm import (
+    AttentionWeights,
     CaptumNormError,
     DecompX,
     Difference,
@@ -23,6 +24,7 @@ from captum_norm import (
     TokenAttribution,
 )
 from captum_norm.arguments import as_index, as_indices, as_truth, entries, one_of, shown
+from captum_norm.evaluation import Faithfulness, Perturbation, agreement, infidelity, max_sensitivity, spearman
 from captum_norm.methods import METHODS
 from tests.classifiers import classifier, randomized
 from tests.models.test_heads import build
@@ -169,6 +171,31 @@ MARIAN = hf.MarianConfig(
     vocab_size=50, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
     encoder_ffn_dim=32, decoder_ffn_dim=32, pad_token_id=0, decoder_start_token_id=1, max_position_embeddings=16,
 )  # fmt: skip
+
+
+@QUIET
+def test_arguments_of_measures(model: Any) -> None:
+    perturbation = Perturbation(model, "zero", keep_special=False)
+    bound, scores = perturbation.bind(IDS), torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
+    faithfulness, weights = Faithfulness(perturbation, bins=[0.5], steps=2), AttentionWeights(model)
+    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+        (Perturbation, {"model": model, "removal": "zero", "keep_special": False, "output": "logit", "batch_size": 4}),
+        (perturbation.bind, {"inputs": IDS, "target": 1, "position": None}),
+        (Faithfulness, {"perturbation": perturbation, "bins": [0.5], "steps": 2}),
+        (faithfulness.evaluate, {"inputs": IDS, "scores": scores, "target": 1}),
+        (infidelity, {"bound": bound, "scores": scores, "samples": 2, "share": 0.5, "normalize": True, "seed": 0}),
+        (spearman, {"first": scores, "second": scores, "compared": bound.removable}),
+        (agreement, {"scores": {"a": scores, "b": scores}, "compared": bound.removable, "coefficient": "kendall"}),
+    ]
+    for function, given in calls:
+        assert answered(partial(function, **given))
+        for name in given:
+            answers = [answered(partial(function, **given | {name: value})) for value in absurd()]
+            assert not all(answers), name
+    options = {"radius": 0.1, "samples": 1, "seed": 0}
+    for name in options:
+        for value in absurd():
+            answered(partial(max_sensitivity, weights.attribute, model, IDS, **options | {name: value}))
 
 
 def test_any_sequence_of_names_is_one(model: Any) -> None:

@@ -17,6 +17,7 @@ from alignment.normalization import NormalizedWords, normalize_words, tokenize
 from alignment.pipeline.progress import Progress, count_lines, to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.characters import spelled_lines
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive
 from captum_norm.texts import error_at, read_lines, scan_lines
@@ -97,7 +98,8 @@ def _run(options: argparse.Namespace) -> None:
         with Progress(source, shown=sys.stderr.isatty() and not options.quiet) as bar:
             for block in chain([first] if first else [], blocks):
                 translated = translator(block)
-                sys.stdout.buffer.write("".join(f"{line}\n" for line in translated.lines).encode())
+                text = "".join(f"{line}\n" for line in translated.lines)
+                sys.stdout.buffer.write((spelled_lines(text) if sys.stdout.isatty() else text).encode())
                 sys.stdout.buffer.flush()
                 lines, bad = lines + len(block), bad + translated.bad
                 if references is not None:

@@ -7,8 +7,10 @@ import torch
 from captum import metrics
 from torch import Tensor, nn
 
+from captum_norm.arguments import as_count, as_index, as_number, as_truth, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation.perturbation import PerturbedInputs
+from captum_norm.evaluation.scores import MOST, check_scores
 from captum_norm.models.embeddings import run_embedded
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.tracing import evaluating
@@ -41,12 +43,15 @@ def infidelity(
         (B,), in the squared unit of the output; lower is better.
 
     Raises:
-        InvalidInputError: scores have another shape than the inputs.
+        InvalidInputError: scores have another shape than the inputs, or an option is not as described.
     """
+    if not isinstance(bound, PerturbedInputs):
+        raise InvalidInputError(f"got {shown(bound)}; expected what Perturbation.bind returns")
     removable = bound.removable
-    if scores.shape != removable.shape:
-        raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {tuple(removable.shape)}")
-    generator = torch.Generator(removable.device).manual_seed(seed)
+    check_scores(scores, removable)
+    samples, normalize = as_count("samples", samples, MOST), as_truth("normalize", normalize)
+    share = as_number("share", share)
+    generator = torch.Generator(removable.device).manual_seed(as_index("seed", seed))
     present = removable.to(bound.whole)
 
     def remove(kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,12 +99,16 @@ def max_sensitivity(
 
     Returns:
         (B,); lower is better.
+
+    Raises:
+        InvalidInputError: an option is not as described.
     """
+    samples, radius = as_count("samples", samples, MOST), as_number("radius", radius)
     call = bind_inputs(model, inputs, additional_forward_args)
     with torch.no_grad(), evaluating(model):
         _, embeddings = run_embedded(call)
     others = {name: value for name, value in call.arguments.items() if name not in ("input_ids", "inputs_embeds")}
-    generator = torch.Generator(embeddings.device).manual_seed(seed)
+    generator = torch.Generator(embeddings.device).manual_seed(as_index("seed", seed))
 
     def repeated(value: Any, times: int) -> Any:
         batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == call.batch

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from captum_norm.arguments import one_of
+from captum_norm.arguments import one_of, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.functional import centred_ranks
 
@@ -64,6 +64,8 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
         (M, M), float64, in the order of ``scores``; examples where a coefficient is NaN are left out of its mean.
     """
     one_of("coefficient", coefficient, _FEATURES)
+    if not isinstance(scores, Mapping) or not scores:
+        raise InvalidInputError(f"got scores {shown(scores)}; expected a mapping from methods to tensors (B, S)")
     _check(*scores.values(), compared)
     rows = torch.stack(list(scores.values()), 1)
     tables = [_correlations(found[:, chosen], coefficient) for found, chosen in zip(rows, compared, strict=True)]
@@ -100,6 +102,9 @@ def _by_example(coefficient: Coefficient, first: Tensor, second: Tensor, compare
 
 
 def _check(*tensors: Tensor) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise InvalidInputError(f"got {shown(tensor)}; expected a tensor (B, S)")
     if len({tensor.shape for tensor in tensors}) != 1 or tensors[0].dim() != 2:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidInputError(f"got tensors of shapes {shapes}; expected (B, S) for all")

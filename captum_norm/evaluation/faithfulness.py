@@ -12,7 +12,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation.correlation import kendall, spearman
 from captum_norm.evaluation.perturbation import Perturbation, PerturbedInputs
 from captum_norm.evaluation.ranking import highest, lowest, ranks, token_counts
-from captum_norm.evaluation.scores import mean_drop, relevance_gain
+from captum_norm.evaluation.scores import MOST, check_scores, mean_drop, relevance_gain
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.outputs import Place, Target
 
@@ -93,7 +93,7 @@ class Faithfulness:
         self.bins = tuple(entries("bins", bins, "shares of tokens"))
         if not self.bins or not all(isinstance(share, (int, float)) and 0 < share <= 1 for share in self.bins):
             raise InvalidInputError(f"got the bins {shown(self.bins)}; expected shares of tokens above 0, at most 1")
-        self.steps = as_count("steps", steps)
+        self.steps = as_count("steps", steps, MOST)
 
     @property
     def signature(self) -> str:
@@ -200,11 +200,8 @@ class Faithfulness:
 
 
 def _check(scores: Tensor, removable: Tensor) -> None:
-    if not isinstance(scores, Tensor):
-        raise InvalidInputError(f"got scores of type {type(scores).__name__}; expected a tensor")
-    if scores.shape != removable.shape:
-        raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {tuple(removable.shape)}")
-    if scores.is_meta or not scores.detach().to(removable.device)[removable].isfinite().all():
+    check_scores(scores, removable)
+    if not scores.detach().to(removable.device)[removable].isfinite().all():
         raise InvalidInputError("the scores contain NaN or infinity")
     empty = (~removable.any(1)).nonzero()
     if len(empty):

@@ -6,6 +6,12 @@ f is a model's output for the class explained; x the whole input, x₁ … x_K p
 import torch
 from torch import Tensor
 
+from captum_norm.arguments import shown
+from captum_norm.errors import InvalidInputError
+
+MOST = 10**6
+"""How many steps or samples may be asked for; no memory holds what is far above."""
+
 
 def mean_drop(whole: Tensor, perturbed: Tensor) -> Tensor:
     """1/K Σ_k f(x) − f(x_k): area over the perturbation curve, comprehensiveness or sufficiency, by what x_k is.
@@ -35,3 +41,15 @@ def relevance_gain(most_relevant_first: Tensor, least_relevant_first: Tensor) ->
     tensor([0.5000])
     """
     return area(least_relevant_first) - area(most_relevant_first)
+
+
+def check_scores(scores: Tensor, removable: Tensor) -> None:
+    """Check that scores are a number for each token, (B, S).
+
+    Raises:
+        InvalidInputError: they are something else.
+    """
+    if not isinstance(scores, Tensor) or scores.is_nested or scores.is_meta:
+        raise InvalidInputError(f"got scores {shown(scores)}; expected a tensor with their numbers")
+    if scores.shape != removable.shape:
+        raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {tuple(removable.shape)}")

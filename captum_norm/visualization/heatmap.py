@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from captum_norm.errors import InvalidInputError
 from captum_norm.visualization.colors import color_table
 from captum_norm.visualization.figures import StandaloneFigure, font_families
 from captum_norm.visualization.text import same_length, shortened, thinned
@@ -65,7 +66,7 @@ def draw_heatmaps(
         The figure; :func:`~captum_norm.visualization.save_figure` writes it.
 
     Raises:
-        ValueError: no panel, a map that is not (Q, K) for these tokens, or a shared scale over different units.
+        InvalidInputError: no panel, a map that is not (Q, K) for these tokens, or a shared scale over different units.
 
     Example:
         >>> import torch
@@ -101,15 +102,15 @@ def draw_heatmaps(
 
 def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:
     if not panels:
-        raise ValueError("no map to draw: give at least one panel")
+        raise InvalidInputError("no map to draw: give at least one panel")
     for panel in panels:
         if panel.map.dim() != 2:
-            raise ValueError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
+            raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected two axes")
         same_length(queries, panel.map.shape[0], "the queries (rows)")
         same_length(keys, panel.map.shape[1], "the keys (columns)")
     units = {panel.unit for panel in panels}
     if shared_scale and len(units) > 1:
-        raise ValueError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
+        raise InvalidInputError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
 
 
 def _inches(count: int, most: float) -> float:

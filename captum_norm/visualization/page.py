@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from captum_norm.characters import spelled_lines
+from captum_norm.errors import InvalidInputError
 from captum_norm.visualization.colors import Rgb, color_of, color_table, hex_of, ink_on, shares_of
 from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel
@@ -94,7 +95,7 @@ def render_page(
         A complete HTML document.
 
     Raises:
-        ValueError: scores or maps do not fit the tokens.
+        InvalidInputError: scores or maps do not fit the tokens.
 
     Example:
         >>> "&lt;script&gt;" in render_page(["<script>"], [1.0], title="Norms", unit="norm")
@@ -173,7 +174,7 @@ def _tokens(tokens: Sequence[str], scores: Sequence[float]) -> list[_Token]:
 
 def _map(panel: Panel, queries: Sequence[str], keys: Sequence[str], *, hovered: bool) -> _Map:
     if panel.map.dim() != 2:
-        raise ValueError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
+        raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
     same_length(queries, panel.map.shape[0], "the queries (rows)")
     same_length(keys, panel.map.shape[1], "the keys (columns)")
     values = panel.map.detach().double().cpu().numpy()

@@ -7,6 +7,7 @@ from captum.attr import visualization
 from torch import Tensor
 
 from captum_norm.characters import spelled_out
+from captum_norm.errors import InvalidInputError
 from captum_norm.visualization.text import printable, same_length
 
 
@@ -29,7 +30,7 @@ def text_record(
         The record; ``attr_score`` is the sum of the scores in their own unit.
 
     Raises:
-        ValueError: scores are not one number for each token.
+        InvalidInputError: scores are not one number for each token.
 
     Example:
         >>> import torch
@@ -37,7 +38,7 @@ def text_record(
         [0.25, 1.0]
     """
     if scores.dim() != 1:
-        raise ValueError(f"scores have shape {tuple(scores.shape)}; expected (S,), one example at a time")
+        raise InvalidInputError(f"scores have shape {tuple(scores.shape)}; expected (S,), one example at a time")
     same_length(tokens, scores.shape[0], "scores")
     values = scores.detach().float().cpu()
     top = values.max() if values.numel() else values.new_ones(())

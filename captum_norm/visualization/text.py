@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from captum_norm.characters import spelled_out
+from captum_norm.errors import InvalidInputError
 
 
 def printable(token: str) -> str:
@@ -40,6 +41,6 @@ def formatted(scores: Sequence[float]) -> list[str]:
 
 
 def same_length(tokens: Sequence[str], other: int, what: str) -> None:
-    """Raise ``ValueError`` unless there are as many tokens as ``what`` has entries."""
+    """Raise :class:`InvalidInputError` unless there are as many tokens as ``what`` has entries."""
     if len(tokens) != other:
-        raise ValueError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")
+        raise InvalidInputError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")

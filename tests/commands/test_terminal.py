@@ -4,6 +4,7 @@ import ast
 import csv
 import io
 import json
+import sys
 import unicodedata
 import warnings
 from collections.abc import Callable
@@ -166,6 +167,20 @@ def test_what_commands_complain_of(
     assert "\\x1b[31m" in said
     assert said.count("\n") == 1
     assert is_safe(said)
+
+
+def test_translations_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """In a pipe they are data."""
+    (tmp_path / "text").write_text("oui\n", encoding="utf-8")
+    monkeypatch.setattr("alignment.translation.translate", lambda *_, **__: [[HOSTILE]])
+    shown = []
+    for is_terminal in (True, False):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert alignment.cli.main(["translate", str(tmp_path / "text"), "--quiet"]) == 0
+        shown.append(capsysbinary.readouterr().out.decode())
+    assert shown == [f"{SPELLED}\n", f"{HOSTILE}\n"]
 
 
 def test_figures_and_records() -> None:
