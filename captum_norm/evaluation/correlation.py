@@ -62,9 +62,13 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
 
     Returns:
         (M, M), float64, in the order of ``scores``; examples where a coefficient is NaN are left out of its mean.
+
+    Raises:
+        InvalidInputError: no scores, tensors of different shapes, or another coefficient.
     """
     one_of("coefficient", coefficient, _FEATURES)
-    if not isinstance(scores, Mapping) or not scores:
+    given: object = scores
+    if not isinstance(given, Mapping) or not given:
         raise InvalidInputError(f"got scores {shown(scores)}; expected a mapping from methods to tensors (B, S)")
     _check(*scores.values(), compared)
     rows = torch.stack(list(scores.values()), 1)

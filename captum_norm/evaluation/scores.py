@@ -43,7 +43,7 @@ def relevance_gain(most_relevant_first: Tensor, least_relevant_first: Tensor) ->
     return area(least_relevant_first) - area(most_relevant_first)
 
 
-def check_scores(scores: Tensor, removable: Tensor) -> None:
+def check_scores(scores: object, removable: Tensor) -> None:
     """Check that scores are a number for each token, (B, S).
 
     Raises:
