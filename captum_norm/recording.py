@@ -26,7 +26,7 @@ from captum_norm.models.library import EagerAttention
 from captum_norm.models.offloading import present
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
-from captum_norm.models.tracing import evaluating, hooked
+from captum_norm.models.tracing import Received, evaluating, hooked
 
 # Attention weights of this size stay in a processor's cache between their making and their reduction,
 CHUNK_BYTES = 4 * 2**20
@@ -334,8 +334,8 @@ class _Recorder:
             self._open[block.attention].behind[end] = tensor.clone() if overwritten else tensor
         self._finish_if_complete(block)
 
-    def _route(self, block: Block, _module: nn.Module, tensors: list[Tensor]) -> None:
-        self._open[block.attention].routing = routing_of(tensors)
+    def _route(self, block: Block, _module: nn.Module, received: Received) -> None:
+        self._open[block.attention].routing = routing_of(received)
 
     def _score(self, block: Block, _module: nn.Module, scores: Tensor) -> None:
         self._open[block.attention].routing = routing_of_scores(scores)

@@ -26,7 +26,7 @@ from captum_norm.models.parameters import NormReader, Projection, accumulation_d
 from captum_norm.models.seams import library_of
 from captum_norm.models.steps import ActivationReader, Step, read_step
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import evaluating, first_tensor, tensors_in
+from captum_norm.models.tracing import evaluating, first_tensor
 
 # Activations that model files call as functions.
 ACTIVATIONS = frozenset(
@@ -257,7 +257,7 @@ class _Watcher:
     def _begin_experts(self, module: nn.Module, *received: Any) -> None:
         # Where every head of attention has maps of its own they are stacked, too, but it reads sequences.
         stream = first_tensor(received)
-        if routing_of(tensors_in(received)) is not None or (stream is not None and stream.dim() == 2):
+        if routing_of(received) is not None or (stream is not None and stream.dim() == 2):
             self._pause(module)
 
     def _pause(self, module: nn.Module, *_: Any) -> None:

@@ -1,7 +1,7 @@
 """Finding the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations, product
 from typing import Any
@@ -14,7 +14,8 @@ from captum_norm.functional import Elementwise, written_by
 from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
 from captum_norm.models.feed_forward_networks import KNOWN, cuts_of, is_elementwise
 from captum_norm.models.parameters import accumulation_dtype, equal, reproduces
-from captum_norm.models.tracing import Call, Trace, first_tensor, tensors_in
+from captum_norm.models.probing import copy_with, drawn, output_of
+from captum_norm.models.tracing import Call, Received, Trace, first_tensor, tensors_in
 
 
 def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -36,9 +37,9 @@ def routers_beside(module: nn.Module) -> list[nn.Module]:
     ]
 
 
-def routing_of(tensors: Sequence[Tensor]) -> Routing | None:
-    """The routing among what a module receives: indices and coefficients, (N, n) each."""
-    tables = [tensor for tensor in tensors if tensor.dim() == 2]
+def routing_of(received: Any) -> Routing | None:
+    """The routing among the (nested) arguments that a module receives: indices and coefficients, (N, n) each."""
+    tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
     indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
     for index in indices:
         for coefficients in tables:
@@ -66,11 +67,17 @@ def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, 
                 continue
             spread = positions.repeat(count, 1) * scores.T.reshape(-1, 1)
             if equal(spread, call.inputs):
-                summed = call.output.reshape(count, *positions.shape).sum(0)
-                together = Call(call.module, positions, summed, call.order)
-                experts = read_experts(together, routing_of_scores(scores), scored.module)
+                together = partial(_summed, shape=(count, *positions.shape))
+                written = together(call.output)
+                routed = Call(call.module, positions, written, call.order), routing_of_scores(scores)
+                experts = read_experts(*routed, ((call.inputs,), {}), together, scored.module)
                 if experts is not None:
-                    yield experts, summed
+                    yield experts, written
+
+
+def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What experts that each read all positions give together."""
+    return output.reshape(shape).sum(0)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,7 @@ class ExpertsCall:
         output: what it gave, (N, D).
         routing: what was decided for the positions of the first copy, or that each expert reads rows of its own.
         rows: which rows are the R positions of each copy, (copies, R).
+        received: what the module was called with.
     """
 
     module: nn.Module
@@ -90,16 +98,17 @@ class ExpertsCall:
     output: Tensor
     routing: Routing
     rows: Tensor
+    received: Received
 
     @classmethod
-    def of(cls, module: nn.Module, received: Any, output: Tensor, copies: int) -> "ExpertsCall":
-        """The call of a module that received these (nested) arguments.
+    def of(cls, module: nn.Module, received: Received, output: Tensor, copies: int) -> "ExpertsCall":
+        """The call of a module that received these arguments.
 
         Raises:
             UnsupportedModelError: if they are not as experts receive them.
         """
         given = first_tensor(received)
-        routing = routing_of(tensors_in(received))
+        routing = routing_of(received)
         count = len(next(iter(stacked_maps(module).values())))
         if given is None or given.shape != output.shape:
             raise _not_understood(module)
@@ -108,12 +117,13 @@ class ExpertsCall:
         if routing is not None and len(routing.experts) == len(inputs):
             rows = rows.reshape(copies, -1)
             experts, coefficients = (table[rows[0]].detach() for table in routing)
-            return cls(module, inputs, output, Routing(experts, coefficients), rows)
+            return cls(module, inputs, output, Routing(experts, coefficients), rows, received)
         if routing is not None or len(inputs) % (count * copies):
             raise _not_understood(module)
         rows = rows.reshape(count, copies, -1).transpose(0, 1).flatten(1)
         experts = (rows[0] * count // len(inputs))[:, None]
-        return cls(module, inputs, output, Routing(experts, torch.ones_like(experts, dtype=inputs.dtype)), rows)
+        routing = Routing(experts, torch.ones_like(experts, dtype=inputs.dtype))
+        return cls(module, inputs, output, routing, rows, received)
 
     def read(self) -> ExpertsReader:
         """The experts.
@@ -122,9 +132,8 @@ class ExpertsCall:
             UnsupportedModelError: if they do not reproduce the output.
         """
         first = self.rows[0]
-        reader = read_experts(
-            Call(self.module, self.inputs[first].detach(), self.output[first].detach(), 0), self.routing
-        )
+        call = Call(self.module, self.inputs[first].detach(), self.output[first].detach(), 0)
+        reader = read_experts(call, self.routing, self.received, lambda output: output.flatten(0, -2)[first])
         if reader is None:
             raise _not_understood(self.module)
         return reader
@@ -138,9 +147,50 @@ def _not_understood(module: nn.Module) -> UnsupportedModelError:
     )
 
 
-def read_experts(call: Call, routing: Routing, scorer: nn.Module | None = None) -> ExpertsReader | None:
-    """The experts of a module with stacked maps, if they reproduce its output."""
-    module, width = call.module, call.inputs.shape[-1]
+def read_experts(
+    call: Call,
+    routing: Routing,
+    received: Received,
+    together: Callable[[Tensor], Tensor] = torch.clone,
+    scorer: nn.Module | None = None,
+) -> ExpertsReader | None:
+    """The experts of a module with stacked maps, if they reproduce its output, whatever the numbers in the maps.
+
+    Args:
+        call: the call, with what the experts read and gave as (N, D).
+        routing: the routing of these positions.
+        received: what the module was called with.
+        together: what makes ``call.output`` of what the module returns.
+        scorer: what scored the experts, if they read positions times their scores.
+    """
+    # With maps next to 0 beside their biases, every reading reproduces the output.
+    copy = copy_with(call.module, _drawn_maps(call.module, call.inputs), call.inputs)
+    args, kwargs = received
+    output = output_of(copy, *args, **kwargs)
+    if copy is None or output is None:
+        return None
+    drawn_call = Call(copy, call.inputs, together(output), call.order)
+    for reader in _expert_readings(copy, call.inputs.shape[-1], scorer):
+        found = replace(reader, module=call.module)
+        if _reproduces_experts(reader, routing, drawn_call) and _reproduces_experts(found, routing, call):
+            return found
+    return None
+
+
+def _drawn_maps(module: nn.Module, like: Tensor) -> dict[str, nn.Parameter]:
+    """Other maps and biases, the same for every expert, at which neurons are neither next to 0 nor saturated."""
+    maps = {name: map_ for name, map_ in module.named_parameters(recurse=False) if map_.dim() in (2, 3)}
+    numbers = drawn(like, *(map_.shape[1:] for map_ in maps.values()))
+    return {
+        name: nn.Parameter(
+            (number / max(number.numel(), 1) ** ((number.dim() - 1) / 4)).expand(map_.shape), requires_grad=False
+        )
+        for (name, map_), number in zip(maps.items(), numbers, strict=True)
+    }
+
+
+def _expert_readings(module: nn.Module, width: int, scorer: nn.Module | None) -> Iterator[ExpertsReader]:
+    """What experts with the module's parameters may be, that read and write vectors of this width."""
     own = dict(module.named_parameters(recurse=False))
     stacked = [name for name, parameter in own.items() if parameter.dim() == 3]
     biases = [name for name, parameter in own.items() if parameter.dim() == 2]
@@ -153,10 +203,7 @@ def read_experts(call: Call, routing: Routing, scorer: nn.Module | None = None) 
         for cuts in cuts_of(into.shape[2], out.shape[1]):
             for activation, factor in _expert_functions(module):
                 gating = Gating(activation, factor, cuts)
-                reader = ExpertsReader(module, inner, outer, inner_bias, outer_bias, transposed, gating, scorer)
-                if _reproduces_experts(reader, routing, call):
-                    return reader
-    return None
+                yield ExpertsReader(module, inner, outer, inner_bias, outer_bias, transposed, gating, scorer)
 
 
 def _expert_functions(module: nn.Module) -> Iterator[tuple[Elementwise, Elementwise | None]]:

@@ -35,7 +35,7 @@ from captum_norm.models.feed_forward import (
 from captum_norm.models.feed_forward_networks import Named, dense_networks, gated
 from captum_norm.models.layouts import Site
 from captum_norm.models.parameters import NormReader, Same, equal, read_norm, read_projection, reproduces
-from captum_norm.models.tracing import Call, Trace
+from captum_norm.models.tracing import Call, Received, Trace
 
 HOW_TO = (
     "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "
@@ -81,7 +81,7 @@ class FeedForwardSearch:
     missing: dict[nn.Module, str] = field(default_factory=dict)
     _pending: list[_Pending] = field(default_factory=list)
     _attended: list[tuple[nn.Module, bool]] = field(default_factory=list)
-    _routings: dict[nn.Module, Routing] = field(default_factory=dict)
+    _routings: dict[nn.Module, tuple[Routing, Received]] = field(default_factory=dict)
 
     def expect(self, block: Block, trace: Trace) -> None:
         """An attention block was found."""
@@ -93,11 +93,11 @@ class FeedForwardSearch:
         if stream is not None:
             self._pending.append(_Pending(block, stream, written))
 
-    def routed(self, module: nn.Module, tensors: Sequence[Tensor]) -> None:
-        """A module with stacked parameters receives these tensors."""
-        routing = routing_of(tensors)
+    def routed(self, module: nn.Module, received: Received) -> None:
+        """A module with stacked parameters is called."""
+        routing = routing_of(received)
         if routing is not None:
-            self._routings[module] = routing
+            self._routings[module] = routing, received
 
     def waits_for(self, module: nn.Module) -> bool:
         """Whether a block inside a module still lacks its feed-forward block."""
@@ -189,8 +189,10 @@ class FeedForwardSearch:
     def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, End | None]]:
         """Experts that read a tensor, what they gave together, and where that is seen, if anywhere."""
         for call in trace.calls_on(read):
-            routing = self._routings.get(call.module)
-            experts = None if routing is None else read_experts(call, routing)
+            if call.module not in self._routings:
+                continue
+            routing, received = self._routings[call.module]
+            experts = read_experts(call, routing, received)
             if experts is not None:
                 yield experts, call.output, End(call.module, "output")
         for experts, together in scaled_experts(trace, read):

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Normalization, normalize
 from captum_norm.models.offloading import present
-from captum_norm.models.probing import drawn, forward_of, output_at
+from captum_norm.models.probing import copy_with, drawn, forward_of, output_of
 
 LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
 """The forward functions of linear maps that need no probe, and whether they store their weight as (outputs, inputs)."""
@@ -134,7 +134,7 @@ def _is_linear(projection: Projection, matrix: Tensor) -> bool:
     parameters, computed = {"weight": other.T if projection.transposed else other}, inputs @ other
     if projection.bias(matrix.dtype) is not None:
         parameters["bias"], computed = bias, computed + bias
-    outputs = output_at(module, inputs, parameters)
+    outputs = output_of(copy_with(module, parameters, inputs), inputs)
     return outputs is not None and reproduces(computed, outputs, inputs.abs() @ other.abs())
 
 
@@ -190,7 +190,7 @@ def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
     rows = (rows * scale + shift).expand(*inputs.shape[:-2], 4, width)
     names = [name for name in ("weight", "bias") if isinstance(getattr(module, name, None), Tensor)]
     parameters = dict(zip(names, vectors, strict=False))
-    outputs = output_at(module, rows, parameters)
+    outputs = output_of(copy_with(module, parameters, rows), rows)
     gain, bias = (
         parameters[name].to(accumulation_dtype(rows.dtype)) if name in parameters else None
         for name in ("weight", "bias")

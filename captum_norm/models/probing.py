@@ -1,6 +1,8 @@
 """What a module computes at parameters and inputs of our choosing, at which no two readings agree by accident."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -17,32 +19,48 @@ def forward_of(module: nn.Module) -> Callable[..., Any] | None:
     return type(module).forward if own is None else getattr(own, "__func__", None)
 
 
-def output_at(module: nn.Module, inputs: Tensor, parameters: Mapping[str, Tensor]) -> Tensor | None:
-    """What a module would give for ``inputs`` if it had these parameters and the others in the inputs' dtype.
+def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor) -> nn.Module | None:
+    """A module with other parameters, which shares the rest, and which no hook watches.
 
-    The module itself is not changed.
+    Args:
+        module: the module, which is not changed.
+        parameters: those that are other; the rest are in the dtype and on the device of ``like``.
+        like: what it will read.
 
     Returns:
-        its output, or None if it does not run on one tensor of this dtype.
+        the copy, whose ``forward`` is to be called; None if there is no such copy.
     """
     forward = forward_of(module)
     if forward is None:
         return None
-    copy = object.__new__(type(module))
     with present(module):
-        own = {name: value for name, value in vars(module).items() if name != "forward"}
-        vars(copy).update(own)
+        copy = _unhooked(module)
+        own = vars(copy)
         for tensors in ("_parameters", "_buffers"):
-            vars(copy)[tensors] = {name: _like(value, inputs) for name, value in own[tensors].items()}
+            own[tensors] = {name: _like(value, like) for name, value in own[tensors].items()}
     for name, value in parameters.items():
         kept = next((tensors for tensors in ("_parameters", "_buffers") if name in own[tensors]), None)
-        (vars(copy) if kept is None else vars(copy)[kept])[name] = value
+        (own if kept is None else own[kept])[name] = value
+    own["forward"] = MethodType(forward, copy)
+    return copy
+
+
+def output_of(copy: nn.Module | None, *args: Any, **kwargs: Any) -> Tensor | None:
+    """What a copy gives for these arguments; None if it does not run on them, or gives no tensor."""
     try:
         with torch.no_grad():
-            output = forward(copy, inputs)
+            output = None if copy is None else copy.forward(*args, **kwargs)
     except (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError):
         return None
     return output if isinstance(output, Tensor) else None
+
+
+def _unhooked(module: nn.Module) -> nn.Module:
+    copy = object.__new__(type(module))
+    vars(copy).update(vars(module))
+    vars(copy).update({hooks: OrderedDict() for hooks in ("_forward_hooks", "_forward_pre_hooks")})
+    vars(copy)["_modules"] = {name: child and _unhooked(child) for name, child in module._modules.items()}
+    return copy
 
 
 def _like(value: Tensor | None, inputs: Tensor) -> Tensor | None:

@@ -144,6 +144,8 @@ class Trace:
 
 
 Hook = Callable[..., Any]
+Received = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a module was called with: its arguments by place and by name."""
 End = Literal["input", "output", "arguments", "result"]
 
 
@@ -153,7 +155,7 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
 
     Args:
         hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
-            none), or at ``"arguments"`` the list of all tensors that it receives, or at ``"result"`` all that it
+            none), or at ``"arguments"`` all that it receives, as (args, kwargs), or at ``"result"`` all that it
             returns, in whose place the function may give something else.
     """
 
@@ -183,8 +185,8 @@ def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | N
     return first_tensor(kwargs) if tensor is None else tensor
 
 
-def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    return tensors_in((args, kwargs))
+def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received:
+    return args, kwargs
 
 
 @contextmanager

@@ -42,6 +42,17 @@ def equal_factors(model: Any) -> None:
         layer.mlp.up_proj.weight.copy_(layer.mlp.gate_proj.weight)
 
 
+def vanishing_experts(model: Any) -> None:
+    """What experts compute vanishes beside their bias."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("experts.gate_up_proj_bias"):
+            parameter.zero_()
+        elif name.endswith("experts.gate_up_proj"):
+            parameter.mul_(1e-2)
+        elif name.endswith("experts.down_proj_bias"):
+            parameter.normal_(std=1e4)
+
+
 def plain_norms(model: Any) -> None:
     """γ = 1 and β = 0, on a stream that is normalised already."""
     for name, parameter in model.named_parameters():
@@ -65,6 +76,7 @@ CASES = {
     # Near 0 GELU, SiLU and half of the identity are the same.
     **{f"small neurons, {name}": (name, small_neurons) for name in ("llama", "gpt-neox", "bert")},
     "equal factors": ("llama", equal_factors),
+    "vanishing experts": ("gpt-oss", vanishing_experts),
     "small stream": ("llama", each(times(1e-9, "embed_tokens"), times(1e3, "o_proj"))),
     "plain norms, llama": ("llama", plain_norms),
     "plain norms, gpt2": ("gpt2", plain_norms),
