@@ -139,7 +139,7 @@ def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
     """True at the real ones among the ``count`` query positions that a stack has in the user's inputs, (B, Q)."""
     queries, _ = call.positions_of(role)
     if queries.real is None:
-        return torch.ones(call.batch, count, dtype=torch.bool)
+        return torch.ones(call.batch, count, dtype=torch.bool, device="cpu")
     return queries.unshift(queries.real, -1)
 
 

@@ -378,5 +378,5 @@ def position_rows(
         if pooled is not None:
             return pooled.to(like)
     rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
-    rows[torch.arange(len(real)), positions_of_examples(chosen, real)] = 1
+    rows[torch.arange(len(real), device=like.device), positions_of_examples(chosen, real)] = 1
     return rows

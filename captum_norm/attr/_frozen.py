@@ -26,7 +26,7 @@ from captum_norm.models.parameters import NormReader, Projection, accumulation_d
 from captum_norm.models.seams import library_of
 from captum_norm.models.steps import ActivationReader, Step, read_step
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.models.tracing import evaluating, first_argument, first_tensor, with_argument
 
 # Activations that model files call as functions.
 ACTIVATIONS = frozenset(
@@ -207,14 +207,11 @@ class _Watcher:
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._entered:
             return None
-        given = first_tensor(args)
-        stream = first_tensor(kwargs) if given is None else given
+        stream = first_argument(args, kwargs)
         if stream is None:
             return None
         self._entered = True
-        entered = self._rules.enter(stream)
-        exchanged = tuple(entered if value is stream else value for value in args)
-        return exchanged, {name: entered if value is stream else value for name, value in kwargs.items()}
+        return with_argument(args, kwargs, stream, self._rules.enter(stream))
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         stream = first_tensor(output)
@@ -239,8 +236,7 @@ class _Watcher:
         return self._entered and not self._busy
 
     def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        inputs = first_tensor(args)
-        inputs = first_tensor(kwargs) if inputs is None else inputs
+        inputs = first_argument(args, kwargs)
         if not self._watches() or inputs is None or not isinstance(output, Tensor) or not self._rules.carries(output):
             return None
         step = self._step(module, inputs, output)

@@ -37,7 +37,9 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
             with seam, hooked(behind.hooks(call.model)), evaluating(call.model):
                 output = _excerpt(call.outside_inference()).run()
             return behind.read_position(output)
-    except (InvalidInputError, NotImplementedError, RuntimeError):
+    except torch.OutOfMemoryError:
+        raise
+    except (InvalidInputError, RuntimeError):
         return None  # a head without a gradient
 
 
@@ -62,7 +64,7 @@ class _BehindAttention:
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        self._start = torch.empty(1, 0)  # before any attention
+        self._start = torch.empty(1, 0, device="cpu")  # before any attention
         self._streams: list[Tensor] = []
 
     def __call__(

@@ -1,6 +1,6 @@
 """What is kept of each attention block: maps, mixing ratios, completeness errors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,6 @@ from captum_norm.functional import (
     value_norms_error,
 )
 from captum_norm.functional.norms import CACHED_ELEMENTS
-from captum_norm.functional.refined_norms import Projection
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
@@ -93,7 +92,9 @@ class _Sketch:
 class _Form(_Sketch):
     """The norms of Σ_h α_hj f_h(x_j) behind one set of frozen norms, still to be divided by the queries' σ."""
 
-    def __init__(self, values: Tensor, products: Products, queries: int, limit: int, projection: Projection) -> None:
+    def __init__(
+        self, values: Tensor, products: Products, queries: int, limit: int, projection: Callable[[], Tensor]
+    ) -> None:
         super().__init__(values, products, queries)
         self._values, self._projection = values, projection
         self._form = key_gram(values, products.gram, limit)
@@ -254,7 +255,7 @@ class NormReducer:
         if self.per_head and self.with_maps:
             self.head_map = values.new_empty(batch, heads, queries, keys)
 
-    def _projection(self, carry: Carry, heads: int) -> Projection:
+    def _projection(self, carry: Carry, heads: int) -> Callable[[], Tensor]:
         return lambda: carried_projection(self.block, carry, heads, torch.float64)
 
     def consume(self, weights: Tensor, part: Part) -> None:

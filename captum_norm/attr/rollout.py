@@ -73,7 +73,10 @@ def _rolled(maps: dict[StackName, Tensor]) -> dict[StackName, Tensor]:
     if "decoder" not in maps or "cross" not in maps:
         return {name: replaced(stack, rollouts(stack)) for name, stack in maps.items()}
     decoder, cross = maps["decoder"], maps["cross"]
-    rolled, through_encoder = dict[StackName, Tensor](), torch.eye(cross.shape[-1]).to(cross)
+    rolled, through_encoder = (
+        dict[StackName, Tensor](),
+        torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device),
+    )
     if "encoder" in maps:
         rolled["encoder"] = replaced(maps["encoder"], rollouts(maps["encoder"]))
         through_encoder = rolled["encoder"][:, -1]

@@ -24,7 +24,7 @@ from captum_norm.models.layers import layer_of
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.models.tracing import evaluating, first_argument, first_tensor
 from captum_norm.recording import CHUNK_BYTES, record
 
 # How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.
@@ -178,8 +178,7 @@ class _LayerCall:
     def run(self, copies: int) -> Tensor:
         """The output for one example's stream repeated, (copies, Q, D)."""
         args, kwargs = self.arguments
-        stream = first_tensor(args)
-        stream = first_tensor(kwargs) if stream is None else stream
+        stream = first_argument(args, kwargs)
 
         def repeat(_: _Place, tensor: Tensor) -> Tensor:
             return tensor.expand(copies, *tensor.shape[1:]).contiguous() if tensor is stream else tensor

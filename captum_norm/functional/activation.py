@@ -93,7 +93,7 @@ def _nearest(origin: Tensor) -> Tensor:
 def _quadrature(count: int) -> tuple[list[float], list[float]]:
     """Nodes and weights of Gauss–Legendre quadrature on [0, 1] [Golub & Welsch 1969]."""
     with torch.inference_mode(False):
-        index = torch.arange(1, count, dtype=torch.float64)
+        index = torch.arange(1, count, dtype=torch.float64, device="cpu")
         beside = index / (4 * index**2 - 1).sqrt()
         nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
         return ((nodes + 1) / 2).tolist(), vectors[0].square().tolist()

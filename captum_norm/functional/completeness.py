@@ -26,7 +26,7 @@ def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # Kept for later calls, which may want gradients that tensors of inference mode cannot take part in.
     with torch.inference_mode(False):
         generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator)
+        signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator, device="cpu")
         return (signs * 2 - 1).to(device, dtype)
 
 

@@ -12,10 +12,8 @@ from torch import Tensor
 from captum_norm.functional.lengths import in_range, length, out_of_range
 from captum_norm.functional.norms import CACHED_ELEMENTS, chunks, root
 
-Projection = Callable[[], Tensor]
 
-
-def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, projection: Projection) -> Tensor:
+def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
     """‖Σ_h α_ij f_h(x_j)‖ of :func:`captum_norm.functional.summed_norms`, those out of range anew.
 
     Args:
@@ -55,7 +53,7 @@ def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, project
     return norms.index_put((example, query, key), root(squares).to(norms))
 
 
-def refined_head_norms(norms: Tensor, values: Tensor, projection: Projection) -> Tensor:
+def refined_head_norms(norms: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
     """‖f_h(x_j)‖ of :func:`captum_norm.functional.transformed_norms`, those out of range anew.
 
     Args:

@@ -1,5 +1,9 @@
 """Whether a model computes while it is explained what it computes by itself."""
 
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +13,8 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
-from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.models.threads import here
+from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 
 
 class PlainAttention:
@@ -52,39 +57,70 @@ def expect_same_output(call: ModelCall) -> dict[nn.Module, int]:
         UnsupportedModelError: if the outputs differ by more than rounding.
     """
     attention = PlainAttention()
+    seam = partial(library_of(call.model).attention_through, call.model, attention.attend)
     with torch.no_grad(), evaluating(call.model):
-        with library_of(call.model).attention_through(call.model, attention.attend):
-            explained = _output(call)
-        own = _output(call)
-    if own is not None and explained is not None:
-        _compare(call, own, explained)
+        with seam():
+            explained = _outputs(call)
+        own = _outputs(call)
+        # While it is explained a model may return no attention weights, which come behind what it is for.
+        compared = list(zip(own, explained, strict=False))[: None if len(own) == len(explained) else 1]
+        precision = max((_precision(call.model, first) for first, _ in compared), key=_eps, default=torch.float32)
+        # Half of the digits: layers add up what attention functions round in another way.
+        accepted = _eps(precision) ** 0.5
+        error = max((_error(first, second, call) for first, second in compared), default=0.0)
+        if error > accepted and _eps(precision) > _eps(torch.float32):
+            # A router may choose otherwise, and a head may cancel all that is not rounding.
+            error = max(_errors_of_modules(call, attention.queries, seam), default=0.0)
+    if error > accepted:
+        raise UnsupportedModelError(
+            f"{type(call.model).__name__} computes something else by itself than with attention weights that can be "
+            f"explained: relative difference {error:.1e}, accepted {accepted:.0e} for {precision}; if it is these that "
+            f"you want explained, run it so, too{library_of(call.model).with_weights}"
+        )
     return attention.queries
 
 
-def _output(call: ModelCall) -> Tensor | None:
-    """The first tensor that the model returns, with the random numbers that a model may draw always the same."""
+def _outputs(call: ModelCall) -> list[Tensor]:
+    """The numbers that the model returns."""
+    returned = tensors_in(_run(call))
+    return [torch.atleast_2d(tensor.clone()) for tensor in returned if tensor.is_floating_point() and tensor.numel()]
+
+
+def _run(call: ModelCall) -> Any:
+    """What the model returns, with the random numbers that a model may draw always the same."""
     devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
     with torch.random.fork_rng(devices):
-        output = first_tensor(call.run())
-    return None if output is None else output.clone()
+        return call.run()
 
 
-def _compare(call: ModelCall, own: Tensor, explained: Tensor) -> None:
-    name, precision = type(call.model).__name__, _precision(call.model, own)
-    # Half of the digits: layers add up what attention functions round in another way.
-    accepted = torch.finfo(precision).eps ** 0.5
-    if own.shape != explained.shape:
-        raise UnsupportedModelError(
-            f"{name} returns a tensor of shape {tuple(own.shape)}, and of {tuple(explained.shape)} while its attention "
-            "weights are looked at; expected the same"
-        )
-    error = _relative_error(own, explained, call, half=precision.itemsize < torch.float32.itemsize)
-    if error > accepted:
-        raise UnsupportedModelError(
-            f"{name} computes something else by itself than with attention weights that can be explained: relative "
-            f"difference of the outputs {error:.1e}, accepted {accepted:.0e} for {precision}; if it is these that you "
-            f"want explained, run it so, too{library_of(call.model).with_weights}"
-        )
+def _errors_of_modules(
+    call: ModelCall, modules: Iterable[nn.Module], seam: Callable[[], AbstractContextManager[None]]
+) -> Iterator[float]:
+    """How far what each module of attention gives is off while the model is explained, for the same input."""
+    given: list[Tensor] = []
+    results: list[Tensor] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        stream, result = first_argument(args, kwargs), first_tensor(output)
+        if stream is not None and result is not None:
+            given.append(stream.clone())
+            results.append(result.clone())
+
+    def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received | None:
+        stream = first_argument(args, kwargs)
+        return None if stream is None else with_argument(args, kwargs, stream, given.pop(0))
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(here(note), with_kwargs=True).remove)
+        _run(call)
+        own, results = results, []
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(here(put), with_kwargs=True).remove)
+        with seam():
+            _run(call)
+    for first, second in zip(own, results, strict=True):
+        yield _error(first, second, call)
 
 
 def _precision(model: nn.Module, output: Tensor) -> torch.dtype:
@@ -92,26 +128,28 @@ def _precision(model: nn.Module, output: Tensor) -> torch.dtype:
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if torch.is_autocast_enabled(output.device.type):
         dtypes.add(torch.get_autocast_dtype(output.device.type))
-    return max({torch.float32, output.dtype, *dtypes}, key=lambda dtype: torch.finfo(dtype).eps)
+    return max({torch.float32, output.dtype, *dtypes}, key=_eps)
 
 
-def _relative_error(own: Tensor, explained: Tensor, call: ModelCall, *, half: bool) -> float:
-    """That of the worst position that is no padding; 0 where something is not finite, of which others tell.
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
-    In half precision that of the median: where rounding makes a router choose other experts, a position differs widely.
-    """
+
+def _error(own: Tensor, explained: Tensor, call: ModelCall) -> float:
+    """The relative error of the worst position that is no padding and is finite in both; of others, others tell."""
+    if own.shape != explained.shape:
+        return math.inf
     own, explained = (_real(output, call).flatten(0, -2).double() for output in (own, explained))
     error = (own - explained).norm(dim=-1) / own.norm(dim=-1).clamp(min=torch.finfo(own.dtype).tiny)
-    if not error.isfinite().all():
-        return 0.0
-    return float(error.median() if half else error.max())
+    finite = error[error.isfinite()]
+    return float(finite.max()) if len(finite) else 0.0
 
 
 def _real(output: Tensor, call: ModelCall) -> Tensor:
     """The output at real positions, if it has some for each."""
-    positions = call.decoder if call.decoder.length else call.positions
-    if positions.real is not None:
-        for real in (positions.real, positions.real.T):
-            if output.shape[:2] == real.shape and output.dim() > 2:
-                return output[real.to(output.device)].unsqueeze(0)
+    for positions in (call.decoder, call.positions):
+        if positions.real is not None:
+            for real in (positions.real, positions.real.T):
+                if output.shape[:2] == real.shape and output.dim() > 2:
+                    return output[real.to(output.device)].unsqueeze(0)
     return output

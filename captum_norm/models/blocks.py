@@ -234,8 +234,7 @@ class _Parts:
 
     def projection(self, part: str) -> Projection:
         module, inputs = self.module(part), self.tensor(Site(part, "input"))
-        event = self.event(Site(part, "output"))
-        projection = read_projection(module, inputs, event.tensor if event.computed is None else event.computed)
+        projection = read_projection(module, inputs, self.event(Site(part, "output")).own)
         if projection is None:
             raise self.refusal(f'"{part}" does not compute input @ weight + bias')
         return projection

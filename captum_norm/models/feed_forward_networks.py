@@ -75,10 +75,11 @@ def _gatings(
             for cuts in cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
                 factors = [outputs[0][..., cut] for cut in cuts] or outputs
                 if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
-                    functions = _functions(trace, factors[0], named)
-                    matching = next((g for g in functions if _gives(g, None, factors, hidden)), None)
-                    if matching is not None:
-                        yield chosen, Gating(matching, cuts=cuts)
+                    functions = [g for g in _functions(trace, factors[0], named) if _gives(g, factors, hidden)]
+                    if functions:
+                        # In half precision several round to what was seen.
+                        nearest = min(functions, key=lambda g: _error(g, factors, hidden))
+                        yield chosen, Gating(nearest, cuts=cuts)
 
 
 def cuts_of(outputs: int, width: int) -> list[tuple[slice, ...]]:
@@ -103,13 +104,23 @@ def _functions(trace: Trace, point: Tensor, named: Named) -> Iterator[Elementwis
         yield from KNOWN
 
 
-def _gives(activation: Elementwise, factor: Elementwise | None, factors: Sequence[Tensor], hidden: Tensor) -> bool:
-    """Whether g(u), or g(u) h(w), is what the neurons gave, and g element-wise."""
+def _gives(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> bool:
+    """Whether g(u), or g(u) w, is what the neurons gave, and g element-wise."""
     with torch.no_grad():
-        computed = activation(factors[0])
-        for other in factors[1:]:
-            computed = computed * (other if factor is None else factor(other))
-        return reproduces(computed, hidden) and is_elementwise(activation, factors[0])
+        return reproduces(_neurons(activation, factors), hidden) and is_elementwise(activation, factors[0])
+
+
+def _error(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> float:
+    """How far g(u), or g(u) w, is from what the neurons gave."""
+    with torch.no_grad():
+        return float((_neurons(activation, factors).double() - hidden.double().reshape(factors[0].shape)).norm())
+
+
+def _neurons(activation: Elementwise, factors: Sequence[Tensor]) -> Tensor:
+    neurons = activation(factors[0])
+    for other in factors[1:]:
+        neurons = neurons * other
+    return neurons
 
 
 def is_elementwise(function: Elementwise, point: Tensor) -> bool:

@@ -120,7 +120,7 @@ def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, r
     places = [as_index("position", position)] if single else as_indices("position", position)
     if len(places) not in (1, batch):
         raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
-    index = torch.tensor(places).expand(batch)
+    index = torch.tensor(places, device="cpu").expand(batch)
     for example, place in enumerate(index.tolist()):
         if not -length <= place < length:
             raise InvalidInputError(f"got position {place}; the sequence has {length} positions, 0 to {length - 1}")

@@ -221,6 +221,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False
     check_tensors(arguments)
+    _leave_caches_alone(arguments)
     if library.sequences is not None:
         check_shape(main)
         call = ModelCall(model, arguments, len(main), Positions(), Positions(), _tokens(inputs))
@@ -239,6 +240,25 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         name: (decoder if library.is_decoders(name) else positions).moved(value) for name, value in arguments.items()
     }
     return ModelCall(model, arguments, main.shape[0], positions, decoder, _tokens(inputs))
+
+
+def _leave_caches_alone(arguments: dict[str, Any]) -> None:
+    """Run without a cache of the user's, which every forward pass would write into.
+
+    Raises:
+        InvalidInputError: if it holds positions.
+    """
+    for name in ("past_key_values", "cache_params"):
+        cache = arguments.get(name)
+        if cache is None:
+            continue
+        count = getattr(cache, "get_seq_length", None)
+        if count is None or count():
+            raise InvalidInputError(
+                f"got {name} of type {type(cache).__name__} with positions in it; expected the whole sequence among "
+                f"the inputs, and no {name}"
+            )
+        arguments[name] = None
 
 
 def _as_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen) -> ModelCall:

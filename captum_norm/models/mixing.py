@@ -14,7 +14,7 @@ from captum_norm.models.inputs import ModelCall
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.probing import drawn
 from captum_norm.models.seams import library_of
-from captum_norm.models.tracing import evaluating, first_tensor
+from captum_norm.models.tracing import evaluating, first_argument, first_tensor, with_argument
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
@@ -98,8 +98,7 @@ class _Watch:
             yield
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = first_tensor(args)
-        stream = first_tensor(kwargs) if given is None else given
+        stream = first_argument(args, kwargs)
         if stream is None or get_ident() != self._thread:
             return None
         self._look(stream)
@@ -107,9 +106,7 @@ class _Watch:
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
         self._entered = layer, start
         # The layer may write into what it is given.
-        entered = start.clone()
-        exchanged = tuple(entered if value is stream else value for value in args)
-        return exchanged, {name: entered if value is stream else value for name, value in kwargs.items()}
+        return with_argument(args, kwargs, stream, start.clone())
 
     def _leave(self, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if get_ident() == self._thread:

@@ -105,7 +105,7 @@ def output_scores(call: ModelCall, output: Any, position: Place, readout: Readou
     The position is looked at only where there are logits for every one.
     """
     sequence = call.positions.real is not None or call.positions.length is not None
-    real = real_positions(call) if sequence else torch.ones(call.batch, 1, dtype=torch.bool)
+    real = real_positions(call) if sequence else torch.ones(call.batch, 1, dtype=torch.bool, device="cpu")
     scores = _scores(call.model, output, real, readout)
     return scores if scores.dim() < 3 else _at(scores, call.model, real, read_mask(call, position))
 
@@ -166,7 +166,7 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
     try:
         given = torch.as_tensor(target, device=scores.device)
     except (TypeError, ValueError, RuntimeError):
-        given = torch.empty(0)
+        given = torch.empty(0, device="cpu")
     if (
         given.is_floating_point()
         or given.is_complex()

@@ -57,7 +57,9 @@ def output_of(copy: nn.Module | None, *args: Any, **kwargs: Any) -> Tensor | Non
 
 def _unhooked(module: nn.Module) -> nn.Module:
     copy = object.__new__(type(module))
-    vars(copy).update(vars(module))
+    # What the module notes as it runs is not to reach the model.
+    for name, value in vars(module).items():
+        vars(copy)[name] = value.copy() if type(value) in (list, dict, set) else value
     vars(copy).update({hooks: OrderedDict() for hooks in ("_forward_hooks", "_forward_pre_hooks")})
     vars(copy)["_modules"] = {name: child and _unhooked(child) for name, child in module._modules.items()}
     return copy
@@ -70,4 +72,4 @@ def _like(value: Tensor | None, inputs: Tensor) -> Tensor | None:
 def drawn(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
     """Standard normal numbers, the same each time, in the dtype and on the device of a tensor."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(like) for shape in shapes]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like) for shape in shapes]

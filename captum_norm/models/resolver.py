@@ -101,7 +101,7 @@ class _Probe:
     def leave(self, module: nn.Module, result: Any) -> Tensor | None:
         start, tensor, chosen = self.starts.pop(), first_tensor(result), None
         if tensor is not None and tensor is result and isinstance(module, EXCHANGED):
-            chosen = torch.randn(tensor.shape, generator=self.generator).to(tensor)
+            chosen = torch.randn(tensor.shape, generator=self.generator, device="cpu").to(tensor)
         self._note(module, "output", tensor if chosen is None else chosen, None if chosen is None else tensor)
         inside = [call for call in self.open_calls if call.order >= start]
         feed_forwards = self.feed_forwards

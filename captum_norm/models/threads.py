@@ -5,6 +5,7 @@ end before a model is changed, and one that begins meanwhile waits. Who waits fo
 on after a while, since it may be the one that the other waits for; such a call finds the model's own functions, too.
 """
 
+import os
 import sys
 import threading
 import time
@@ -74,18 +75,36 @@ class _Watch:
     def __init__(self, thread: int) -> None:
         self._thread = thread
         self._place: tuple[FrameType, int] | None = None
-        self._since = time.monotonic()
+        self._since, self._worked = time.monotonic(), 0.0
 
     def is_blocked(self) -> bool:
-        """Whether it has been at one place for long."""
+        """Whether it has been at one place for long without computing there."""
         frame = sys._current_frames().get(self._thread)
         place = None if frame is None else (frame, frame.f_lasti)
-        if place != self._place:
-            self._place, self._since = place, time.monotonic()
-        return time.monotonic() - self._since > PATIENCE
+        now, worked = time.monotonic(), _worked(self._thread)
+        if place != self._place or worked - self._worked > PATIENCE / 8:
+            self._place, self._since, self._worked = place, now, worked
+        return now - self._since > PATIENCE
+
+
+def _worked(thread: int) -> float:
+    """How long a thread has computed, in seconds; 0 where the system does not tell."""
+    number = next((found.native_id for found in threading.enumerate() if found.ident == thread), None)
+    if number is None or sys.platform != "linux":
+        return 0.0
+    try:
+        return time.clock_gettime((~number << 3) | 6)  # CPUCLOCK_SCHED of one thread
+    except OSError:
+        return 0.0
 
 
 _changes: list[_Change] = []
+
+# A fork waits until no model is changed: its child has no thread that would restore it or give the lock up.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=EXPLAINING.acquire, after_in_parent=EXPLAINING.release, after_in_child=EXPLAINING.release
+    )
 
 
 @contextmanager
@@ -97,6 +116,8 @@ def explaining(model: nn.Module) -> Iterator[None]:
             return
         change = _Change(frozenset(model.modules()), threading.get_ident())
         with ExitStack() as stack:
+            # Also where the wait for others is interrupted; behind it no call waits any more.
+            stack.callback(change.over.set)
             for part in _parts(model):
                 stack.callback(part.register_forward_pre_hook(change.gate, prepend=True).remove)
             change.begin()
@@ -105,8 +126,6 @@ def explaining(model: nn.Module) -> Iterator[None]:
                 yield
             finally:
                 _changes.remove(change)
-                # What is changed is restored inside; the gates that still stand let everyone pass.
-                change.over.set()
 
 
 def here(hook: Callable[..., Any]) -> Callable[..., Any]:

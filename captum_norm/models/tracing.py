@@ -45,6 +45,11 @@ class Event:
         return cls(module, end, source.to(device, copy=True), source, computed)
 
     @property
+    def own(self) -> Tensor:
+        """What the module computed."""
+        return self.tensor if self.computed is None else self.computed
+
+    @property
     def overwritten(self) -> bool:
         """Whether the model wrote into the tensor afterwards."""
         return not torch.equal(self.tensor, self.source.to(self.tensor.device))
@@ -78,6 +83,18 @@ def first_tensor(value: Any) -> Tensor | None:
     elif not isinstance(value, Sequence) or isinstance(value, str):
         return None
     return next((tensor for item in value if (tensor := first_tensor(item)) is not None), None)
+
+
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The first such tensor that a module is called with."""
+    tensor = first_tensor(args)
+    return first_tensor(kwargs) if tensor is None else tensor
+
+
+def with_argument(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, new: Tensor) -> "Received":
+    """The same arguments with one tensor in place of another."""
+    exchanged = tuple(new if value is old else value for value in args)
+    return exchanged, {name: new if value is old else value for name, value in kwargs.items()}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -170,7 +187,7 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
             if end in ("output", "result"):
                 handle = module.register_forward_hook(at_output(hook, first_tensor if end == "output" else _whole))
             else:
-                chosen = _first_argument if end == "input" else _all_arguments
+                chosen = first_argument if end == "input" else _all_arguments
                 handle = module.register_forward_pre_hook(at_start(hook, chosen), with_kwargs=True)
             stack.callback(handle.remove)
         yield
@@ -178,11 +195,6 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
 
 def _whole(output: Any) -> Any:
     return output
-
-
-def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    tensor = first_tensor(args)
-    return first_tensor(kwargs) if tensor is None else tensor
 
 
 def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received:

@@ -1,7 +1,7 @@
 """What is made sure of once for each model, by a few forward passes over an excerpt of its first inputs."""
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -52,10 +52,12 @@ def _verify(call: ModelCall) -> str | None:
 
 
 def _state(model: nn.Module) -> tuple[object, ...]:
-    """What may change the function that a model's attention is computed by."""
-    parameter = next(model.parameters(), None)
-    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    return implementation, None if parameter is None else parameter.dtype, torch.is_autocast_enabled()
+    """What may change the functions that a model computes: its modules, how they attend, and in which dtypes."""
+    modules = list(model.modules())
+    configurations = {id(own): own for module in modules if (own := vars(module).get("config")) is not None}
+    attention = [getattr(own, "_attn_implementation", None) for own in configurations.values()]
+    dtypes = {p.dtype for module in modules for p in vars(module)["_parameters"].values() if p is not None}
+    return [ref(module) for module in modules], attention, dtypes, torch.is_autocast_enabled()
 
 
 def refuse_mixing(model: nn.Module) -> None:

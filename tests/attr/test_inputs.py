@@ -8,8 +8,10 @@ import transformers as hf
 from torch import Tensor, nn
 
 from captum_norm import (
+    ALTI,
     AttentionRollout,
     AttentionWeights,
+    DecompX,
     InvalidInputError,
     NonFiniteError,
     NormAttribution,
@@ -98,7 +100,10 @@ def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> N
         (lambda _: {"inputs": None}, "inputs of type NoneType"),
         (lambda _: {"inputs": ()}, "got an empty tuple"),
         (lambda ids: {"inputs": ids.numpy()}, "got inputs of type ndarray; expected a tensor"),
-        (lambda ids: {"inputs": {"input_ids": ids, "past_key_values": 3}}, "BertModel does not accept these inputs: "),
+        (
+            lambda ids: {"inputs": {"input_ids": ids, "past_key_values": 3}},
+            "past_key_values of type int with positions",
+        ),
         (lambda ids: {"inputs": {"ids": ids}}, r"the keys \['ids'\]; expected input_ids"),
         (
             lambda ids: {"inputs": {"input_ids": ids, "token_type_ids": ids[:, :3]}},
@@ -225,3 +230,24 @@ def test_a_fault_of_ours_is_not_blamed_on_the_inputs(bert: Any, ids: Tensor, mon
     monkeypatch.setattr("captum_norm.recording.ACCUMULATED_BYTES", None)
     with pytest.raises(TypeError, match="not supported between"):
         AttentionWeights(bert).maps(ids)
+
+
+def test_caches_stay_as_they_are() -> None:
+    """An empty one is of no account; one with positions stands for inputs that nobody gave."""
+    model, ids = families.build("llama", dtype=torch.float32), families.inputs("llama")
+    method, cache = NormAttribution(model), hf.DynamicCache(config=model.config)
+    maps = method.maps({"input_ids": ids, "past_key_values": cache, "use_cache": True})
+    torch.testing.assert_close(maps.decoder, method.maps(ids).decoder)
+    assert cache.get_seq_length() == 0
+    model(ids[:, :5], past_key_values=cache, use_cache=True)
+    with pytest.raises(InvalidInputError, match="past_key_values of type DynamicCache with positions in it"):
+        method.maps({"input_ids": ids[:, 5:], "past_key_values": cache})
+    assert cache.get_seq_length() == 5
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "mixtral"])
+def test_the_default_device_is_of_no_account(name: str) -> None:
+    model, ids = families.build(name, dtype=torch.float32), families.inputs(name)
+    with torch.device("meta"):
+        scores = [method(model).attribute(ids) for method in (NormAttribution, ALTI, AttentionRollout, DecompX)]
+    assert all(score.isfinite().all() for score in scores)

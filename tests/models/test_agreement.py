@@ -1,6 +1,6 @@
 """What is explained is what runs, or an error."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -152,3 +152,50 @@ def test_attention_of_a_models_own_code_is_held_to_what_it_computes_alone() -> N
         assert changed.training
     torch.manual_seed(1)
     assert torch.equal(torch.randn(1), expected)
+
+
+class Returning(nn.Module):
+    """A model of which something else is returned."""
+
+    def __init__(self, model: Any, returned: Callable[[Any, Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.model, self.returned = model, returned
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return self.returned(self.model, input_ids, self.model(input_ids).logits)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda _model, _ids, logits: logits[:, -1, 5],
+        lambda _model, _ids, logits: logits.sum(),
+        lambda model, ids, logits: (model.get_input_embeddings()(ids), logits),
+    ],
+    ids=["one logit", "a sum", "embeddings first"],
+)
+def test_everything_that_is_returned_is_compared(plain_attention: str, returned: Any) -> None:
+    ids, model = families.inputs("gemma2"), gemma2("eager")
+    wrapped = Returning(model, returned)
+    assert NormAttribution(wrapped).maps(ids).decoder is not None
+    # Also where it is the wrapped model that changes.
+    model.set_attn_implementation(plain_attention)
+    for method in (NormAttribution(wrapped), NormAttribution(Returning(model, returned))):
+        with pytest.raises(UnsupportedModelError, match="Returning computes something else"):
+            method.maps(ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_is_no_other_function(plain_attention: str, dtype: torch.dtype) -> None:
+    """Though nothing but rounding is left of what a head gives."""
+    ids = families.inputs("gemma2")
+
+    def centred(model: Any) -> Any:
+        with torch.no_grad():
+            logit = model(ids).logits[:1, -1, 5]
+        return Returning(model, lambda _model, _ids, logits: logits[:, -1, 5] - logit)
+
+    same = gemma2(plain_attention, dtype, attn_logit_softcapping=None)
+    assert NormAttribution(centred(same)).maps(ids).decoder is not None
+    with pytest.raises(UnsupportedModelError, match="computes something else"):
+        NormAttribution(centred(gemma2(plain_attention, dtype))).maps(ids)

@@ -92,9 +92,10 @@ def test_activations_that_are_no_modules_are_recognised(function: Any, inner: in
     assert maps.convergence_delta.max() < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", [functional.gelu, functional.silu, lambda z: z * torch.sigmoid(1.702 * z)])
-def test_activations_are_told_apart_where_the_neurons_are_next_to_0(function: Any) -> None:
-    model = llama(function)
+def test_activations_are_told_apart_where_the_neurons_are_next_to_0(function: Any, dtype: torch.dtype) -> None:
+    model = llama(function).to(dtype)
     with torch.no_grad():
         for layer in model.model.layers:
             for parameter in layer.mlp.inner.parameters():

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from captum_norm import (
     ALTI,
@@ -80,3 +81,26 @@ def test_encoder_decoders_are_chained() -> None:
     for name in ENCODER_DECODERS:
         call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name)).excerpt(16)
         assert mixing_layer(call, expect_same_output(call)) is None, name
+
+
+class Convolved(nn.Module):
+    """A layer behind which neighbouring positions are added."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.convolution = layer, nn.Conv1d(32, 32, 3, padding=1)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.layer(*args, **kwargs)
+        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = hidden + self.convolution(hidden.mT).mT
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def test_a_layer_that_is_exchanged_later_is_noticed() -> None:
+    model, ids = families.build("bert", dtype=torch.float32), families.inputs("bert")
+    method = AttentionWeights(model)
+    assert method.attribute(ids).isfinite().all()
+    model.encoder.layer[0] = Convolved(model.encoder.layer[0])
+    with pytest.raises(UnsupportedModelError, match=r'"encoder.layer.0" \(Convolved\)'):
+        method.attribute(ids)

@@ -188,3 +188,18 @@ def test_gpt2_whose_attention_is_small_beside_the_bias_of_its_projection(dtype: 
     expected = torch.stack([layer.vectors("attn")[0].norm(dim=-1) for layer in exact], 1)
     error = (measured.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
     assert error.max() < {torch.float32: 1e-5, torch.float64: 1e-11, torch.bfloat16: 4e-2}[dtype]
+
+
+def test_what_modules_note_is_not_what_they_are_probed_with() -> None:
+    class Noting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.seen: list[torch.Size] = []
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.seen.append(inputs.shape)
+            return super().forward(inputs)
+
+    module, inputs = Noting(), torch.randn(1, 5, WIDTH)
+    assert read_projection(module, inputs, module(inputs)) is not None
+    assert module.seen == [inputs.shape]

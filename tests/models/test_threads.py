@@ -1,5 +1,7 @@
 """Plain calls of a model while another thread explains it give the model's own output, and nobody hangs."""
 
+import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +208,85 @@ def test_a_thread_whose_call_never_ends_does_not_stop_an_explanation() -> None:
         assert torch.equal(NormAttribution(model).attribute(IDS), scores)
         free.set()
         assert torch.equal(result(), logits(model))
+    handle.remove()
+
+
+def test_a_long_operation_is_no_standstill() -> None:
+    """A call in training mode meanwhile is trained by, however long one step of the explanation takes."""
+    model = families.build("bert").train()
+    main, matrix = threading.get_ident(), torch.randn(900, 900)
+    begun, seen = threading.Event(), list[bool]()
+
+    def compute(*_: Any) -> None:
+        if threading.get_ident() == main and not begun.is_set():
+            begun.set()
+            end = time.thread_time() + 4 * threads.PATIENCE
+            while time.thread_time() < end:
+                torch.linalg.eigvals(matrix)
+
+    def train() -> None:
+        assert begun.wait(LIMIT)
+        model(IDS)
+        seen.append(model.training)
+
+    handle = model.embeddings.register_forward_hook(compute)
+    with elsewhere(train) as result:
+        NormAttribution(model).attribute(IDS)
+        result()
+    handle.remove()
+    assert seen == [True]
+
+
+def test_who_waits_goes_on_where_the_wait_for_others_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, waits = families.build("bert"), threading.Event()
+
+    def interrupted(change: Any) -> None:
+        waits.set()
+        while not change.waiting:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    def call() -> Tensor:
+        assert waits.wait(LIMIT)
+        return logits(model)
+
+    monkeypatch.setattr(threads._Change, "begin", interrupted)
+    thread = threading.Thread(target=call)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), explaining(model):
+        pass
+    # This thread moves on and on, from frame to frame, so nobody takes it for blocked.
+    end = time.monotonic() + LIMIT / 6
+    while thread.is_alive() and time.monotonic() < end:
+        sum(number * number for number in range(1000))
+    assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork on this system")
+def test_a_fork_finds_the_model_as_it_was() -> None:
+    model, inside = families.build("bert"), threading.Event()
+
+    def slow(*_: Any) -> None:
+        inside.set()
+        time.sleep(0.5)
+
+    def child() -> None:
+        hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+        # Taken by a thread that lives on, since a lock of this one's own would be free for it in any case.
+        free = list[bool]()
+        thread = threading.Thread(target=lambda: free.append(threads.EXPLAINING.acquire(timeout=LIMIT)))
+        thread.start()
+        thread.join()
+        os._exit(int(hooks != 1 or free != [True]))
+
+    handle = model.embeddings.register_forward_hook(slow)
+    with elsewhere(lambda: NormAttribution(model).attribute(IDS)) as result:
+        assert inside.wait(LIMIT)
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(LIMIT)
+        assert process.exitcode == 0
+        assert result().isfinite().all()
     handle.remove()
 
 
