@@ -165,11 +165,12 @@ def _place(name_or_path: str) -> str:
         return _default_folder()
     if not name_or_path.strip():
         raise InvalidInputError("cannot load a model: its name is empty")
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return str(path)
-    if path.exists():
-        raise InvalidInputError(f"cannot load the model {name_or_path}: it is a file; expected a folder or a hub name")
+    with _said_plainly(f"cannot load the model {name_or_path}"):
+        path = Path(name_or_path).expanduser()
+        if path.is_dir():
+            return str(path)
+        if path.exists():
+            raise ValueError("it is a file; expected a folder or a hub name")
     if path.is_absolute() or name_or_path[0] in ".~":
         raise InvalidInputError(f"cannot load the model {name_or_path}: there is no such folder")
     return name_or_path
@@ -240,7 +241,8 @@ def _said_plainly(what: str) -> Iterator[None]:
 
 
 def _first_sentence(error: BaseException) -> str:
-    line, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    told = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
+    line, *rest = (told.strip() or type(error).__name__).splitlines()
     if line.rstrip().endswith(":"):
         line = " ".join(part.strip() for part in [line, *rest])
     sentence = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import lzma
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -51,12 +52,12 @@ def quoted(value: object) -> str:
 
 
 def named(name: str) -> str:
-    r"""A name from a file as a message has it: bare, or quoted where it is long or not all of it can be printed.
+    r"""A name as a message has it: bare, or quoted where it is empty, long, or not all of it can be printed.
 
-    >>> named("encoder.version"), named("a\x1b[31m")
-    ('encoder.version', "'a\\x1b[31m'")
+    >>> named("encoder.version"), named(""), named("a\x1b[31m")
+    ('encoder.version', "''", "'a\\x1b[31m'")
     """
-    return name if name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
+    return name if name and name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
 
 
 def source_name(source: TextSource) -> str:
@@ -76,6 +77,24 @@ def located(source: TextSource, number: int) -> Iterator[None]:
 def error_at(source: TextSource, number: int, message: str) -> InvalidInputError:
     """An error about one line, counted from 1."""
     return InvalidInputError(f"{source_name(source)}, line {number}: {message}")
+
+
+def is_regular_file(path: str | PathLike[str]) -> bool:
+    """Whether what is to be read is a regular file, which can be read again; a pipe or a device is none.
+
+    Raises:
+        InvalidInputError: there is nothing of that name, it is a folder, or the system does not say.
+    """
+    called = named(os.fspath(path))
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116  # a Path takes an empty name for the current folder
+    except FileNotFoundError as error:
+        raise InvalidInputError(f"cannot read {called}: there is no such file") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(called, error) from error
+    if stat.S_ISDIR(mode):
+        raise InvalidInputError(f"cannot read {called}: it is a folder")
+    return stat.S_ISREG(mode)
 
 
 def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:

@@ -4,12 +4,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from alignment.formats import TextSource
 from alignment.pipeline.progress import to_stderr
-from captum_norm import InvalidInputError
 from captum_norm.commands.numbers import positive
+from captum_norm.texts import is_regular_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def set_up(options: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """Runs with the threads that are asked for, and hands over what to tell the user through.
-
-    Raises:
-        InvalidInputError: the system does not let a file be read or written.
-    """
+    """Runs with the threads that are asked for, and hands over what to tell the user through."""
     import torch
 
     threads = torch.get_num_threads()
@@ -54,11 +49,6 @@ def set_up(options: argparse.Namespace) -> Iterator[Callable[[str], None]]:
         torch.set_num_threads(options.threads)
     try:
         yield (lambda _: None) if options.quiet else to_stderr
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        name = "" if error.filename is None else f" {error.filename}"
-        raise InvalidInputError(f"cannot read or write{name}: {error.strerror or error}") from error
     finally:
         torch.set_num_threads(threads)
 
@@ -71,6 +61,5 @@ def text_source(name: str) -> TextSource:
     """
     if name == "-":
         return sys.stdin.buffer
-    if not Path(name).exists() or Path(name).is_dir():
-        raise InvalidInputError(f"cannot read {name}: there is no such file")
+    is_regular_file(name)
     return name

@@ -1,5 +1,6 @@
 """``extract``: parallel text in, a line in Pharaoh format out for each of its lines."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from alignment.pipeline.journal import Journal
 from alignment.pipeline.progress import Progress, to_stderr
 from captum_norm import InvalidInputError
 from captum_norm.runs import Setting, Team
+from captum_norm.texts import is_regular_file, named
 
 BadLines = Literal["empty", "stop"]
 """What becomes of a bad line: an empty line of the output, or the end of the run."""
@@ -95,7 +97,7 @@ def extract(
     aligner = BlockAligner(text, align, max_words, bad_lines == "stop", report)
     shown = rank == 0 and (sys.stderr.isatty() if progress is None else progress)
     inputs = [side for side in (source, target) if side is not None]
-    rereadable = [_is_regular(side) for side in inputs]
+    rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
     file = output_file(out, inputs)
     if file is not None and file.exists() and not overwrite and rank == 0:
         Journal(file, {}).tidy()
@@ -134,34 +136,34 @@ def _check_options(block_lines: int, max_words: int, bad_lines: str, rank: int, 
         raise InvalidInputError(f"got rank {rank} of {world_size} processes, expected 0 to {world_size - 1}")
 
 
-def _is_regular(source: TextSource) -> bool:
-    """Whether an input is a regular file, which can be read again after an interruption."""
-    if not isinstance(source, str | PathLike):
-        return False
-    path = Path(source)
-    if not path.exists() or path.is_dir():
-        raise InvalidInputError(f"cannot read {path}: there is no such file")
-    return path.is_file()
-
-
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource]) -> Path | None:
     """The regular file to make, links followed; None for a stream, a pipe or a device.
 
     Raises:
-        InvalidInputError: it is a folder or the input, or its folder is not there.
+        InvalidInputError: it is a folder or the input, its folder is not there, or the system does not say.
     """
     if not isinstance(out, str | PathLike):
         return None
+    if not os.fspath(out):
+        raise InvalidInputError("cannot write a file without a name")
     path = Path(out)
-    if path.is_dir() or not path.parent.is_dir():
-        raise InvalidInputError(f"cannot write {path}: it is a folder, or its folder does not exist")
-    if not path.exists():
-        return path.resolve()
-    if not path.is_file():
-        return None
-    if any(isinstance(source, str | PathLike) and path.samefile(source) for source in inputs):
-        raise InvalidInputError(f"cannot write {path}: it is the input; give another name")
-    return path.resolve()
+    try:
+        if reason := _reason_against(path, inputs):
+            raise InvalidInputError(f"cannot write {path}: {reason}")
+        return None if path.exists() and not path.is_file() else path.resolve()
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {named(str(path))}: {error.strerror}") from error
+
+
+def _reason_against(path: Path, inputs: Sequence[TextSource]) -> str | None:
+    """Why nothing can be written there, if so."""
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if path.exists() and any(isinstance(source, str | PathLike) and path.samefile(source) for source in inputs):
+        return "it is the input; give another name"
+    return None
 
 
 def _align_share(blocks: Iterator[Block], aligner: BlockAligner, journal: Journal, team: Team, bar: Progress) -> int:

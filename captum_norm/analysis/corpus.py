@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import read_lines
+from captum_norm.texts import is_regular_file, read_lines
 
 Unit = Literal["lines", "documents"]
 """What is one text: a line, or all lines up to a blank one."""
@@ -63,7 +63,7 @@ class Corpus:
         name: what results call it; the file's name if None.
 
     Raises:
-        InvalidInputError: there is no such file, or an option is none.
+        InvalidInputError: there is no such file, it is not a regular one, or an option is none.
 
     Example:
         >>> corpus = Corpus(SAMPLE, limit=2)
@@ -77,8 +77,8 @@ class Corpus:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        if not Path(self.path).is_file():
-            raise InvalidInputError(f"cannot read {self.path}: there is no such file")
+        if not is_regular_file(self.path):
+            raise InvalidInputError(f"cannot read {self.path} more than once; expected a regular file")
         if self.unit not in get_args(Unit):
             raise InvalidInputError(f"got unit={self.unit!r}; expected one of {', '.join(get_args(Unit))}")
         if self.limit is not None and self.limit < 1:

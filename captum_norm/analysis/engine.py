@@ -209,10 +209,14 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
 
 
 def _with_digest(path: str | PathLike[str] | None) -> str | None:
-    """The name of a file and a hash of it; the name alone where there is no file, which its reader will say."""
-    if path is None or not Path(path).is_file():
-        return None if path is None else str(path)
-    return f"{path} ({hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()})"
+    """The name of a file and a hash of it; the name alone where none can be read, which its reader will say."""
+    if path is None:
+        return None
+    try:
+        content = Path(path).read_bytes() if Path(path).is_file() else None
+    except OSError:
+        content = None
+    return str(path) if content is None else f"{path} ({hashlib.blake2b(content, digest_size=16).hexdigest()})"
 
 
 def prepare(

@@ -51,8 +51,9 @@ class Program:
             argv: the arguments, without the program's name; those of the process if None.
 
         Returns:
-            The exit code: 0; 2 for bad input and full disks, which have then been named in one sentence on standard
-            error; 1 if who reads standard output left before the end, as ``head`` does; 130 after Ctrl-C.
+            The exit code: 0; 2 for bad input and for what the system refuses, such as a write to a full disk, which has
+            then been named in one sentence on standard error; 1 if who reads standard output left before the end, as
+            ``head`` does; 130 after Ctrl-C.
 
         Raises:
             SystemExit: after ``--help`` and ``--version`` (0).
@@ -77,11 +78,13 @@ class Program:
             _drop_output()
             return _READER_GONE
         except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            _drop_output()
+            if error.errno is None:
+                raise  # what the system refuses is the user's to mend, all else is ours
+            if error.filename is None:
+                _drop_output()
+            done = "write" if error.errno in _FULL else "read or write"
             what = "" if error.filename is None else f" {error.filename}"
-            self._complain("error", f"cannot write{what}: {error.strerror}")
+            self._complain("error", f"cannot {done}{what}: {error.strerror}")
             return _BAD_INPUT
         except KeyboardInterrupt:
             return _INTERRUPTED

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,13 @@ def test_a_corpus_goes_by_its_name(tmp_path: Path) -> None:
 def test_bad_options(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no such file"):
         Corpus(tmp_path / "absent")
+    with pytest.raises(InvalidInputError, match="it is a folder"):
+        Corpus(tmp_path)
+    with pytest.raises(InvalidInputError, match=r"^cannot read .*: File name too long$"):
+        Corpus("x" * 300)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInputError, match=r"pipe more than once; expected a regular file$"):
+        Corpus(tmp_path / "pipe")
     (tmp_path / "text").write_text("a\n")
     with pytest.raises(InvalidInputError, match="unit='words'"):
         Corpus(tmp_path / "text", "words")  # type: ignore[arg-type]

@@ -106,8 +106,23 @@ def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("begun\n", "")
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "out"), "cannot write out: No space left on device"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "name"), "cannot read or write name: File name too long"),
+        (OSError(errno.EIO, "Input/output error"), "cannot read or write: Input/output error"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(
+    error: OSError, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert program(failing(error)).main(["say"]) == 2
+    assert capfd.readouterr().err == f"trial: error: {message}\n"
+
+
 def test_defect_is_not_hidden() -> None:
-    for defect in (RuntimeError("defect"), OSError(errno.ENOENT, "defect")):
+    for defect in (RuntimeError("defect"), OSError("defect")):
         with pytest.raises(type(defect), match="defect"):
             program(failing(defect)).main(["say"])
 

@@ -1,7 +1,6 @@
-"""What long commands have in common: threads, messages, and what the system refuses."""
+"""What long commands have in common: threads, messages and sources."""
 
 import argparse
-import errno
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -32,34 +31,15 @@ def test_threads_are_set_for_the_run(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ("", "1 more\n")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device", "out"), "cannot read or write out: No space left on device"),
-        (OSError(errno.EIO, "Input/output error"), "cannot read or write: Input/output error"),
-        (OSError("no reason"), "cannot read or write: no reason"),
-    ],
-)
-def test_what_the_system_refuses_is_one_sentence(error: OSError, message: str) -> None:
-    with pytest.raises(InvalidInputError) as refused, running.set_up(parsed()):
-        raise error
-    assert str(refused.value) == message
-    assert refused.value.__cause__ is error
-
-
-def test_a_reader_that_left_is_no_bad_input() -> None:
-    with pytest.raises(BrokenPipeError), running.set_up(parsed()):
-        raise BrokenPipeError
-
-
 def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_stdin(monkeypatch, ["a"])
     assert running.text_source("-") is sys.stdin.buffer
     (tmp_path / "text").touch()
     assert running.text_source(str(tmp_path / "text")) == str(tmp_path / "text")
-    for name in (tmp_path, tmp_path / "none"):
-        with pytest.raises(InvalidInputError, match=f"^cannot read {name}: there is no such file$"):
-            running.text_source(str(name))
+    for name, reason in {"": "it is a folder", "none": "there is no such file"}.items():
+        path = tmp_path / name
+        with pytest.raises(InvalidInputError, match=f"^cannot read {path}: {reason}$"):
+            running.text_source(str(path))
 
 
 @pytest.mark.parametrize("option", ["--max-words", "--max-tokens", "--threads"])

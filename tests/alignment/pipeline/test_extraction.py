@@ -135,9 +135,11 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     ("names", "options", "message"),
     [
         (("missing", "out"), {}, "cannot read .*missing: there is no such file"),
-        (("folder", "out"), {}, "cannot read .*folder: there is no such file"),
+        (("folder", "out"), {}, "cannot read .*folder: it is a folder"),
         (("text", "folder"), {}, "cannot write .*folder: it is a folder"),
-        (("text", "missing/out"), {}, "its folder does not exist"),
+        (("text", "missing/out"), {}, "cannot write .*out: there is no folder .*missing$"),
+        (("x" * 300, "out"), {}, "cannot read .*: File name too long$"),
+        (("text", "x" * 300), {}, "cannot write .*: File name too long$"),
         (("text", "text"), {"overwrite": True}, "cannot write .*text: it is the input"),
         (("text", "old"), {}, "old exists already"),
         (("text", "out"), {"block_lines": 0}, "got block_lines 0 and max_words 8, expected at least 1"),
