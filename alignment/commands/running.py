@@ -7,8 +7,10 @@ from contextlib import contextmanager
 
 from alignment.formats import TextSource
 from alignment.pipeline.progress import to_stderr
-from captum_norm.commands.numbers import positive
+from captum_norm.commands.numbers import positive, whole_number
 from captum_norm.texts import is_regular_file
+
+_MOST_THREADS = 1024  # torch ends the process where the system cannot start so many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how large a batch may be, in pieces, padding included (default: %(default)s)",
     )
-    group.add_argument("--threads", type=positive, metavar="N", help="processor threads (default: torch's choice)")
+    group.add_argument(
+        "--threads",
+        type=whole_number(f"a number from 1 to {_MOST_THREADS}", accepts=lambda number: 0 < number <= _MOST_THREADS),
+        metavar="N",
+        help="processor threads (default: torch's choice)",
+    )
     group.add_argument("--quiet", action="store_true", help="write nothing to standard error but errors")
 
 

@@ -47,3 +47,9 @@ def test_numbers_begin_at_one(option: str) -> None:
     for number in ("0", "-1", "x"):
         with pytest.raises(argparse.ArgumentError, match=f"argument {option}: got {number}; expected a number from 1"):
             parsed(f"{option}={number}")
+
+
+def test_threads_end_where_the_system_could_not_start_them() -> None:
+    assert parsed("--threads=1024").threads == 1024
+    with pytest.raises(argparse.ArgumentError, match="argument --threads: got 1025; expected a number from 1 to 1024"):
+        parsed("--threads=1025")
