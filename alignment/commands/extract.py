@@ -4,17 +4,18 @@ import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, split_words
 from alignment.pipeline import Answer, extract, torchrun_rank
 from alignment.pipeline.blocks import ParallelText
-from alignment.pipeline.extraction import output_file
+from alignment.pipeline.extraction import check_absent, output_file
+from alignment.pipeline.journal import Journal
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.outputs import check_writable
+from captum_norm.texts import is_regular_file
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -66,12 +67,15 @@ def _run(options: argparse.Namespace) -> None:
     with running.set_up(options) as report:
         source = running.text_source(options.source)
         target = None if options.target is None else running.text_source(options.target)
-        if options.out is not None:
-            inputs = [side for side in (source, target) if side is not None]
-            if (out := output_file(options.out, inputs)) is not None:
-                check_writable(out.parent)
+        inputs = [side for side in (source, target) if side is not None]
+        rereadable = all(isinstance(side, str) and is_regular_file(side) for side in inputs)
+        if options.out is not None and (out := output_file(options.out, inputs)) is not None:
+            check_writable(out.parent)
+            if rank == 0 and not options.overwrite:
+                check_absent(out, options.out)
+            if rereadable:
+                Journal(out, {}).check()
         # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
-        rereadable = all(Path(name).is_file() for name in (options.source, options.target) if name is not None)
         first = _first_pairs(source, target, options.max_words) if rereadable else []
         model, tokenizer = models.load(options)
         aligner = aligners.word_aligner(model, tokenizer, options)

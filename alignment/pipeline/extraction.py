@@ -99,10 +99,8 @@ def extract(
     inputs = [side for side in (source, target) if side is not None]
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
     file = output_file(out, inputs)
-    if file is not None and file.exists() and not overwrite and rank == 0:
-        Journal(file, {}).tidy()
-        message = "give another name, or replace it with --overwrite (overwrite=True)"
-        raise InvalidInputError(f"{out} exists already; {message}")
+    if file is not None and rank == 0 and not overwrite:
+        check_absent(file, out)
     if file is None or not all(rereadable):
         if world_size > 1:
             raise InvalidInputError(
@@ -153,6 +151,18 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
         return None if path.exists() and not path.is_file() else path.resolve()
     except OSError as error:
         raise InvalidInputError(f"cannot write {named(str(path))}: {error.strerror}") from error
+
+
+def check_absent(file: Path, called: object) -> None:
+    """Refuse to replace a file; ``called`` is its name in messages.
+
+    Raises:
+        InvalidInputError: it exists.
+    """
+    if file.exists():
+        Journal(file, {}).tidy()
+        message = "give another name, or replace it with --overwrite (overwrite=True)"
+        raise InvalidInputError(f"{called} exists already; {message}")
 
 
 def _reason_against(path: Path, inputs: Sequence[TextSource]) -> str | None:

@@ -1,7 +1,7 @@
 """Runs an analysis over a corpus: block by block, resumable, in several processes."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
+from captum_norm import runs
 from captum_norm.analysis.analysis import Analysis, Setting
 from captum_norm.analysis.blocks import Work, finish_share, merged, parted
 from captum_norm.analysis.categories import Categories
@@ -142,7 +143,7 @@ def analyze(
         **versions(),
     }
     with _folder(out) as folder:
-        journal = Journal(folder / f"{name}.parts", f"{folder / name}", job, report)
+        journal = journal_of(name, folder, job, report)
         journal.check()
         team = Team(journal.folder, rank, world_size, report)
         store = None if tokens is None else TokenStore()
@@ -187,6 +188,13 @@ def analyze(
             save(result)
             journal.remove()
     return result
+
+
+def journal_of(
+    name: str, folder: Path, job: Mapping[str, runs.Setting], report: Callable[[str], None] = lambda _: None
+) -> Journal:
+    """The unfinished work of an analysis, in the folder that its results go to."""
+    return Journal(folder / f"{name}.parts", f"{folder / name}", job, report)
 
 
 @contextmanager

@@ -101,13 +101,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from captum_norm.analysis.engine import analyze
+    from captum_norm.analysis.engine import analyze, journal_of
     from captum_norm.analysis.report import write
     from captum_norm.commands.terminal import Terminal
     from captum_norm.loading import load, on_device
 
     rank, world_size = torchrun_rank()
     declare_layouts(options)
+    if options.out is not None:
+        journal_of(options.analysis, options.out, {}).check()
     written: list[Path] = []
 
     def save(result: "AnalysisResult") -> None:

@@ -172,7 +172,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
         path.write_text(content, encoding="utf-8")
     parts.rename("elsewhere")
     parts.symlink_to(Path("elsewhere").resolve())
-    for options in ([], ["--restart"]):
+    for options in ([], ["--restart"], ["--model", "no such model"]):
         refused("special-tokens.parts is in the way of out/special-tokens, and no unfinished run: it is no", *options)
     parts.unlink()
     Path("elsewhere").rename(parts)

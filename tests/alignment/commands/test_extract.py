@@ -250,10 +250,13 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
         (parts / "job.json").write_bytes(kept_job)
     parts.rename("elsewhere")
     parts.write_bytes(b"of the user\n")
-    for options in ([], ["--restart"]):
+    for options in ([], ["--restart"], ["--model=./none"]):
         refused("links.parts is in the way of", *options)
     parts.unlink()
     Path("elsewhere").rename(parts)
+    Path("links").touch()
+    refused("links exists already", "--model=./none")
+    Path("links").unlink()
     assert tree(tmp_path) == kept
     half = parts / "half-000000000"
     half.write_bytes(half.read_bytes().replace(b"0-0", b"1-0"))
