@@ -128,15 +128,24 @@ class ParallelText:
     target: TextSource | None
 
     def blocks(self, size: int) -> Iterator[Block]:
-        """The text in blocks of ``size`` lines, the last one perhaps shorter, read as they are asked for."""
+        """The text in blocks of ``size`` lines, the last one perhaps shorter, read as they are asked for.
+
+        Raises:
+            InvalidInputError: see :func:`~alignment.formats.read_parallel`; of two files of which one ends before the
+                other, the one of which nothing can be read is at fault.
+        """
         errors: list[InvalidInputError] = []
         pairs = read_parallel(self.source, self.target, on_error=errors.append)
         for index in count():
             block = Block(index, index * size + 1, [], {})
-            for offset, pair in enumerate(islice(pairs, size)):
-                block.pairs.append(pair)
-                if errors:
-                    block.unreadable[offset] = errors.pop()
+            try:
+                for offset, pair in enumerate(islice(pairs, size)):
+                    block.pairs.append(pair)
+                    if errors:
+                        block.unreadable[offset] = errors.pop()
+            except InvalidInputError:
+                block.check_readable()  # text in another encoding has other lines, too
+                raise
             if not block.pairs:
                 return
             yield block

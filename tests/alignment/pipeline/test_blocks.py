@@ -88,6 +88,16 @@ def test_messages_name_the_file_of_the_side() -> None:
     assert told[4] == "text.de, line 5: refused by the model"
 
 
+@pytest.mark.parametrize("utf16", ["text.de", "text.en"])
+def test_a_side_in_another_encoding_is_at_fault_not_the_one_that_is_longer(utf16: str) -> None:
+    streams = {name: io.BytesIO(("a b\nc d\n" * 3).encode()) for name in ("text.de", "text.en")}
+    streams[utf16] = io.BytesIO(("a b\nc d\n" * 3).encode("utf-16"))
+    for name, stream in streams.items():
+        stream.name = name
+    with pytest.raises(InvalidInputError, match=f"^{utf16}, line 1: got byte 0xff at byte 1 of the line"):
+        list(ParallelText(streams["text.de"], streams["text.en"]).blocks(9))
+
+
 def test_aligner_is_not_asked_about_nothing() -> None:
     def never(_: Batch) -> list[Alignment | InvalidInputError]:
         raise AssertionError
