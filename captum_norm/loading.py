@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from captum_norm.characters import spelled_out
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.texts import named, quoted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -193,7 +194,10 @@ def _default_folder() -> str:
 def _class(config: Any) -> Any:
     import transformers
 
-    for name in config.architectures or ():
+    names = config.architectures or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"got {quoted(names)} for the architectures in its configuration, expected their names")
+    for name in names:
         found = getattr(transformers, name, None)
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
             return found
@@ -241,12 +245,22 @@ def _said_plainly(what: str) -> Iterator[None]:
 
 
 def _first_sentence(error: BaseException) -> str:
-    told = str(error) if not isinstance(error, OSError) else error.strerror or str(error)
-    line, *rest = (told.strip() or type(error).__name__).splitlines()
+    line, *rest = (_told(error).strip() or type(error).__name__).splitlines()
     if line.rstrip().endswith(":"):
         line = " ".join(part.strip() for part in [line, *rest])
     sentence = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")
     return spelled_out(sentence if len(sentence) <= _LONGEST_REASON else f"{sentence[:_LONGEST_REASON]} …")
+
+
+def _told(error: BaseException) -> str:
+    """What an exception says, with what makes a sentence of it where it is no more than a name or a fact of Python's."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing or unknown"
+    if isinstance(error, AttributeError | TypeError | ZeroDivisionError):
+        return f"its configuration or files do not fit: {error}"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.strerror} ({named(str(error.filename))})"
+    return str(error)
 
 
 def on_device(model: Model, device: str) -> Model:

@@ -161,6 +161,33 @@ def test_code_from_the_hub_is_never_run(folder: Path) -> None:
     assert "contains custom code" in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"hidden_act": "nosuch"}, "'nosuch' is missing or unknown"),
+        ({"id2label": 5}, "its configuration or files do not fit: 'int' object has no attribute 'items'"),
+        ({"num_attention_heads": 0}, "its configuration or files do not fit: integer modulo by zero"),
+        ({"architectures": [1]}, "got [1] for the architectures in its configuration, expected their names"),
+        ({"architectures": "BertModel"}, "got 'BertModel' for the architectures in its configuration, expected"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_a_sentence(
+    folder: Path, settings: dict[str, object], reason: str
+) -> None:
+    edit(folder / "config.json", **settings)
+    _, _, told = refusal(folder).partition(f"{folder}: ")
+    assert told.startswith(reason)
+
+
+def test_a_tokenizer_that_lacks_a_part_is_a_sentence(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}', encoding="utf-8")
+    assert refusal(folder) == f"cannot load a tokenizer for {folder}: 'added_tokens' is missing or unknown"
+
+
+def test_a_name_that_the_system_refuses() -> None:
+    assert refusal("x" * 300).startswith(f"cannot load the model {'x' * 300}: File name too long ('xxx")
+
+
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert refusal(folder).startswith(f"cannot load the weights of {folder}: ")
