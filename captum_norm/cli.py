@@ -3,6 +3,8 @@
 A new subcommand is one file in :mod:`captum_norm.commands` and one entry here.
 """
 
+import sys
+
 from captum_norm.commands import analyze, compare, demo, explain, models
 from captum_norm.commands.program import Program
 
@@ -12,3 +14,6 @@ main = Program(
     (explain.COMMAND, compare.COMMAND, analyze.COMMAND, models.COMMAND, demo.COMMAND),
 ).main
 """Run ``captum-norm``, as :meth:`captum_norm.commands.program.Program.main` says."""
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -253,7 +253,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What an exception says, with what makes a sentence of it where it is no more than a name or a fact of Python's."""
+    """What an exception says, made a sentence where it is no more than a name or a fact of Python's."""
     if isinstance(error, KeyError):
         return f"{error} is missing or unknown"
     if isinstance(error, AttributeError | TypeError | ZeroDivisionError):

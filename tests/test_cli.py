@@ -487,6 +487,13 @@ def test_nothing_is_written_if_one_file_cannot_be_drawn(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("module", "program"), [("captum_norm.cli", "captum-norm"), ("alignment.cli", "norm-align")])
+def test_a_command_line_runs_as_a_module(module: str, program: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{program}: error: argument COMMAND: invalid choice: 'nonsense'")
+
+
 def test_reader_that_stops_early_gets_no_traceback(bert: str) -> None:
     program = "import sys; from captum_norm.cli import main; sys.exit(main(sys.argv[1:]))"
     with subprocess.Popen(

@@ -239,11 +239,14 @@ class BlockAligner:
                 message = f"got no word on the {name} side, expected at least one"
                 return "empty", self.text.error(number, message, side=side)
             if len(words) > self.max_words:
+                allow = "allow more with --max-words (max_words=), or split the line"
                 found = f"got {len(words)} words on the {name} side, expected at most {self.max_words}"
-                return "too_long", self.text.error(number, f"{found}; raise max_words or split the line", side=side)
+                return "too_long", self.text.error(number, f"{found}; {allow}", side=side)
         return None
 
     def _stop_at_first(self, bad: dict[int, tuple[_Kind, InvalidInputError]]) -> None:
         if bad and self.stop:
             _, error = bad[min(bad)]
-            raise InvalidInputError(f"{error} (or let bad lines stay empty: bad_lines='empty')") from error
+            raise InvalidInputError(
+                f"{error}; or let bad lines stay empty with --bad-lines empty (bad_lines='empty')"
+            ) from error

@@ -160,8 +160,12 @@ def check_absent(file: Path, called: object) -> None:
         InvalidInputError: it exists.
     """
     if file.exists():
-        Journal(file, {}).tidy()
+        journal = Journal(file, {})
+        journal.tidy()
         message = "give another name, or replace it with --overwrite (overwrite=True)"
+        # A run that is killed just before its end leaves both.
+        if journal.has_job():
+            message += f"; {journal.folder} is what a run left: remove it if that run made {called}"
         raise InvalidInputError(f"{called} exists already; {message}")
 
 

@@ -26,7 +26,7 @@ from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.models.stacks import encoder_of
-from captum_norm.runs import Journal, Team
+from captum_norm.runs import Journal, Team, check_folder
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -206,10 +206,7 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
         return
     folder = Path(out)
     try:
-        if folder.exists() and not folder.is_dir():
-            raise InvalidInputError(f"cannot use {folder} as a folder: it is a file")
-        if not folder.parent.is_dir():
-            raise InvalidInputError(f"cannot make the folder {folder}: there is no folder {folder.parent}")
+        check_folder(folder)
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise InvalidInputError(f"cannot make the folder {folder}: {error.strerror}") from error

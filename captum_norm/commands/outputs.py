@@ -6,6 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.runs import check_folder
+from captum_norm.texts import named
 
 
 def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
@@ -15,7 +17,9 @@ def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
     def parse(name: str) -> Path:
         path = Path(name)
         if path.suffix.lower() not in known:
-            raise argparse.ArgumentTypeError(f"cannot write {name}: the name must end in one of {', '.join(known)}")
+            raise argparse.ArgumentTypeError(
+                f"cannot write {named(name)}: the name must end in one of {', '.join(known)}"
+            )
         if not path.parent.is_dir():
             raise argparse.ArgumentTypeError(f"cannot write {name}: there is no folder {path.parent}")
         if path.is_dir():
@@ -35,15 +39,14 @@ def output_folder(name: str) -> Path:
     Raises:
         argparse.ArgumentTypeError: it is a file, there is no folder to make it in, or nothing can be written there.
     """
+    if not name:
+        raise argparse.ArgumentTypeError("cannot write into a folder without a name")
     path = Path(name)
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot use {name} as a folder: it is a file")
-    if not path.exists() and not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot make the folder {name}: there is no folder {path.parent}")
     try:
+        check_folder(path)
         check_writable(path if path.exists() else path.parent)
     except InvalidInputError as error:
-        raise argparse.ArgumentTypeError(f"cannot write into {name}: {error}") from error
+        raise argparse.ArgumentTypeError(str(error)) from error
     return path
 
 

@@ -7,7 +7,23 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from captum_norm.errors import InvalidInputError
+
 _MOST_LABEL = 64  # bytes: a checksum of 32 digits, a space, a size, a line feed
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what is no folder, and cannot become one.
+
+    Raises:
+        InvalidInputError: it is a file, or there is no folder to make it in.
+        OSError: the system does not say.
+    """
+    if folder.exists():
+        if not folder.is_dir():
+            raise InvalidInputError(f"cannot use {folder} as a folder: it is a file")
+    elif not folder.parent.is_dir():
+        raise InvalidInputError(f"cannot make the folder {folder}: there is no folder {folder.parent}")
 
 
 def write(path: Path, content: bytes) -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs.files import read, sealed, unsealed, write
+from captum_norm.runs import files
 
 Setting = str | int | float | bool | None
 """What a setting can be: a value that JSON gives back as it was."""
@@ -94,7 +94,7 @@ class Journal:
                     self._unlink(lambda name: name.endswith(".tmp"))
                 else:
                     self._clear()
-                    write(self._job_file, _job_text(self.job))
+                    files.write(self._job_file, _job_text(self.job))
                     self._void_file.unlink(missing_ok=True)
             yield
 
@@ -137,6 +137,15 @@ class Journal:
             if self._void_file.exists() and not self._job_file.exists():
                 with self._locked():
                     self.remove()
+
+    def has_job(self) -> bool:
+        """Whether the folder holds the work of a run."""
+        try:
+            self.check()
+            with self.plainly():
+                return self._read_job(self._job_file) is not None
+        except InvalidInputError:
+            return False
 
     def check_job(self) -> None:
         """Raises InvalidInputError if the blocks in the folder are of another job."""
@@ -261,13 +270,13 @@ class Journal:
     def _write(self, path: Path, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
         header = json.dumps({"digest": digest, **notes}).encode()
         with self.plainly():
-            write(path, sealed(header + b"\n" + content, self._key(path)))
+            files.write(path, files.sealed(header + b"\n" + content, self._key(path)))
         self._saved = time.monotonic()
 
     def _record(self, path: Path) -> Record | None:
         """What is in the file of a block; None if it is not there or damaged, which is reported."""
         with self.plainly():
-            found = unsealed(path, self._key(path))
+            found = files.unsealed(path, self._key(path))
             if found is not None:
                 header, _, content = found.partition(b"\n")
                 return Record(json.loads(header), content)
@@ -281,7 +290,7 @@ class Journal:
         Raises:
             InvalidInputError: it is not such a file.
         """
-        content = read(path, _MOST_JOB)
+        content = files.read(path, _MOST_JOB)
         if content is None:
             return None
         try:

@@ -97,6 +97,12 @@ def test_a_text_of_which_nothing_can_be_ordered(
             "argument --out: cannot make the folder a/b: there is no folder a",
         ),
         (
+            ["dispersion", "--corpus", "text", "--out", "text"],
+            "argument --out: cannot use text as a folder: it is a file",
+        ),
+        (["dispersion", "--corpus", "text", "--out", ""], "argument --out: cannot write into a folder without a name"),
+        (["dispersion", "--tokens", ""], "argument --tokens: cannot write '': the name must end in one of .parquet"),
+        (
             ["dispersion", "--tokens", "a/b.parquet"],
             "argument --tokens: cannot write a/b.parquet: there is no folder a",
         ),

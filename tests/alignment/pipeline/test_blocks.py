@@ -1,6 +1,7 @@
 """Blocks of lines, and what becomes of bad ones."""
 
 import io
+import re
 from itertools import chain
 
 import pytest
@@ -29,7 +30,7 @@ REASONS = {
     4: "got 2 times",
     5: "got no word on the source side",
     6: "got no word on the target side",
-    7: "got 4 words on the source side, expected at most 3; raise max_words or split the line",
+    7: "got 4 words on the source side, expected at most 3; allow more with --max-words (max_words=)",
     8: "got 4 words on the target side",
     9: "refused by the model",
 }
@@ -65,7 +66,7 @@ def test_first_bad_line_stops_if_told_to(number: int) -> None:
     text = ParallelText(io.BytesIO(b"\n".join([LINES[0], LINES[number - 1], LINES[4]])), None)
     aligner = BlockAligner(text, diagonal, 3, stop=True, report=lambda _: None)
     first, second = text.blocks(2)
-    with pytest.raises(InvalidInputError, match=f"<stream>, line 2: {REASONS[number]}.*bad_lines='empty'"):
+    with pytest.raises(InvalidInputError, match=f"<stream>, line 2: {re.escape(REASONS[number])}.*--bad-lines empty"):
         aligner(first)
     with pytest.raises(InvalidInputError, match="<stream>, line 3: got no word"):
         aligner(second)

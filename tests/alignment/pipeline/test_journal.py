@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import shutil
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,25 @@ def test_folder_that_was_being_removed_is_removed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="out exists already"):
         run(source, out)
     assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
+
+
+def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out"
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "remove", failing)
+        with pytest.raises(KeyboardInterrupt):
+            run(source, out)
+    assert out.exists()
+    left = tmp_path / "out.parts"
+    with pytest.raises(InvalidInputError, match=f"; {left} is what a run left: remove it if that run made {out}$"):
+        run(source, out)
+    shutil.rmtree(left)
+    with pytest.raises(InvalidInputError, match=r"overwrite=True\)$"):
+        run(source, out)
+
+
+def failing(_: Journal) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("options", [{}, {"restart": True}, {"rank": 1, "world_size": 2}, {"overwrite": True}])
