@@ -10,7 +10,7 @@ from alignment.links import Alignment, GoldAlignment
 Reading = Literal["swapped", "one less", "one more"]
 """How else links could be meant: with the sides exchanged, or with indices one less or one more than were read."""
 
-# fast_align's links of 508 sentences: 50 points of AER from the other sides, 35 from the other base.
+# fast_align's links of 508 sentences: an AER of 28.5 %, with the sides exchanged 81.5 %, from the other base 64.7 %.
 _FEW_LINKS = 200
 _FAR = 20.0
 # Of 508 sentences' 6,863 to 9,931 links every fourteenth has the first word of a side.

@@ -26,8 +26,8 @@ MODELS = Path(__file__).parents[1] / "alignment" / "models"
 
 INTRODUCTION = """\
 Written by `python -m benchmarks.alignment_checkpoints`; AER in %, by norms where nothing else is said. The models that
-come with the package were taken after 4,000 updates of their training; a number behind a name says after how many that
-checkpoint was. Those come not with the package: `benchmarks/translation` has the recipe that trains them.
+come with the package were taken after 4,000 updates of their training; a number behind a name is that checkpoint's
+number of updates. Those do not come with the package: `benchmarks/translation` has the recipe that trains them.
 """
 
 

@@ -35,8 +35,9 @@ computed is what the vectors add up to. `captum-norm models` prints this list.
 Other models are found by their structure or refused with a reason: `captum-norm models --check NAME_OR_PATH` says it of
 yours, and [Describe a new model](how-to/describe-a-model.md) what to do then, and what the layouts are. The scopes are
 explained in [Methods](methods.md). Hybrids, whose layers mix positions by more than attention, are explained layer by
-layer: see the limitations there. The tests hold that for Jamba, Bamba, Granite 4 (`granitemoehybrid`), Falcon-H1,
-Nemotron-H, Zamba2, Qwen3-Next, LFM2, RecurrentGemma, MiniMax, and DeBERTa-v2 with its convolution.
+layer: see their [limitations](methods.md#limitations). The tests hold that for Jamba, Bamba, Granite 4
+(`granitemoehybrid`), Falcon-H1, Nemotron-H, Zamba2, Qwen3-Next, LFM2, RecurrentGemma, MiniMax, and DeBERTa-v2 with
+its convolution.
 """
 NOTES = {
     "Encoder–decoders": "Scopes are those of the encoder and of cross-attention. The decoder's self-attention has "

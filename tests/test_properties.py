@@ -313,8 +313,8 @@ def check_maps(call: Call, maps: AttributionMaps) -> None:
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_a_call_is_refused_or_its_numbers_are_right(name: str, options: dict[str, Any]) -> None:
-    if METHODS[name].requires is not None:
-        pytest.importorskip(str(METHODS[name].requires))
+    if (requires := METHODS[name].requires) is not None:
+        pytest.importorskip(str(requires), reason=f"{name} needs {requires}")
 
     @settings(
         max_examples=SLOW.get(name, CALLS) * FACTOR,

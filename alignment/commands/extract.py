@@ -30,8 +30,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="the tokenised source sentences, one a line; without TARGET, lines source ||| target. .gz and .xz are "
-        "decompressed, - is standard input",
+        help="the tokenised source sentences, one a line; without TARGET, lines source ||| target. .gz, .xz and "
+        ".bz2 are decompressed, - is standard input",
     )
     parser.add_argument("target", nargs="?", metavar="TARGET", help="the tokenised target sentences, one a line")
     parser.add_argument(

@@ -18,8 +18,8 @@ def read_parallel(
     r"""The sentence pairs of a parallel text, without spaces and tabs at the ends, read as they are asked for.
 
     Args:
-        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz`` and
-            ``.xz`` are decompressed) or open stream.
+        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz``,
+            ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
         on_error: told of each pair that cannot be read (not UTF-8, no ``|||``), for which ("", "") is yielded, so that
             the n-th pair is always that of the n-th line; None raises instead.

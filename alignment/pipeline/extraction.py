@@ -53,8 +53,8 @@ def extract(
     ``max_words`` on a side, or if the aligner refuses it.
 
     Args:
-        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz`` and
-            ``.xz`` are decompressed) or open stream.
+        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz``,
+            ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
         align: a :class:`~alignment.WordAligner`; or a function that is called with the good pairs of a block, as words,
             and depends on them alone: then of a block all is saved or nothing.
