@@ -1,6 +1,6 @@
 """Whether the layers of a model mix positions by attention alone, so that maps of attention may be chained."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -14,7 +14,7 @@ from captum_norm.models.inputs import ModelCall
 from captum_norm.models.library import EagerAttention
 from captum_norm.models.probing import drawn
 from captum_norm.models.seams import library_of
-from captum_norm.models.tracing import evaluating, first_argument, first_tensor, with_argument
+from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, with_argument
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
@@ -22,17 +22,18 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
 
     One forward pass, and a backward pass of each layer by itself, in which every position attends to its own value
     alone. A gradient from one position to another is exactly 0 then, unless something else mixes them: a state-space
-    model, linear attention, a convolution.
+    model, linear attention, a convolution. A layer whose gradient does not tell, since there is none or it overflows,
+    runs twice more, the second time on other vectors at the other positions.
 
     Args:
         call: the model with few and short examples.
         queries: the modules that call attention, and how many queries they have.
 
     Returns:
-        the layer, one of a list with attention in it; None if there is none, or if gradients cannot tell.
+        the layer, one of a list with attention in it; None if there is none, or if neither tells.
     """
     watch = _Watch(_layers(call.model, queries))
-    seam = library_of(call.model).attention_through(call.model, _own_values)
+    seam = library_of(call.model).attention_through(call.model, watch.attend)
     with torch.inference_mode(mode=False), torch.enable_grad(), seam, evaluating(call.model), watch.hooked():
         try:
             call.outside_inference().run()
@@ -55,24 +56,6 @@ def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> dict[nn.Modul
     return layers
 
 
-def _own_values(
-    eager: EagerAttention,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    cross: bool,
-    **options: Any,
-) -> Tensor:
-    """What eager attention computes, of which a query's own value is all that a gradient sees."""
-    with torch.no_grad():
-        output, _ = eager(module, query, key, value, mask, **options)
-    own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
-    return output if cross or own.shape != output.shape else output + (own - own.detach())
-
-
 @dataclass
 class _Watch:
     """Takes the gradient from each layer's input to the next one's, and from the last one's to its output.
@@ -84,7 +67,8 @@ class _Watch:
 
     layers: dict[nn.Module, int]
     found: nn.Module | None = None
-    _entered: tuple[nn.Module, Tensor] | None = None
+    _entered: tuple[nn.Module, Tensor, Received] | None = None
+    _alone: bool = False
     _output: Tensor | None = None
     _thread: int = field(default_factory=get_ident)
 
@@ -97,19 +81,39 @@ class _Watch:
                 stack.callback(layer.register_forward_hook(self._leave).remove)
             yield
 
+    def attend(
+        self,
+        eager: EagerAttention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        cross: bool,
+        **options: Any,
+    ) -> Tensor:
+        """What eager attention computes, of which a query's own value is all that a gradient sees; or that alone."""
+        own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
+        if self._alone and not cross:
+            return own[:, -query.shape[2] :]  # behind those that a cache may hold of the layer's first run
+        with torch.no_grad():
+            output, _ = eager(module, query, key, value, mask, **options)
+        return output if cross or own.shape != output.shape else output + (own - own.detach())
+
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stream = first_argument(args, kwargs)
-        if stream is None or get_ident() != self._thread:
+        if stream is None or self._alone or get_ident() != self._thread:
             return None
         self._look(stream)
         # Where no parameter needs a gradient the graph begins here.
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
-        self._entered = layer, start
         # The layer may write into what it is given.
+        self._entered = layer, start, with_argument(args, kwargs, stream, start)
         return with_argument(args, kwargs, stream, start.clone())
 
     def _leave(self, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if get_ident() == self._thread:
+        if not self._alone and get_ident() == self._thread:
             self._output = first_tensor(output)
 
     def end(self) -> None:
@@ -120,24 +124,48 @@ class _Watch:
     def _look(self, reached: Tensor) -> None:
         """Whether the last position of ``reached`` depends on another one of the layer before."""
         entered, self._entered = self._entered, None
-        if entered is None or self.found is not None or not reached.requires_grad:
+        if entered is None or self.found is not None:
             return
-        layer, stream = entered
+        layer, stream, received = entered
         positions = self.layers[layer]
-        rows, start = _by_position(reached, positions), _by_position(stream, positions)
-        if rows is None or start is None or positions < 2:
+        start, end = _axis(stream, positions), _axis(reached, positions)
+        if start is None or end is None or positions < 2:
             return
-        number = (rows[-1] * drawn(rows, rows.shape[1:])[0]).sum()
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(number, stream, allow_unused=True)
-        for gradient in gradients:
-            others = None if gradient is None else _by_position(gradient, positions)
-            # What overflows says nothing: zero times infinity is no dependence.
-            if others is not None and others.isfinite().all() and others[:-1].any():
-                self.found = layer
+        others = None
+        if reached.requires_grad:
+            last = reached.select(end, -1)
+            number = (last * drawn(last, last.shape)[0]).sum()
+            (gradient,) = torch.autograd.grad(number, stream, materialize_grads=True)
+            others = gradient.narrow(start, 0, positions - 1)
+        # Where it overflows it tells nothing: zero times infinity is no dependence.
+        if others is None or not others.isfinite().all():
+            mixes = self._changes(layer, stream, received)
+        else:
+            mixes = bool(others.any())
+        if mixes:
+            self.found = layer
+
+    def _changes(self, layer: nn.Module, stream: Tensor, received: Received) -> bool:
+        """Whether what a layer gives at the last position changes with what it is given at the others."""
+        positions, changed = self.layers[layer], stream.detach().clone()
+        others = changed.narrow(_axis(stream, positions) or 0, 0, positions - 1)
+        others += others.abs().mean() * drawn(others, others.shape)[0]
+        self._alone = True
+        try:
+            with torch.no_grad():
+                calls = (with_argument(*received, stream, given) for given in (stream.clone(), changed))
+                first, second = (first_tensor(layer(*args, **kwargs)) for args, kwargs in calls)
+        finally:
+            self._alone = False
+        end = None if first is None else _axis(first, positions)
+        if first is None or second is None or end is None:
+            return False
+        before, after = (output.select(end, -1).double() for output in (first, second))
+        # Experts that other positions are sent to may be rounded in another order.
+        return bool((after - before).norm() > 8 * torch.finfo(first.dtype).eps * before.norm())
 
 
-def _by_position(tensor: Tensor, positions: int) -> Tensor | None:
-    """(positions, ...) from a stream of one example, whichever axis they are; None if there are none."""
-    axes = [-2, *range(tensor.dim() - 2)]
-    axis = next((axis for axis in axes if tensor.shape[axis] == positions), None)
-    return None if axis is None else tensor.movedim(axis, 0).flatten(1)
+def _axis(tensor: Tensor, positions: int) -> int | None:
+    """The axis of the positions in a stream of one example; None if there is none."""
+    axes = [tensor.dim() - 2, *range(tensor.dim() - 2)]
+    return next((axis for axis in axes if tensor.shape[axis] == positions), None)

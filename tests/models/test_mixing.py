@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from captum_norm import (
     ALTI,
@@ -104,3 +104,44 @@ def test_a_layer_that_is_exchanged_later_is_noticed() -> None:
     model.encoder.layer[0] = Convolved(model.encoder.layer[0])
     with pytest.raises(UnsupportedModelError, match=r'"encoder.layer.0" \(Convolved\)'):
         method.attribute(ids)
+
+
+class WithoutGradients(nn.Module):
+    """A model that is run in a mode without gradients."""
+
+    def __init__(self, model: Any, mode: Any) -> None:
+        super().__init__()
+        self.model, self.mode = model, mode
+
+    def forward(self, input_ids: Tensor) -> Any:
+        with self.mode():
+            return self.model(input_ids)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_layers_without_gradients(mode: Any) -> None:
+    ids = families.inputs("llama")
+    for name in ("jamba", "lfm2"):
+        model = WithoutGradients(families.randomized(HYBRIDS[name], 0, torch.float32), mode)
+        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            AttentionWeights(model).attribute(ids, position="last")
+    for name in ("llama", "mixtral", "bert", "gpt2"):
+        model = families.build(name, dtype=torch.float32)
+        expected = AttentionWeights(model).attribute(ids, position="last")
+        torch.testing.assert_close(
+            AttentionWeights(WithoutGradients(model, mode)).attribute(ids, position="last"), expected
+        )
+
+
+def test_layers_with_gradients_that_overflow() -> None:
+    ids = families.inputs("llama")
+    models = {"jamba": families.randomized(HYBRIDS["jamba"], 0, torch.float32), "gpt2": families.build("gpt2")}
+    for model in models.values():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(30)
+        model.bfloat16()
+    with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        AttentionWeights(models["jamba"]).attribute(ids, position="last")
+    assert AttentionWeights(models["gpt2"]).attribute(ids, position="last").isfinite().all()
