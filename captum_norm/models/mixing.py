@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -43,17 +44,19 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
     return watch.found
 
 
-def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> dict[nn.Module, int]:
-    """The elements of the lists that attention is in, and how many positions they have."""
-    layers: dict[nn.Module, int] = {}
+def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.Module, int]]:
+    """The elements of the lists that attention is in, and how many positions they have; by level, innermost first."""
+    levels: list[dict[nn.Module, int]] = []
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
         if module in queries:
             path = name.split(".")
             around = (modules[".".join(path[:length])] for length in reversed(range(len(path))))
-            held = next((parent for parent in around if isinstance(parent, (nn.ModuleList, nn.Sequential))), None)
-            layers |= dict.fromkeys(() if held is None else held, queries[module])
-    return layers
+            lists = [parent for parent in around if isinstance(parent, (nn.ModuleList, nn.Sequential))]
+            levels += [{} for _ in lists[len(levels) :]]
+            for level, held in zip(levels, lists, strict=False):
+                level.update(dict.fromkeys(held, queries[module]))
+    return levels
 
 
 @dataclass
@@ -61,24 +64,26 @@ class _Watch:
     """Takes the gradient from each layer's input to the next one's, and from the last one's to its output.
 
     Attributes:
-        layers: the layers, and how many positions they have.
+        levels: the layers, and how many positions they have; lists inside the layers of others are levels of their own.
         found: the first that mixes positions.
     """
 
-    layers: dict[nn.Module, int]
+    levels: list[dict[nn.Module, int]]
     found: nn.Module | None = None
-    _entered: tuple[nn.Module, Tensor, Received] | None = None
+    _entered: dict[int, tuple[nn.Module, Tensor, Received]] = field(default_factory=dict)
+    _outputs: dict[int, Tensor | None] = field(default_factory=dict)
     _alone: bool = False
-    _output: Tensor | None = None
     _thread: int = field(default_factory=get_ident)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """While open, the layers are watched."""
         with ExitStack() as stack:
-            for layer in self.layers:
-                stack.callback(layer.register_forward_pre_hook(self._enter, with_kwargs=True).remove)
-                stack.callback(layer.register_forward_hook(self._leave).remove)
+            for level, layers in enumerate(self.levels):
+                for layer in layers:
+                    enter, leave = partial(self._enter, level), partial(self._leave, level)
+                    stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+                    stack.callback(layer.register_forward_hook(leave).remove)
             yield
 
     def attend(
@@ -101,33 +106,34 @@ class _Watch:
             output, _ = eager(module, query, key, value, mask, **options)
         return output if cross or own.shape != output.shape else output + (own - own.detach())
 
-    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _enter(self, level: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stream = first_argument(args, kwargs)
         if stream is None or self._alone or get_ident() != self._thread:
             return None
-        self._look(stream)
+        self._look(level, stream)
         # Where no parameter needs a gradient the graph begins here.
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
         # The layer may write into what it is given.
-        self._entered = layer, start, with_argument(args, kwargs, stream, start)
+        self._entered[level] = layer, start, with_argument(args, kwargs, stream, start)
         return with_argument(args, kwargs, stream, start.clone())
 
-    def _leave(self, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, level: int, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if not self._alone and get_ident() == self._thread:
-            self._output = first_tensor(output)
+            self._outputs[level] = first_tensor(output)
 
     def end(self) -> None:
         """The model has run."""
-        if self._output is not None:
-            self._look(self._output)
+        for level, output in self._outputs.items():
+            if output is not None:
+                self._look(level, output)
 
-    def _look(self, reached: Tensor) -> None:
+    def _look(self, level: int, reached: Tensor) -> None:
         """Whether the last position of ``reached`` depends on another one of the layer before."""
-        entered, self._entered = self._entered, None
+        entered = self._entered.pop(level, None)
         if entered is None or self.found is not None:
             return
         layer, stream, received = entered
-        positions = self.layers[layer]
+        positions = self.levels[level][layer]
         start, end = _axis(stream, positions), _axis(reached, positions)
         if start is None or end is None or positions < 2:
             return
@@ -135,19 +141,19 @@ class _Watch:
         if reached.requires_grad:
             last = reached.select(end, -1)
             number = (last * drawn(last, last.shape)[0]).sum()
-            (gradient,) = torch.autograd.grad(number, stream, materialize_grads=True)
+            (gradient,) = torch.autograd.grad(number, stream, retain_graph=True, materialize_grads=True)
             others = gradient.narrow(start, 0, positions - 1)
         # Where it overflows it tells nothing: zero times infinity is no dependence.
         if others is None or not others.isfinite().all():
-            mixes = self._changes(layer, stream, received)
+            mixes = self._changes(layer, positions, stream, received)
         else:
             mixes = bool(others.any())
         if mixes:
             self.found = layer
 
-    def _changes(self, layer: nn.Module, stream: Tensor, received: Received) -> bool:
+    def _changes(self, layer: nn.Module, positions: int, stream: Tensor, received: Received) -> bool:
         """Whether what a layer gives at the last position changes with what it is given at the others."""
-        positions, changed = self.layers[layer], stream.detach().clone()
+        changed = stream.detach().clone()
         others = changed.narrow(_axis(stream, positions) or 0, 0, positions - 1)
         others += others.abs().mean() * drawn(others, others.shape)[0]
         self._alone = True

@@ -145,3 +145,30 @@ def test_layers_with_gradients_that_overflow() -> None:
     with pytest.raises(UnsupportedModelError, match="mixes positions"):
         AttentionWeights(models["jamba"]).attribute(ids, position="last")
     assert AttentionWeights(models["gpt2"]).attribute(ids, position="last").isfinite().all()
+
+
+class Nested(nn.Module):
+    """A layer with its attention in a list of its own, and perhaps a convolution of what it is given beside it."""
+
+    def __init__(self, *, convolved: bool) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(16), nn.ModuleList([nn.MultiheadAttention(16, 2, batch_first=True)])
+        self.convolution = nn.Conv1d(16, 16, 3, padding=1) if convolved else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed = self.norm(hidden)
+        attended: Tensor = hidden + self.attention[0](normed, normed, normed)[0]
+        return attended if self.convolution is None else attended + self.convolution(hidden.mT).mT
+
+
+@pytest.mark.parametrize("convolved", [True, False])
+def test_lists_inside_layers(convolved: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(Nested(convolved=convolved), Nested(convolved=convolved))
+    method = AttentionWeights(nn.Sequential(nn.Embedding(30, 16), layers).eval())
+    ids = torch.randint(30, (1, 8))
+    if convolved:
+        with pytest.raises(UnsupportedModelError, match=r'in "1.0" \(Nested\)'):
+            method.attribute(ids, position=0)
+    else:
+        assert method.attribute(ids, position=0).isfinite().all()
