@@ -4,12 +4,13 @@ All methods explain a sentiment classifier on the development set of SST-2, and 
 pairs of subject–verb agreement. Models that are not there yet are trained first.
 
 ```console
-$ python -m benchmarks.faithfulness --sst2 DIR --blimp BLiMP.zip --text train.en.xz wikitext.txt \
+$ python -m benchmarks.faithfulness --sst2 DIR --blimp BLiMP.zip --text train.en.xz valid.txt test.txt \
     --work build/faithfulness --out docs/which-method.md
 ```
 
-``DIR`` holds ``train.tsv`` and ``dev.tsv``. What takes long is kept under ``--work``: the models ``sentiment`` and
-``language-model``, and one JSON file a comparison. A run that was broken off goes on behind the last of them.
+``DIR`` holds ``train.tsv`` and ``dev.tsv``; the texts of the page are of Europarl and of WikiText-2. What takes long is
+kept under ``--work``: the models ``sentiment`` and ``language-model``, and one JSON file a comparison. A run that was
+broken off goes on behind the last of them.
 """
 
 import argparse
