@@ -36,6 +36,7 @@ from captum_norm.errors import (
     InvalidInputError,
     NonFiniteError,
     UnsupportedModelError,
+    UnsupportedScopeError,
 )
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
@@ -215,7 +216,8 @@ class NormMeter:
         known = self._blocks is not None
         try:
             return work()
-        except NonFiniteError:
+        except (NonFiniteError, UnsupportedScopeError):
+            # With NaN or infinity in its weights nothing of a network is understood.
             refuse_non_finite_weights(self.model)
             raise
         except (IncompleteDecompositionError, UnsupportedModelError):

@@ -84,9 +84,12 @@ METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
 EXPECTED: dict[str, Any] = {
     name: (NonFiniteError, UnsupportedModelError) for name in MODELS if name.startswith("large")
 }
+# Attention ends before the norm with the infinite gain, which is in the last layer.
+FINITE = {"weights", "rollout", "alti", "norms", "norms with residual", "attention block"}
+FINITE |= {"measurements", "without maps"}
 REFUSED: dict[str, set[str]] = {name: set() for name in MODELS} | {
     "half precision": {"gradient", "gradient maps", "decompx", "decompx maps", "decompx vectors"},
-    "infinite gain": METHODS.keys() - {"weights", "rollout"},
+    "infinite gain": METHODS.keys() - FINITE,
 }
 
 
