@@ -70,7 +70,7 @@ def expect_same_output(call: ModelCall) -> dict[nn.Module, int]:
         error = max((_error(first, second, call) for first, second in compared), default=0.0)
         if error > accepted and _eps(precision) > _eps(torch.float32):
             # A router may choose otherwise, and a head may cancel all that is not rounding.
-            error = max(_errors_of_modules(call, attention.queries, seam), default=0.0)
+            error = max(_errors_of_modules(call, attention.queries, seam), default=error)
     if error > accepted:
         raise UnsupportedModelError(
             f"{type(call.model).__name__} computes something else by itself than with attention weights that can be "
@@ -108,7 +108,7 @@ def _errors_of_modules(
 
     def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received | None:
         stream = first_argument(args, kwargs)
-        return None if stream is None else with_argument(args, kwargs, stream, given.pop(0))
+        return with_argument(args, kwargs, stream, given.pop(0)) if stream is not None and given else None
 
     with ExitStack() as stack:
         for module in modules:
@@ -119,7 +119,9 @@ def _errors_of_modules(
             stack.callback(module.register_forward_pre_hook(here(put), with_kwargs=True).remove)
         with seam():
             _run(call)
-    for first, second in zip(own, results, strict=True):
+    if len(own) != len(results):
+        yield math.inf
+    for first, second in zip(own, results, strict=False):
         yield _error(first, second, call)
 
 

@@ -199,3 +199,14 @@ def test_rounding_is_no_other_function(plain_attention: str, dtype: torch.dtype)
     assert NormAttribution(centred(same)).maps(ids).decoder is not None
     with pytest.raises(UnsupportedModelError, match="computes something else"):
         NormAttribution(centred(gemma2(plain_attention, dtype))).maps(ids)
+
+
+def test_half_precision_where_no_module_can_be_compared() -> None:
+    """The module that attends reads ids, so what is seen of it is what the model returns."""
+    torch.manual_seed(0)
+    model = OwnCode().eval()
+    with torch.no_grad():
+        model.value.weight.mul_(10)
+    model.capped = True
+    with pytest.raises(UnsupportedModelError, match="OwnCode computes something else"):
+        NormAttribution(model.bfloat16()).maps(families.inputs("bert"))
