@@ -1,0 +1,167 @@
+"""Records what every method gives for every family, and compares two records: the numbers before and after a change.
+
+``python -m benchmarks.recorded BEFORE`` writes a record, ``python -m benchmarks.recorded AFTER --against BEFORE`` also
+says how far the two are apart. A refusal is recorded as the class of its error.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from captum.attr import IntegratedGradients
+from rich.console import Console
+from torch import Tensor, nn
+
+from captum_norm import (
+    ALTI,
+    AttentionBlockAttribution,
+    AttentionRollout,
+    AttentionTimesGradient,
+    AttentionWeights,
+    CaptumNormError,
+    DecompX,
+    GlobEnc,
+    NormAttribution,
+    NormMeter,
+    TokenAttribution,
+    ValueZeroing,
+)
+from tests import classifiers, encoder_decoders, families, torch_models
+from tests.encoder_decoders import ENCODER_DECODERS
+from tests.families import FAMILIES
+from tests.hybrids import HYBRIDS
+
+Record = dict[str, Tensor | str]
+
+METHODS: dict[str, Callable[[nn.Module], Any]] = {
+    "norm": NormAttribution,
+    "norm attn_res": lambda model: NormAttribution(model, "attn_res"),
+    "norm attn_res_ln": lambda model: NormAttribution(model, "attn_res_ln", "mean"),
+    "block": AttentionBlockAttribution,
+    "block atb_ln": lambda model: AttentionBlockAttribution(model, "atb_ln"),
+    "block atb_ff": lambda model: AttentionBlockAttribution(model, "atb_ff"),
+    "block atb_ff_res": lambda model: AttentionBlockAttribution(model, "atb_ff_res"),
+    "block atb_ff_res_ln": lambda model: AttentionBlockAttribution(model, "atb_ff_res_ln"),
+    "block, bias": lambda model: AttentionBlockAttribution(model, "atb_ff_res", baseline="bias"),
+    "weights": AttentionWeights,
+    "weights attn_res": lambda model: AttentionWeights(model, "attn_res"),
+    "rollout": AttentionRollout,
+    "alti": ALTI,
+    "globenc": GlobEnc,
+    "value zeroing": ValueZeroing,
+    "decompx": DecompX,
+    "decompx, absdot": lambda model: DecompX(model, "absdot"),
+}
+MEASURED: dict[str, Mapping[str, Any]] = {
+    "norms": {"scopes": ("attn", "atb"), "weights": True, "per_head": True, "head_norms": True},
+    "ratios": {"scopes": ("attn", "atb"), "head_norms": True, "maps": False},
+    "one layer": {"scopes": ("attn",), "weights": True, "layers": [-1]},
+}
+# Of the same numbers, added up in another order.
+TOLERANCE = 1e-6
+
+
+def tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All numbers in nested results, in double precision, with the names of the fields they are in."""
+    if isinstance(result, Tensor):
+        yield name, result.detach().double()
+    elif isinstance(result, Mapping):
+        for key, entry in result.items():
+            yield from tensors(entry, f"{name}/{key}")
+    elif is_dataclass(result):
+        for field in fields(result):
+            yield from tensors(getattr(result, field.name), f"{name}/{field.name}")
+    elif isinstance(result, tuple):
+        for index, entry in enumerate(result):
+            yield from tensors(entry, f"{name}/{index}")
+
+
+def note(record: Record, name: str, work: Callable[[], Any]) -> None:
+    """Add what some work gives, or the class of the error by which it is refused."""
+    try:
+        record.update(tensors(work(), name))
+    except CaptumNormError as error:
+        record[name] = type(error).__name__
+
+
+def note_all(record: Record, name: str, model: nn.Module, inputs: Any, mask: Any = None) -> None:
+    """Add what every method gives for some inputs."""
+    for kind, options in MEASURED.items():
+        note(record, f"{name}: {kind}", lambda options=options: NormMeter(model).measure(inputs, mask, **options))
+    for kind, make in METHODS.items():
+        note(record, f"{name}: {kind}, maps", lambda make=make: make(model).maps(inputs, mask))
+        note(record, f"{name}: {kind}", lambda make=make: make(model).attribute(inputs, None, mask, position="first"))
+
+
+def recorded() -> Record:
+    """All results."""
+    record: Record = {}
+    for name in FAMILIES:
+        note_all(record, name, families.build(name), families.inputs(name))
+        note(
+            record,
+            f"{name}: float64",
+            lambda name=name: NormMeter(families.build(name, 1, torch.float64)).measure(
+                families.inputs(name, 1, dtype=torch.float64), scopes=("attn", "atb")
+            ),
+        )
+    for name in ENCODER_DECODERS:
+        note_all(record, name, encoder_decoders.build(name), encoder_decoders.inputs(name))
+    for name, make in HYBRIDS.items():
+        note_all(record, name, families.randomized(make, 0, torch.float32), families.inputs("bert"))
+    note_all(record, "torch.nn", torch_models.randomized(torch_models.Classifier()), torch_models.ids(9, 3))
+    pixels = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    note_all(record, "torch.nn of its own", torch_models.randomized(torch_models.Vision()), pixels)
+    classifier = classifiers.classifier()
+    ids, mask = classifiers.sentences([7, 11, 5])
+    note_all(record, "padded", classifier, ids, mask)
+    targeted: dict[str, Callable[[], Any]] = {
+        "decompx": lambda: DecompX(classifier),
+        "decompx, propagated": lambda: DecompX(classifier, propagate=True),
+        "decompx, abssim": lambda: DecompX(classifier, "abssim"),
+        "attention gradient": lambda: AttentionTimesGradient(classifier),
+        "integrated gradients": lambda: TokenAttribution(
+            classifier, IntegratedGradients, tokenizer=classifiers.TOKENIZER
+        ),
+    }
+    for name, build in targeted.items():
+        note(record, f"classes: {name}", lambda build=build: build().attribute(ids, 1, mask))
+    return record
+
+
+def compare(before: Record, after: Record, console: Console) -> bool:
+    """Print how far two records are apart; whether they agree."""
+    verdicts: Counter[str] = Counter()
+    for name in sorted(before.keys() | after.keys()):
+        first, second = before.get(name), after.get(name)
+        if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
+            error = float((first - second).abs().max() / first.abs().max().clamp(min=1e-300)) if first.numel() else 0.0
+            verdict = "bit-equal" if torch.equal(first, second) else "near" if error <= TOLERANCE else "different"
+        else:
+            error, verdict = float("nan"), "bit-equal" if isinstance(first, str) and first == second else "different"
+        verdicts[verdict] += 1
+        if verdict == "different":
+            kinds = (entry if isinstance(entry, str) else getattr(entry, "shape", None) for entry in (first, second))
+            console.print(f"{name}: relative error {error:.1e} ({' → '.join(map(str, kinds))})", highlight=False)
+    console.print(dict(verdicts))
+    return not verdicts["different"]
+
+
+def main() -> None:
+    """Record, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--against", type=Path)
+    options = parser.parse_args()
+    after = recorded()
+    torch.save(after, options.record)
+    if options.against is not None and not compare(torch.load(options.against, weights_only=True), after, Console()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
