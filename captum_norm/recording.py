@@ -5,10 +5,10 @@ long sequence; the other tensors of a block live until its last one has come. Th
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.experts import routing_of, routing_of_scores
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
-from captum_norm.models.library import EagerAttention
 from captum_norm.models.offloading import present
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Place, Stacks
@@ -35,13 +35,6 @@ CHUNK_ROWS = 64
 ACCUMULATED_BYTES = 4
 # How many tensors as large as a part's weights its making and reduction need: scores, masked scores, softmax, ...
 WORKING_COPIES = 8
-
-
-class Part(NamedTuple):
-    """Some queries of some examples."""
-
-    examples: slice
-    rows: slice
 
 
 @dataclass(frozen=True)
@@ -245,53 +238,33 @@ class _Recorder:
                 else:
                     yield experts.scorer, "output", partial(self._score, block)
 
-    def attention(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
+    def attention(self, call: AttentionCall) -> Tensor:
         """Stands in for the model's attention function."""
-        block = self._block_of(module)
-        reducer = self._make_reducer(self._stacks.begin(module, query, key, cross=cross), block)
-        if reducer is not None:
-            reducer.begin(value, query.shape[1], query.shape[2], cross=cross)
-        # Heads come as strided views, which every part's product would copy anew.
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-
-        def attend(part: Part, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
-            def cut(option: Any) -> Any:
-                return _cut(option, part, keys, (len(query), query.shape[2], key.shape[2]))
-
-            heads = (tensor[part.examples] for tensor in (query[:, :, part.rows], key[:, :, keys], value[:, :, keys]))
-            # When weights are asked for once more, the module's own parameters (sinks) may have been taken away.
-            with present(module):
-                return eager(module, *heads, cut(mask), **{name: cut(option) for name, option in options.items()})
-
+        block, module, queries = self._block_of(call.module), call.module, call.query.shape[2]
         outputs: list[Tensor] = []
-        parts = list(self._parts(query, key, attend))
-        for part in parts:
-            output, weights = attend(part)
-            if part.rows.start == 0:
-                self._stacks.look(weights)
+        with self._stacks.attending(call) as place:
+            reducer = self._make_reducer(place, block)
             if reducer is not None:
-                reducer.consume(weights, part)
-            outputs.append(output)
-            self._advance(output.shape[0] * output.shape[1])
-        self._stacks.end(module)
-        context = _joined(outputs, len(query))
+                reducer.begin(call.value, call.query.shape[1], queries, cross=call.cross)
+            # Heads come as strided views, which every part's product would copy anew.
+            heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
+            call = replace(call, **heads)
+            parts = list(self._parts(call))
+            for part in parts:
+                output, weights = _attend(call, part)
+                if part.rows.start == 0:
+                    self._stacks.look(weights)
+                if reducer is not None:
+                    reducer.consume(weights, part)
+                outputs.append(output)
+                self._advance(output.shape[0] * output.shape[1])
+        context = _joined(outputs, len(call.query))
         if block is not None:
             opened = self._open[module]
-            opened.reducer, opened.batch, opened.queries = reducer, len(query), query.shape[2]
+            opened.reducer, opened.batch, opened.queries = reducer, len(call.query), queries
             opened.context = None if reducer is None else context.flatten(2)
             if self._feed_forward and reducer is not None:
-                opened.attend = lambda: ((part, attend(part)[1]) for part in parts)
+                opened.attend = lambda: ((part, _attend(call, part)[1]) for part in parts)
         elif reducer is not None:
             reducer.finish(None)
         return context
@@ -312,12 +285,12 @@ class _Recorder:
                     "not run in this forward pass"
                 )
 
-    def _parts(self, query: Tensor, key: Tensor, attend: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Part]:
+    def _parts(self, call: AttentionCall) -> Iterator[Part]:
         """Whole examples as far as they fit, else rows of single examples."""
-        batch, heads, queries, _ = query.shape
-        fitting_rows = self._sizes.rows(query, heads * key.shape[2])
+        batch, heads, queries, _ = call.query.shape
+        fitting_rows = self._sizes.rows(call.query, heads * call.key.shape[2])
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
-        if (examples < batch or rows < queries) and not _parts_are_independent(attend, batch, queries):
+        if (examples < batch or rows < queries) and not _parts_are_independent(call):
             examples, rows = batch, queries
         for first in range(0, batch, examples):
             for start in range(0, queries, rows):
@@ -391,22 +364,18 @@ def _joined(outputs: list[Tensor], batch: int) -> Tensor:
     return torch.cat(outputs)
 
 
-def _cut(option: Any, part: Part, keys: slice, shape: tuple[int, int, int]) -> Any:
-    """The part of a mask or bias over ([B, H,] Q, K) for some examples, queries and keys; anything else as it is."""
-    if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != shape[2]:
-        return option
-    if option.dim() == 4 and option.shape[0] == shape[0] > 1:
-        option = option[part.examples]
-    if option.shape[-2] == 1:
-        return option[..., keys]
-    return option[..., part.rows, keys] if option.shape[-2] == shape[1] else option
+def _attend(call: AttentionCall, part: Part, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    """Output and weights of a part of a call."""
+    # When weights are asked for once more, the module's own parameters (sinks) may have been taken away.
+    with present(call.module):
+        return call.part(part, keys).run()
 
 
-def _parts_are_independent(attend: Callable[..., tuple[Tensor, Tensor]], batch: int, queries: int) -> bool:
+def _parts_are_independent(call: AttentionCall) -> bool:
     """Whether single examples and rows get what they get among all; seen on a corner of the attention."""
-    corner, examples = min(8, queries), min(2, batch)
-    whole, _ = attend(Part(slice(0, examples), slice(0, corner)), slice(0, corner))
-    part, _ = attend(Part(slice(examples - 1, examples), slice(corner // 2, corner)), slice(0, corner))
+    corner, examples = min(8, call.query.shape[2]), min(2, len(call.query))
+    whole, _ = _attend(call, Part(slice(0, examples), slice(0, corner)), slice(0, corner))
+    part, _ = _attend(call, Part(slice(examples - 1, examples), slice(corner // 2, corner)), slice(0, corner))
     expected = whole[-1:, corner // 2 :].float()
     error, size = (length(tensor.flatten()) for tensor in (part.float() - expected, expected))
     return bool(error <= torch.finfo(part.dtype).eps ** 0.5 * size)

@@ -12,7 +12,8 @@ from benchmarks.norms import peak_bytes
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter
 from captum_norm.cli import main
 from captum_norm.memory import MemoryBudget
-from captum_norm.recording import CHUNK_ROWS, WORKING_COPIES, Part, _PartSizes, _Recorder
+from captum_norm.models.attention import Part
+from captum_norm.recording import CHUNK_ROWS, WORKING_COPIES, _PartSizes, _Recorder
 from tests import families, tiny
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES

@@ -24,11 +24,12 @@ from captum_norm.functional import (
     relative_error,
 )
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import FeedForwardBlock, Routing
 from captum_norm.models.layouts import Scope
-from captum_norm.recording import BlockTensors, FeedForwardTensors, Part
+from captum_norm.recording import BlockTensors, FeedForwardTensors
 
 VECTOR_BYTES = 256 * 2**20
 # What is held at a time for each vector (copies of its value, the steps before and behind the networks) and for each

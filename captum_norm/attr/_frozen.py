@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from captum_norm.errors import NonFiniteError
 from captum_norm.functional import Elementwise, Normalization, Use
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
 from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.layers import layer_of
-from captum_norm.models.library import AttentionFunction
 from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
 from captum_norm.models.seams import library_of
 from captum_norm.models.steps import ActivationReader, Step, read_step
@@ -44,8 +44,7 @@ class Rules(Protocol):
     Tensors are the model's own; each result has the shape and the dtype of what it stands for.
     """
 
-    @property
-    def attention(self) -> AttentionFunction:
+    def attention(self, call: AttentionCall) -> Tensor:
         """What takes the place of attention at the library's seam."""
         ...
 
@@ -163,9 +162,9 @@ class _Watcher:
                 stack.callback(block.projection.module.register_forward_hook(here(self._end_attention)).remove)
             yield
 
-    def attention(self, *args: Any, **options: Any) -> Tensor:
+    def attention(self, call: AttentionCall) -> Tensor:
         with self._working():
-            return self._rules.attention(*args, **options)
+            return self._rules.attention(call)
 
     def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """A function of torch that the model's code calls, and what it gave."""

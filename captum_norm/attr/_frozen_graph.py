@@ -1,10 +1,10 @@
 """The frozen network as a graph: gradient × input of one number is its decomposition."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.functional import (
     Elementwise,
@@ -17,7 +17,7 @@ from captum_norm.functional import (
     length,
     secant_slope,
 )
-from captum_norm.models.library import EagerAttention
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
@@ -62,23 +62,9 @@ class GraphRules:
     def carries(self, tensor: Tensor) -> bool:
         return tensor.requires_grad
 
-    def attention(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        self.stacks.begin(module, query, key, cross=cross)
-        mask = None if mask is None else mask.detach()
-        output, weights = eager(module, query.detach(), key.detach(), value, mask, **options)
-        self.stacks.look(weights)
-        self.stacks.end(module)
+    def attention(self, call: AttentionCall) -> Tensor:
+        mask = None if call.mask is None else call.mask.detach()
+        output, _ = self.stacks.attend(replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask))
         return output
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """The frozen network on vectors: one example and its parts, propagated together."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import (
@@ -19,7 +20,7 @@ from captum_norm.functional import (
     inverse_scale,
     secant_slope,
 )
-from captum_norm.models.library import EagerAttention
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
@@ -74,33 +75,20 @@ class PartsRules:
     def carries(self, tensor: Tensor) -> bool:
         return tensor.dim() > 1 and len(tensor) % self.copies == 0
 
-    def attention(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
+    def attention(self, call: AttentionCall) -> Tensor:
         if self._sharing is not None and not self._in_attention:
             raise UnsupportedModelError(
-                f"{type(module).__name__} receives values that were projected outside of it, so the bias of attention "
+                f"{type(call.module).__name__} receives values projected outside of it, so the bias of attention "
                 'cannot be told from those before it; expected its linear maps inside, or bias="apart"'
             )
 
         def first(option: Any) -> Any:
             return option[:1] if isinstance(option, Tensor) and option.dim() > 2 else option
 
-        options = {name: first(option) for name, option in options.items()}
-        self.stacks.begin(module, query, key, cross=cross)
-        output, weights = eager(module, query[:1], key[:1], value[:1], first(mask), **options)
-        self.stacks.look(weights)
-        self.stacks.end(module)
-        heads = value[1:].repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
+        tensors = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
+        options = {name: first(option) for name, option in call.options.items()}
+        output, weights = self.stacks.attend(replace(call, **tensors, mask=first(call.mask), options=options))
+        heads = call.value[1:].repeat_interleave(weights.shape[1] // call.value.shape[1], dim=1)
         return torch.cat([output, (weights @ heads).transpose(1, 2)])
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from captum_norm.attr._gradients import gradients_on
 from captum_norm.attr._outline import PROBE_LENGTH
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import ReadPosition
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Stacks, encoder_of
 from captum_norm.models.tracing import Hook, evaluating, hooked, tensors_in
@@ -67,22 +67,8 @@ class _BehindAttention:
         self._start = torch.empty(1, 0, device="cpu")  # before any attention
         self._streams: list[Tensor] = []
 
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        self._stacks.begin(module, query, key, cross=cross)
-        output, weights = eager(module, query, key, value, mask, **options)
-        self._stacks.look(weights)
-        self._stacks.end(module)
+    def __call__(self, call: AttentionCall) -> Tensor:
+        output, _ = self._stacks.attend(call)
         self._start = output.detach().requires_grad_()
         self._streams.clear()
         return self._start.clone()  # a model may write into it

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from captum_norm.errors import InvalidInputError, NotEnoughMemoryError
 from captum_norm.memory import free_bytes, readable
+from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import Place, Role
-from captum_norm.recording import BlockTensors, Part, record
+from captum_norm.recording import BlockTensors, record
 
 CPU = torch.device("cpu")
 PROBE_LENGTH = 16

@@ -15,10 +15,11 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.functional import Scales, l1_distances, length, nearness, relative_error
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.verification import refuse_mixing
-from captum_norm.recording import BlockTensors, Part
+from captum_norm.recording import BlockTensors
 
 
 class SourceAndPrefix(NamedTuple):

@@ -1,5 +1,6 @@
 """Attention weights times their gradients, rolled out."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from captum_norm.attr._target import TargetedAttribution, refuse_non_finite
 from captum_norm.attr._wanted import Wanted, layer_indices
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.library import EagerAttention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.parameters import accumulation_dtype
 from captum_norm.models.seams import library_of, no_attention
@@ -103,24 +104,10 @@ class _KeptAttention:
         self.stacks = stacks
         self.weights: list[Tensor] = []
 
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        self.stacks.begin(module, query, key, cross=cross)
-        if not query.requires_grad:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        if not call.query.requires_grad:
             # In a model whose parameters are frozen the graph begins here.
-            query = query.detach().requires_grad_()
-        output, weights = eager(module, query, key, value, mask, **options)
-        self.stacks.look(weights)
-        self.stacks.end(module)
+            call = replace(call, query=call.query.detach().requires_grad_())
+        output, weights = self.stacks.attend(call)
         self.weights.append(weights)
         return output

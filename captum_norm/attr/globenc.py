@@ -31,10 +31,11 @@ from captum_norm.functional import (
 )
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.parameters import NormReader
-from captum_norm.recording import BlockTensors, Part
+from captum_norm.recording import BlockTensors
 
 
 class GlobEnc(LayerwiseAttribution):

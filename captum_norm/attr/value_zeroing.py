@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
@@ -18,10 +18,10 @@ from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModel
 from captum_norm.functional import cosine_distance, length
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
-from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
 from captum_norm.models.threads import here
 from captum_norm.models.tracing import evaluating, first_argument, first_tensor
@@ -210,22 +210,12 @@ class _Zeroed:
         self.calls = 0
         self.live: Tensor
 
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,  # noqa: ARG002
-        **options: Any,
-    ) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
         self.calls += 1
-        output, weights = eager(module, query[:1], key[:1], value[:1], mask, **options)
+        first = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
+        output, weights = replace(call, **first).run()
         weights = weights[0, :, :, self._keys]
-        heads = value[0, :, self._keys].repeat_interleave(len(weights) // value.shape[1], dim=0)
+        heads = call.value[0, :, self._keys].repeat_interleave(len(weights) // call.value.shape[1], dim=0)
         self.live = weights.any(0)
         lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
         return torch.cat([output, output - lost])

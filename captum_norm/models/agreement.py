@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.library import EagerAttention
 from captum_norm.models.seams import library_of
 from captum_norm.models.threads import here
 from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
@@ -27,21 +27,10 @@ class PlainAttention:
     def __init__(self) -> None:
         self.queries: dict[nn.Module, int] = {}
 
-    def attend(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,  # noqa: ARG002
-        **options: Any,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Stands in for the model's attention function."""
-        self.queries[module] = query.shape[2]
-        return eager(module, query, key, value, mask, **options)[0]
+        self.queries[call.module] = call.query.shape[2]
+        return call.run()[0]
 
 
 def expect_same_output(call: ModelCall) -> dict[nn.Module, int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import length
-from captum_norm.models.library import AttentionFunction
+from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.threads import explaining
 
 _compared: WeakSet[nn.Module] = WeakSet()

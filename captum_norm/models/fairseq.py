@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.exchange import AttentionForward, additive_mask, attend, exchanged
-from captum_norm.models.library import AttentionFunction, Library, SequenceNames, forward_parameters
+from captum_norm.models.library import Library, SequenceNames, forward_parameters
 
 # What an attention module's forward function takes, in this order, and what the module consists of.
 PARAMETERS = (
@@ -78,17 +79,13 @@ class _Forward(AttentionForward):
         padding = given.get("key_padding_mask")
         padding = None if padding is None else padding.bool()
         mask = additive_mask(given.get("attn_mask"), padding, self.module.num_heads, query.dtype)
-        context = self.function(
-            attend,
-            self.module,
-            self.heads(self.module.q_proj(query)) * self.module.scaling,
-            self.heads(self.module.k_proj(key)),
-            self.heads(self.module.v_proj(value)),
-            mask,
-            cross=self.module.encoder_decoder_attention,
-            # With static_kv fairseq takes the softmax itself; else it leaves that to torch.
-            softmax_dtype=torch.float32 if given.get("static_kv") else None,
-        )
+        module = self.module
+        q = self.heads(module.q_proj(query)) * module.scaling
+        k, v = self.heads(module.k_proj(key)), self.heads(module.v_proj(value))
+        # With static_kv fairseq takes the softmax itself; else it leaves that to torch.
+        options = {"softmax_dtype": torch.float32 if given.get("static_kv") else None}
+        call = AttentionCall(attend, module, q, k, v, mask, module.encoder_decoder_attention, options)
+        context = self.function(call)
         output = self.module.out_proj(context.transpose(0, 1).flatten(2))
 
         def expected() -> Tensor:

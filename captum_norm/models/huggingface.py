@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,13 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.library import (
-    AttentionFunction,
-    EagerAttention,
-    Library,
-    SequenceNames,
-    forward_parameters,
-)
+from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.library import Library, SequenceNames, forward_parameters
 from captum_norm.models.products import AttentionProducts
 from captum_norm.models.threads import explaining, here
 from captum_norm.models.wrappers import config_of, unwrapped
@@ -49,24 +44,15 @@ class _Seam:
     crossing: set[nn.Module] = field(default_factory=set)
     products: AttentionProducts | None = None
 
-    def attend(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: Any,
-    ) -> Tensor:
-        """One call of attention; ``eager`` may be asked again when the module has returned."""
-        products = self.products
+    def attend(self, call: AttentionCall) -> Tensor:
+        """One call of attention, whose ``eager`` is not watched itself."""
+        eager, products = call.eager, self.products
 
-        def attending(*parts: Any, **others: Any) -> tuple[Tensor, Tensor]:
+        def unwatched(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
             with nullcontext() if products is None else products.pause():
-                return eager(*parts, **others)
+                return eager(*args, **options)
 
-        return self.function(attending, module, query, key, value, mask, cross=module in self.crossing, **options)
+        return self.function(replace(call, eager=unwatched, cross=call.module in self.crossing))
 
 
 _current: ContextVar[_Seam] = ContextVar("current seam")
@@ -162,7 +148,7 @@ def _dispatch(
             f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
             "eager_attention_forward to get the attention weights from"
         )
-    return seam.attend(eager, module, query, key, value, attention_mask, **options), None
+    return seam.attend(AttentionCall(eager, module, query, key, value, attention_mask, options=options)), None
 
 
 def _mask(*args: Any, config: Any = None, **options: Any) -> Any:

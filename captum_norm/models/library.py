@@ -5,35 +5,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
-EagerAttention = Callable[..., tuple[Tensor, Tensor]]
-
-
-class AttentionFunction(Protocol):
-    """What a seam calls in place of the model's attention."""
-
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        """(B, H, Q, d), (B, H or fewer, K, d) -> attention output (B, Q, H, d).
-
-        ``eager(module, query, key, value, mask, **options)`` is the model's own attention over any part of these, and
-        gives its output and weights. ``cross`` says whether keys and values come from another sequence than the
-        queries.
-        """
-        ...
+from captum_norm.models.attention import AttentionFunction
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from captum_norm.models.library import EagerAttention
+from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.threads import here
 from captum_norm.models.tracing import Hook, hooked
 
@@ -23,10 +23,6 @@ SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax})
 PRODUCTS = frozenset({torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm})
 # What these make of attention weights are no weights, even if there are as many numbers.
 MIXTURES = PRODUCTS | {functional.linear, torch.addmm, torch.baddbmm, torch.einsum}
-
-Attend = Callable[[EagerAttention, nn.Module, Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Takes eager attention, the module that computes it, query, key and value, (B, H, ·, d) each, and a mask; gives the
-output (B, Q, H, d)."""
 
 
 class AttentionProducts(TorchFunctionMode):
@@ -40,7 +36,7 @@ class AttentionProducts(TorchFunctionMode):
         attend: what attention goes through.
     """
 
-    def __init__(self, model: nn.Module, attend: Attend) -> None:
+    def __init__(self, model: nn.Module, attend: AttentionFunction) -> None:
         super().__init__()
         self._paused = False
         self._model = model
@@ -120,7 +116,7 @@ class AttentionProducts(TorchFunctionMode):
             return (weights @ values).transpose(1, 2), weights
 
         # The weights stand where queries are expected: both have a row for each.
-        return self._attend(eager, self._running[-1], weights, values, values, None).transpose(1, 2)
+        return self._attend(AttentionCall(eager, self._running[-1], weights, values, values, None)).transpose(1, 2)
 
     def _scaled_dot_product(
         self,
@@ -151,4 +147,4 @@ class AttentionProducts(TorchFunctionMode):
             weights = (scores if mask is None else scores + mask).softmax(-1)
             return (weights @ value).transpose(1, 2), weights
 
-        return self._attend(eager, self._running[-1], query, key, value, attn_mask).transpose(1, 2)
+        return self._attend(AttentionCall(eager, self._running[-1], query, key, value, attn_mask)).transpose(1, 2)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind, sum_of
 from captum_norm.models.exchange import not_compared
 from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
 from captum_norm.models.feed_forward_search import FeedForwardSearch
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
-from captum_norm.models.library import EagerAttention
 from captum_norm.models.parameters import Same, equal, read_norm, read_projection, reproduces
 from captum_norm.models.seams import library_of, no_attention
 from captum_norm.models.stacks import Stacks
@@ -34,7 +34,7 @@ EXCHANGED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
 
 
 @dataclass
-class _AttentionCall:
+class _Attended:
     """A finished call: its module, its output (B, Q, H·d) and its place among the events."""
 
     module: nn.Module
@@ -58,32 +58,18 @@ class _Probe:
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    open_calls: list[_AttentionCall] = field(default_factory=list)
+    open_calls: list[_Attended] = field(default_factory=list)
     last_trace: Trace | None = None
     device: torch.device | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
-    def attention(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        self.stacks.begin(module, query, key, cross=cross)
+    def attention(self, call: AttentionCall) -> Tensor:
         if self.feed_forwards is not None:
-            self.feed_forwards.attention_begins(module, cross=cross)
-        output, weights = eager(module, query, key, value, mask, **options)
-        self.stacks.look(weights)
-        self.stacks.end(module)
-        if module not in self.blocks:
+            self.feed_forwards.attention_begins(call.module, cross=call.cross)
+        output, _ = self.stacks.attend(call)
+        if call.module not in self.blocks:
             context = output.to(self._device_for(output)).flatten(2)
-            self.open_calls.append(_AttentionCall(module, context, len(self.events)))
+            self.open_calls.append(_Attended(call.module, context, len(self.events)))
         return output
 
     def hooks(self) -> Iterator[Any]:
@@ -132,7 +118,7 @@ class _Probe:
             self.device = tensor.device
         return self.device
 
-    def _settle(self, trace: Trace, call: _AttentionCall, start: int) -> Block | None:
+    def _settle(self, trace: Trace, call: _Attended, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
         # A model adds as we do, so its sums are met to the last bit; only where it adds in another order they are not.
         # Rounding alone cannot tell a stream from its norm in a new model, whose layers change next to nothing.
@@ -304,7 +290,7 @@ def _distinct(events: Iterator[Event]) -> list[Event]:
     return [event for same in kept.values() for event in same]
 
 
-def _description(probe: _Probe, trace: Trace, call: _AttentionCall) -> str:
+def _description(probe: _Probe, trace: Trace, call: _Attended) -> str:
     projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
     norms = [trace.name(c.module) for c in trace.calls if read_norm(c.module, c.inputs, c.output)]
     found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'

@@ -1,12 +1,15 @@
 """The stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.seams import library_of
 
 StackName = Literal["encoder", "decoder", "cross"]
@@ -53,16 +56,17 @@ class Stacks:
         self._ahead = False
         self._place: Place
 
-    def begin(self, module: nn.Module, query: Tensor, key: Tensor, *, cross: bool) -> Place:
-        """An attention call begins, (B, H, Q, d) and (B, H or fewer, K, d).
+    @contextmanager
+    def attending(self, call: AttentionCall) -> Iterator[Place]:
+        """While open, the weights of a call are made and looked at, all examples' from their first query on.
 
         Raises:
             UnsupportedModelError: if queries and keys are different sequences where they must not be, or others than
-                in the calls before.
+                in the calls before, or if the call looks another way than those of its stack before it.
         """
-        role = self._role(module, cross=cross)
-        batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-        if role == "self" and (cross or queries != keys):
+        role, module = self._role(call), call.module
+        batch, queries, keys = call.query.shape[0], call.query.shape[2], call.key.shape[2]
+        if role == "self" and (call.cross or queries != keys):
             raise UnsupportedModelError(
                 f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; of a decoder "
                 "alone only self-attention over the whole sequence is supported: pass no past_key_values, and the "
@@ -82,14 +86,23 @@ class Stacks:
         self._place = Place(role, self.layers[role])
         self._ahead = False
         self.layers[role] += 1
-        return self._place
+        yield self._place
+        if role == "self":
+            self._expect_same_direction(module)
 
-    def _role(self, module: nn.Module, *, cross: bool) -> Role:
+    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """Run a call whose weights are made all at once: its output and its weights."""
+        with self.attending(call):
+            output, weights = call.run()
+            self.look(weights)
+        return output, weights
+
+    def _role(self, call: AttentionCall) -> Role:
         if self._encoder is None:
             return "self"
-        if cross:
+        if call.cross:
             return "cross"
-        return "encoder" if module in self._encoder else "decoder"
+        return "encoder" if call.module in self._encoder else "decoder"
 
     def look(self, weights: Tensor) -> None:
         """The weights of some examples from their first query on, (B, H, Q, K).
@@ -102,14 +115,7 @@ class Stacks:
             raise NonFiniteError(f"the attention weights of {self._place} contain NaN or infinity")
         self._ahead |= bool(first[..., 1:].any())
 
-    def end(self, module: nn.Module) -> None:
-        """All examples of a call were seen.
-
-        Raises:
-            UnsupportedModelError: if the call looks another way than those of its stack before it.
-        """
-        if self._place.role != "self":
-            return
+    def _expect_same_direction(self, module: nn.Module) -> None:
         causal = not self._ahead if self._several else bool(getattr(module, "is_causal", False))
         if self._place.index > 0 and causal != self.causal:
             raise UnsupportedModelError(

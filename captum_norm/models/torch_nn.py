@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.exchange import AttentionForward, additive_mask, attend, exchanged
-from captum_norm.models.library import AttentionFunction, Library, SeenSequence, SequenceNames, forward_parameters
+from captum_norm.models.library import Library, SeenSequence, SequenceNames, forward_parameters
 from captum_norm.models.threads import here
 
 PARAMETERS = (
@@ -91,17 +92,9 @@ class _Forward(AttentionForward):
         mask = self._mask(given, (query.shape[1], len(query), len(key)), query.dtype, need_weights=need_weights)
         q, k, v = (self.heads(linear(*parts)) for parts in zip((query, key, value), *self._projections(), strict=True))
         q = q * module.head_dim**-0.5
-        context = self.function(
-            attend,
-            module,
-            q,
-            k,
-            v,
-            mask,
-            cross=cross,
-            # Without weights torch takes a function that gives nothing to a query whose keys are all masked.
-            nothing_from_masked=not need_weights,
-        )
+        # Without weights torch takes a function that gives nothing to a query whose keys are all masked.
+        options = {"nothing_from_masked": not need_weights}
+        context = self.function(AttentionCall(attend, module, q, k, v, mask, cross, options))
         output = module.out_proj(context.flatten(2).transpose(0, axis))
         first = [sequence[:, :1].transpose(axis, 1) for sequence in (query, key, value)]
 

@@ -1,7 +1,6 @@
 """Attention that a model's own code computes."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch.nn import functional
 
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.huggingface import attention_through
 from tests import encoder_decoders, families
 from tests.families import FAMILIES
@@ -138,9 +138,9 @@ def test_attention_is_asked_once_more_for_what_is_behind_the_network(way: str) -
 def test_a_model_computes_while_it_is_watched_what_it_computes_alone(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
 
-    def attend(eager: Any, *arguments: Any, cross: bool, **options: Any) -> Tensor:
-        assert not cross
-        output: Tensor = eager(*arguments, **options)[0]
+    def attend(call: AttentionCall) -> Tensor:
+        assert not call.cross
+        output, _ = call.run()
         return output
 
     with torch.no_grad():
