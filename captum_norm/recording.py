@@ -18,15 +18,15 @@ from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
-from captum_norm.models.experts import routing_of, routing_of_scores
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
+from captum_norm.models.hooks import Received, evaluating, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
+from captum_norm.models.libraries.registry import library_of, no_attention
 from captum_norm.models.offloading import present
-from captum_norm.models.seams import library_of, no_attention
+from captum_norm.models.search.experts import routing_of, routing_of_scores
 from captum_norm.models.stacks import Place, Stacks
-from captum_norm.models.tracing import Received, evaluating, hooked
 
 # Attention weights of this size stay in a processor's cache between their making and their reduction,
 CHUNK_BYTES = 4 * 2**20

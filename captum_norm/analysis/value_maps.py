@@ -13,11 +13,11 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import apply_linear
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
+from captum_norm.models.hooks import hooked
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.parameters import Projection, read_projection
-from captum_norm.models.resolver import resolve
+from captum_norm.models.projections import Projection, read_projection
+from captum_norm.models.search.attention_blocks import resolve
 from captum_norm.models.stacks import Place
-from captum_norm.models.tracing import hooked
 from captum_norm.recording import BlockTensors, record
 
 # So many tokens tell the columns of a module's output apart.

@@ -19,14 +19,14 @@ from captum_norm.errors import NonFiniteError
 from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
-from captum_norm.models.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
 from captum_norm.models.feed_forward import ExpertsReader
+from captum_norm.models.hooks import evaluating, first_argument, first_tensor, with_argument
 from captum_norm.models.layers import layer_of
-from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
+from captum_norm.models.search.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
 from captum_norm.models.steps import ActivationReader, Step, read_step
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import evaluating, first_argument, first_tensor, with_argument
 
 # Activations that model files call as functions.
 ACTIVATIONS = frozenset(

@@ -21,7 +21,7 @@ from captum_norm.functional import (
     secant_slope,
 )
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.parameters import accumulation_dtype
+from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 

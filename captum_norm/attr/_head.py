@@ -14,10 +14,10 @@ from captum_norm.attr._outline import PROBE_LENGTH
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import ReadPosition
+from captum_norm.models.hooks import Hook, evaluating, hooked, tensors_in
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.stacks import Stacks, encoder_of
-from captum_norm.models.tracing import Hook, evaluating, hooked, tensors_in
 
 SeenPosition = ReadPosition | Literal["each"]
 """What a head reads: one real position, the mean of all, or each for an output of its own."""

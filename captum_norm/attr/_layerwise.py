@@ -14,9 +14,9 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.huggingface import HUGGING_FACE
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.stacks import Place, Role, encoder_of
 from captum_norm.recording import Reducer
 

@@ -16,13 +16,13 @@ from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.blocks import Block
-from captum_norm.models.experts import stacked_maps
+from captum_norm.models.hooks import tensors_in
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.parameters import accumulation_dtype
+from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.search.experts import stacked_maps
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
-from captum_norm.models.tracing import tensors_in
 
 # How many tensors as large as a layer's largest one exist at a time while its steps are exchanged, and how many as
 # large as the output, which is made once and handed on.

@@ -36,7 +36,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
-from captum_norm.models.parameters import accumulation_dtype
+from captum_norm.models.projections import accumulation_dtype
 from captum_norm.recording import BlockTensors, Reducer
 
 # How many tensors as large as a piece's hidden states exist while it is finished.

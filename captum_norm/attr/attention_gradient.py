@@ -14,12 +14,12 @@ from captum_norm.attr._wanted import Wanted, layer_indices
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.libraries.registry import library_of, no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
-from captum_norm.models.parameters import accumulation_dtype
-from captum_norm.models.seams import library_of, no_attention
+from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import Stacks
-from captum_norm.models.tracing import evaluating
 
 
 class AttentionTimesGradient(TargetedAttribution):

@@ -25,7 +25,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores, rounded_size
-from captum_norm.models.parameters import NormReader, Projection, accumulation_dtype
+from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
 from captum_norm.models.verification import refuse_mixing

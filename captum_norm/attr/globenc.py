@@ -34,7 +34,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall
-from captum_norm.models.parameters import NormReader
+from captum_norm.models.projections import NormReader
 from captum_norm.recording import BlockTensors
 
 

@@ -43,7 +43,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
-from captum_norm.models.resolver import resolve
+from captum_norm.models.search.attention_blocks import resolve
 from captum_norm.models.stacks import Place, Role, StackName
 from captum_norm.models.verification import verify
 from captum_norm.recording import ReducerFactory, record

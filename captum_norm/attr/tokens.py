@@ -25,6 +25,7 @@ from captum_norm.models.embeddings import (
     run_embedded,
     run_with_embeddings,
 )
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import (
     Place,
@@ -36,7 +37,6 @@ from captum_norm.models.outputs import (
     read_output,
     real_positions,
 )
-from captum_norm.models.tracing import evaluating
 
 Reduction = Literal["l2", "sum"]
 """What is made of a token's D numbers: their Euclidean norm, or their sum."""

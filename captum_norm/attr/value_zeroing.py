@@ -20,11 +20,11 @@ from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
+from captum_norm.models.hooks import evaluating, first_argument, first_tensor
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.layers import layer_of
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import evaluating, first_argument, first_tensor
 from captum_norm.recording import CHUNK_BYTES, record
 
 # How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.

@@ -14,7 +14,7 @@ from captum_norm.comparison.examples import Batch
 from captum_norm.comparison.scores import Maker, signature_of, timed, token_scores
 from captum_norm.comparison.seeding import seeded
 from captum_norm.errors import CaptumNormError
-from captum_norm.models.tracing import evaluating
+from captum_norm.models.hooks import evaluating
 
 _FORWARD_PASSES = 3
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 
 
 class PlainAttention:

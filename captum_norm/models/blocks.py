@@ -11,8 +11,8 @@ from captum_norm.functional import Carry, scaled
 from captum_norm.models.factors import Factor, multiplied, read_factor
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.parameters import NormReader, Projection, equal, read_norm, read_projection, reproduces
-from captum_norm.models.tracing import Event, Trace
+from captum_norm.models.projections import NormReader, Projection, equal, read_norm, read_projection, reproduces
+from captum_norm.models.search.trace import Event, Trace
 
 
 @dataclass(frozen=True)

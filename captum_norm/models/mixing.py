@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.probing import drawn
-from captum_norm.models.seams import library_of
-from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, with_argument
+from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.search.copies import drawn
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:

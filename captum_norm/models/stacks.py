@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import library_of
 
 StackName = Literal["encoder", "decoder", "cross"]
 Role = Literal["self", "encoder", "decoder", "cross"]

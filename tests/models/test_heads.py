@@ -11,10 +11,10 @@ from transformers.models.auto import modeling_auto
 
 from captum_norm import AttentionWeights
 from captum_norm.models.heads import pooled_rows, read_position
+from captum_norm.models.hooks import first_tensor
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layers import layer_of
-from captum_norm.models.resolver import resolve
-from captum_norm.models.tracing import first_tensor
+from captum_norm.models.search.attention_blocks import resolve
 from tests import families
 from tests.classifiers import randomized
 from tests.families import FAMILIES

@@ -12,7 +12,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from captum_norm import NormMeter
-from captum_norm.models.parameters import read_norm, read_projection
+from captum_norm.models.projections import read_norm, read_projection
 from tests import families, oracle
 from tests.families import FAMILIES
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.huggingface import attention_through
+from captum_norm.models.libraries.huggingface import attention_through
 from tests import encoder_decoders, families
 from tests.families import FAMILIES
 

@@ -1,4 +1,4 @@
-"""What must be known of a library before the models built with it can be explained."""
+"""Describes a library: how its attention is reached and what its models' arguments are called."""
 
 import inspect
 from collections.abc import Callable

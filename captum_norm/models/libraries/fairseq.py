@@ -1,4 +1,4 @@
-"""The seam of fairseq's models, which are recognised by their structure: fairseq itself is never imported.
+"""Sends every attention call of a fairseq model through one function of ours; fairseq itself is never imported.
 
 fairseq has no place where attention can be exchanged, and most of its attention never calls its projections as modules.
 So the forward function of every attention module is one of ours while a context is open: it computes the same from the
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.exchange import AttentionForward, additive_mask, attend, exchanged
-from captum_norm.models.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
 
 # What an attention module's forward function takes, in this order, and what the module consists of.
 PARAMETERS = (

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, written_by
 from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
-from captum_norm.models.feed_forward_networks import KNOWN, cuts_of, is_elementwise
-from captum_norm.models.parameters import accumulation_dtype, equal, reproduces
-from captum_norm.models.probing import copy_with, drawn, output_of
-from captum_norm.models.tracing import Call, Received, Trace, first_tensor, tensors_in
+from captum_norm.models.hooks import Received, first_tensor, tensors_in
+from captum_norm.models.projections import accumulation_dtype, equal, reproduces
+from captum_norm.models.search.copies import copy_with, drawn, output_of
+from captum_norm.models.search.networks import KNOWN, cuts_of, is_elementwise
+from captum_norm.models.search.trace import Call, Trace
 
 
 def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:

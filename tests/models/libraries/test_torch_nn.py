@@ -18,7 +18,7 @@ from captum_norm import (
     UnsupportedScopeError,
     register_layout,
 )
-from captum_norm.models.torch_nn import sequences
+from captum_norm.models.libraries.torch_nn import sequences
 from tests import torch_models
 from tests.test_encoder_decoder import assert_near
 from tests.torch_models import (

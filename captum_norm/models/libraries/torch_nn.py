@@ -1,4 +1,4 @@
-"""The seam of torch.nn's attention, in its own Transformer modules or in a model of any other class.
+"""Sends every attention call of ``nn.MultiheadAttention`` through one function of ours, whatever the model's class.
 
 ``nn.MultiheadAttention`` never calls its input projections as modules and hands out no values. So its forward function
 is one of ours while a context is open. The operations that fuse whole encoder layers are off meanwhile, by the
@@ -17,8 +17,8 @@ from torch.nn.functional import linear
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.exchange import AttentionForward, additive_mask, attend, exchanged
-from captum_norm.models.library import Library, SeenSequence, SequenceNames, forward_parameters
+from captum_norm.models.libraries.library import Library, SeenSequence, SequenceNames, forward_parameters
+from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
 from captum_norm.models.threads import here
 
 PARAMETERS = (

@@ -17,15 +17,16 @@ from transformers.pytorch_utils import Conv1D
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind, sum_of
-from captum_norm.models.exchange import not_compared
 from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
-from captum_norm.models.feed_forward_search import FeedForwardSearch
+from captum_norm.models.hooks import evaluating, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
-from captum_norm.models.parameters import Same, equal, read_norm, read_projection, reproduces
-from captum_norm.models.seams import library_of, no_attention
+from captum_norm.models.libraries.registry import library_of, no_attention
+from captum_norm.models.libraries.replaced_forward import not_compared
+from captum_norm.models.projections import Same, equal, read_norm, read_projection, reproduces
+from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
+from captum_norm.models.search.trace import Call, Event, Trace
 from captum_norm.models.stacks import Stacks
-from captum_norm.models.tracing import Call, Event, Trace, evaluating, first_tensor, hooked
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
 

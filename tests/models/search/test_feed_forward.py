@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.models import FeedForwardLayout, Site
-from captum_norm.models.experts import routing_of
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.resolver import resolve
+from captum_norm.models.search.attention_blocks import resolve
+from captum_norm.models.search.experts import routing_of
 from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS, SCOPES
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_norm import NormMeter
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.resolver import resolve
+from captum_norm.models.search.attention_blocks import resolve
 from tests import families, feed_forwards, oracle
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES

@@ -1,11 +1,11 @@
-"""The libraries whose models are understood, and which of them a model is of."""
+"""Tells which library a model is built with."""
 
 from torch import nn
 
-from captum_norm.models.fairseq import FAIRSEQ
-from captum_norm.models.huggingface import HUGGING_FACE
-from captum_norm.models.library import Library
-from captum_norm.models.torch_nn import TORCH_NN
+from captum_norm.models.libraries.fairseq import FAIRSEQ
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
+from captum_norm.models.libraries.library import Library
+from captum_norm.models.libraries.torch_nn import TORCH_NN
 
 LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
 """The first one that fits is a model's; the last one fits all."""

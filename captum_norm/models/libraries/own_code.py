@@ -1,4 +1,4 @@
-"""Attention that a model's own code computes: seen where softmaxed scores multiply the values.
+"""Reaches attention that a model's own code computes, where softmaxed scores multiply the values.
 
 Many of transformers' files, and most models that users write, call no attention interface. What all of them do is
 ``softmax(scores) @ values``, or torch's ``scaled_dot_product_attention``. Both are seen as calls of torch functions,
@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.hooks import Hook, hooked
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import Hook, hooked
 
 SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax})
 PRODUCTS = frozenset({torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm})

@@ -1,4 +1,4 @@
-"""Attention modules whose forward function is one of ours for a while, computing the same from their own projections.
+"""Replaces the forward function of attention modules for a while by one that computes the same from their projections.
 
 Each module's first result is compared with what its own forward function gives.
 """

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, sum_of
-from captum_norm.models.experts import read_experts, routing_of, scaled_experts
 from captum_norm.models.factors import (
     UNFACTORED,
     Factors,
@@ -32,10 +31,12 @@ from captum_norm.models.feed_forward import (
     Routing,
     registered_feed_forwards,
 )
-from captum_norm.models.feed_forward_networks import Named, dense_networks, gated
+from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site
-from captum_norm.models.parameters import NormReader, Same, equal, read_norm, read_projection, reproduces
-from captum_norm.models.tracing import Call, Received, Trace
+from captum_norm.models.projections import NormReader, Same, equal, read_norm, read_projection, reproduces
+from captum_norm.models.search.experts import read_experts, routing_of, scaled_experts
+from captum_norm.models.search.networks import Named, dense_networks, gated
+from captum_norm.models.search.trace import Call, Trace
 
 HOW_TO = (
     "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "

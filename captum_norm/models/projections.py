@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Normalization, normalize
 from captum_norm.models.offloading import present
-from captum_norm.models.probing import copy_with, drawn, forward_of, output_of
+from captum_norm.models.search.copies import copy_with, drawn, forward_of, output_of
 
 LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
 """The forward functions of linear maps that need no probe, and whether they store their weight as (outputs, inputs)."""

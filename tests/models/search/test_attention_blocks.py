@@ -9,8 +9,8 @@ import transformers as hf
 from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
-from captum_norm.models.parameters import read_norm
-from captum_norm.models.resolver import resolve
+from captum_norm.models.projections import read_norm
+from captum_norm.models.search.attention_blocks import resolve
 from tests import families
 from tests.families import FAMILIES
 

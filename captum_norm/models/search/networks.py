@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from captum_norm.functional import Elementwise
 from captum_norm.models.feed_forward import DenseReader, FeedForwardLayout, Gating
 from captum_norm.models.layouts import Site
-from captum_norm.models.parameters import Projection, read_projection, reproduces
-from captum_norm.models.tracing import Call, Trace
+from captum_norm.models.projections import Projection, read_projection, reproduces
+from captum_norm.models.search.trace import Call, Trace
 
 KNOWN: tuple[Elementwise, ...] = (
     nn.functional.relu,

@@ -1,9 +1,9 @@
-"""The seam of Hugging Face models: every attention call of a model through one function of ours.
+"""Sends every attention call of a Hugging Face model through one function of ours.
 
 Most models look their attention function up by name in ``AttentionInterface`` each time they run. We register one name
 whose function calls the model file's own ``eager_attention_forward``, and select it in the model's configuration while
 a context is open. Files that do not look it up are told to attend eagerly, and watched
-(:mod:`captum_norm.models.products`).
+(:mod:`captum_norm.models.libraries.own_code`).
 """
 
 import sys
@@ -19,8 +19,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.library import Library, SequenceNames, forward_parameters
-from captum_norm.models.products import AttentionProducts
+from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.own_code import AttentionProducts
 from captum_norm.models.threads import explaining, here
 from captum_norm.models.wrappers import config_of, unwrapped
 
