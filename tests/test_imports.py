@@ -107,7 +107,7 @@ def test_module_imports_only_what_its_place_allows(path: Path) -> None:
     [
         ("functional", "from captum_norm import errors"),
         ("functional", "import numpy"),
-        ("models", "from captum_norm.recording import record"),
+        ("models", "from captum_norm.forward.recording import record"),
         ("models", "from captum_norm import NormAttribution"),
         ("recording", "def late():\n    import captum_norm.attr.base"),
         ("attr", "from captum_norm import visualization"),

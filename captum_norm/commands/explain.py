@@ -15,7 +15,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
-    from captum_norm.attr._base import AttentionMapAttribution
+    from captum_norm.attr.base import AttentionMapAttribution
 
 _UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
 

@@ -14,7 +14,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr import TokenAttribution
-from captum_norm.attr._base import AttentionMapAttribution
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.comparison.examples import Batch
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.methods import METHODS

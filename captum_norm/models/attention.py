@@ -41,6 +41,12 @@ class AttentionCall:
     cross: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def values_by_head(self) -> Tensor:
+        """The values of every head, (B, H, K, d), also of those that share them."""
+        shared = self.query.shape[1] // self.value.shape[1]
+        return self.value if shared == 1 else self.value.repeat_interleave(shared, dim=1)
+
     def run(self) -> tuple[Tensor, Tensor]:
         """Attention's output, (B, Q, H, d), and its weights, (B, H, Q, K)."""
         return self.eager(self.module, self.query, self.key, self.value, self.mask, **self.options)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, with_argument
+from captum_norm.models.hooks import Received, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.libraries.registry import attention_through
 from captum_norm.models.search.copies import drawn
 
 
@@ -34,8 +34,8 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
         the layer, one of a list with attention in it; None if there is none, or if neither tells.
     """
     watch = _Watch(_layers(call.model, queries))
-    seam = library_of(call.model).attention_through(call.model, watch.attend)
-    with torch.inference_mode(mode=False), torch.enable_grad(), seam, evaluating(call.model), watch.hooked():
+    attending = attention_through(call.model, watch.attend)
+    with torch.inference_mode(mode=False), torch.enable_grad(), attending, watch.hooked():
         try:
             call.outside_inference().run()
             watch.end()

@@ -1,11 +1,11 @@
 """The stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
@@ -34,6 +34,29 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     return None if halves is None else halves[0]
 
 
+@dataclass
+class StackSize:
+    """How large a stack of layers is in a forward pass.
+
+    Attributes:
+        batch: B.
+        heads: H.
+        queries: Q.
+        keys: K.
+        dtype: what its values are in.
+        device: where its first layer is.
+        layers: L.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dtype: torch.dtype
+    device: torch.device
+    layers: int = 0
+
+
 class Stacks:
     """Checks the attention calls of a forward pass, in their order.
 
@@ -42,17 +65,18 @@ class Stacks:
         several: whether some example has more than one real position, so that looking ahead can be seen.
 
     Attributes:
-        layers: how many calls each stack had.
+        sizes: how large each stack is.
+        queries: the modules that attended, and how many queries each had.
         causal: whether the one stack of a model that is no encoder–decoder looks back only.
     """
 
     def __init__(self, model: nn.Module, *, several: bool) -> None:
-        self.layers: Counter[Role] = Counter()
+        self.sizes: dict[Role, StackSize] = {}
+        self.queries: dict[nn.Module, int] = {}
         self.causal = False
         encoder = encoder_of(model)
         self._encoder = None if encoder is None else frozenset(encoder.modules())
         self._several = several
-        self._shapes: dict[Role, tuple[int, int, int]] = {}
         self._ahead = False
         self._place: Place
 
@@ -65,7 +89,8 @@ class Stacks:
                 in the calls before, or if the call looks another way than those of its stack before it.
         """
         role, module = self._role(call), call.module
-        batch, queries, keys = call.query.shape[0], call.query.shape[2], call.key.shape[2]
+        batch, heads, queries, _ = call.query.shape
+        keys = call.key.shape[2]
         if role == "self" and (call.cross or queries != keys):
             raise UnsupportedModelError(
                 f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; of a decoder "
@@ -77,15 +102,16 @@ class Stacks:
                 f"{type(module).__name__} attends from {queries} to {keys} positions; expected as many keys as queries "
                 "in self-attention: pass no past_key_values"
             )
-        shape = self._shapes.setdefault(role, (batch, queries, keys))
-        if shape != (batch, queries, keys):
+        size = self.sizes.setdefault(role, StackSize(batch, heads, queries, keys, call.value.dtype, call.value.device))
+        if (size.batch, size.queries, size.keys) != (batch, queries, keys):
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends over {batch} × {queries} positions, unlike the {self.layers[role]} "
-                f"attention layers before it ({shape[0]} × {shape[1]}); pass one stack of layers alone"
+                f"{type(module).__name__} attends over {batch} × {queries} positions, unlike the {size.layers} "
+                f"attention layers before it ({size.batch} × {size.queries}); pass one stack of layers alone"
             )
-        self._place = Place(role, self.layers[role])
+        self._place = Place(role, size.layers)
         self._ahead = False
-        self.layers[role] += 1
+        size.layers += 1
+        self.queries[module] = queries
         yield self._place
         if role == "self":
             self._expect_same_direction(module)

@@ -18,10 +18,10 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind, sum_of
 from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
-from captum_norm.models.hooks import evaluating, first_tensor, hooked
+from captum_norm.models.hooks import first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
-from captum_norm.models.libraries.registry import library_of, no_attention
+from captum_norm.models.libraries.registry import attention_through, no_attention
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.projections import Same, equal, read_norm, read_projection, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
@@ -132,7 +132,7 @@ class _Probe:
         return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, call.output)
 
 
-def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
+def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
     """Find the attention blocks of a model by one forward pass.
 
     Args:
@@ -151,10 +151,9 @@ def resolve(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, B
     names = {module: name for name, module in model.named_modules()}
     search = FeedForwardSearch() if feed_forward else None
     probe = _Probe(model, Stacks(model, several=call.positions.several), names, search)
-    seam = library_of(model).attention_through(model, probe.attention)
-    with torch.no_grad(), not_compared(), seam, hooked(probe.hooks()), evaluating(model):
+    with torch.no_grad(), not_compared(), attention_through(model, probe.attention), hooked(probe.hooks()):
         call.run()
-    if not probe.stacks.layers:
+    if not probe.stacks.sizes:
         raise UnsupportedModelError(no_attention(model))
     if probe.open_calls and probe.last_trace is not None:
         raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))

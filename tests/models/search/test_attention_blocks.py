@@ -10,7 +10,7 @@ from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, U
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.projections import read_norm
-from captum_norm.models.search.attention_blocks import resolve
+from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
 from tests.families import FAMILIES
 
@@ -33,7 +33,7 @@ def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) ->
     model: Any = families.build(name, 1, dtype) if noise else FAMILIES[name].build().eval().to(dtype)
     inputs = families.inputs(name, 1, dtype=dtype)
     with torch.no_grad():
-        blocks = resolve(bind_inputs(model, inputs))
+        blocks = find_blocks(bind_inputs(model, inputs))
     family = FAMILIES[name]
     assert {block.layout.style for block in blocks.values()} == {family.style}
     for block in blocks.values():
@@ -48,7 +48,7 @@ def test_a_norm_that_rounding_hides_behind_the_stream_is_found() -> None:
     model = families.build("olmo2", dtype=torch.bfloat16)
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(3000)
-    blocks = resolve(bind_inputs(model, families.inputs("olmo2")))
+    blocks = find_blocks(bind_inputs(model, families.inputs("olmo2")))
     assert {block.layout.style for block in blocks.values()} == {"norm-on-output"}
 
 
@@ -87,7 +87,7 @@ def test_a_factor_is_found_and_its_present_value_is_used(name: str) -> None:
     model = families.build(name)
     meter = NormMeter(model)
     (before,) = meter.measure(inputs, scopes=["attn", "atb"]).values()
-    for block in resolve(bind_inputs(model, inputs)).values():
+    for block in find_blocks(bind_inputs(model, inputs)).values():
         assert (block.layout.branch_factor, block.layout.residual_factor) == (family.branch_factor, None)
         place, _, last = str(family.branch_factor).rpartition(".")
         owner: Any = block.layer.get_submodule(place)
@@ -115,7 +115,7 @@ def test_a_factor_of_the_stream_is_found() -> None:
     torch.manual_seed(0)
     model: Any = hf.MiniMaxForCausalLM(config)
     model.eval()
-    (block, _) = resolve(bind_inputs(model, families.inputs("llama"))).values()
+    (block, _) = find_blocks(bind_inputs(model, families.inputs("llama"))).values()
     assert (block.layout.residual_factor, block.layout.branch_factor) == ("attn_alpha_factor", "attn_beta_factor")
     maps: Any = NormAttribution(model, "attn_res_ln").maps(families.inputs("llama"))
     assert maps.convergence_delta.max() < 1e-5

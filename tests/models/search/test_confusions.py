@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_norm import NormMeter
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.search.attention_blocks import resolve
+from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families, feed_forwards, oracle
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
@@ -103,7 +103,7 @@ def test_what_is_found_is_the_models_own_structure(case: str, dtype: torch.dtype
     with torch.no_grad():
         change(model)
     model = model.to(dtype)
-    for block in resolve(bind_inputs(model, ids), feed_forward=True).values():
+    for block in find_blocks(bind_inputs(model, ids), feed_forward=True).values():
         behind = block.feed_forward
         assert block.layout.style == family.style
         assert (block.layout.branch_factor, block.layout.residual_factor) == (family.branch_factor, None)

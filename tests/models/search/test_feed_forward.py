@@ -10,7 +10,7 @@ from torch.nn import functional
 from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.models import FeedForwardLayout, Site
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.search.attention_blocks import resolve
+from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.search.experts import routing_of
 from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS, SCOPES
@@ -39,7 +39,7 @@ def llama(function: Any, inner: int = 1) -> Any:
 
 def found_in(model: Any, ids: Tensor | None = None) -> list[Any]:
     call = bind_inputs(model, families.inputs("llama") if ids is None else ids)
-    return [block.feed_forward for block in resolve(call, feed_forward=True).values()]
+    return [block.feed_forward for block in find_blocks(call, feed_forward=True).values()]
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -50,7 +50,7 @@ def test_the_parts_are_found(name: str, dtype: torch.dtype, noise: bool) -> None
     torch.manual_seed(1)
     model: Any = families.build(name, 1, dtype) if noise else EVERY[name].build().eval().to(dtype)
     with torch.no_grad():
-        blocks = resolve(bind_inputs(model, families.inputs(name, 1, dtype=dtype)), feed_forward=True)
+        blocks = find_blocks(bind_inputs(model, families.inputs(name, 1, dtype=dtype)), feed_forward=True)
     names, parts = {module: place for place, module in model.named_modules()}, PARTS[name]
     for block in blocks.values():
         found = block.feed_forward
@@ -124,7 +124,7 @@ def test_what_is_no_known_elementwise_function_is_refused(function: Any) -> None
 def test_the_search_waits_until_a_scope_needs_it() -> None:
     model, ids = families.build("llama"), families.inputs("llama")
     meter = NormMeter(model)
-    assert [block.feed_forward for block in resolve(bind_inputs(model, ids)).values()] == [None, None]
+    assert [block.feed_forward for block in find_blocks(bind_inputs(model, ids)).values()] == [None, None]
     before = meter.measure(ids, scopes=["atb"])["decoder"].norms["atb"]
     both = meter.measure(ids, scopes=["atb", "atb_ff"])["decoder"]
     assert torch.equal(both.norms["atb"], before)

@@ -26,7 +26,7 @@ from captum_norm.models.stacks import Stacks
 
 
 class PartsRules:
-    """Rules (:class:`captum_norm.attr._frozen.Rules`) for copies of one example.
+    """Rules (:class:`captum_norm.attr.frozen.network.Rules`) for copies of one example.
 
     The first copy is the example, whose norms, activations and attention weights the others use. Then come what each
     of the tokens gives, and last what the biases give; shared biases leave it zero. Attention has one bias [Modarressi

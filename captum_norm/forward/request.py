@@ -1,35 +1,46 @@
-"""What is asked for of a model's layers, and whether the model has it."""
+"""Says which maps are requested of a model, and checks that the model has them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from torch import nn
 
 from captum_norm.arguments import as_indices, entries, shown
-from captum_norm.attr._outline import Kept, Outline
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.forward.recording import Reducer
+from captum_norm.forward.room import Kept, Sizes
 from captum_norm.models.layouts import Scope
-from captum_norm.models.stacks import Place, Role, StackName, encoder_of
-from captum_norm.recording import Reducer
+from captum_norm.models.stacks import Place, Role, StackName, StackSize, encoder_of
 
 Kind = TypeVar("Kind", bound=Reducer)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What was asked for: which maps of which layers and stacks.
+class Request:
+    """Which maps are requested, and for methods that explain a number of the output, which one.
 
-    Without ``maps`` of norms there are mixing ratios and lengths of transformed vectors alone. ``copied`` layers' maps
-    are copied out of these in the end.
+    Attributes:
+        layers: 0-based indices, negative ones from the last; all if None.
+        stacks: of an encoder–decoder model; all if None.
+        per_head: maps of single heads.
+        target: the number of the output.
+        position: where the output is read.
+        scopes: how far vectors are carried.
+        weights: attention weights, of each head with ``per_head``.
+        head_norms: norms of each head's vectors.
+        maps: norms of pairs; without them there are mixing ratios and lengths of transformed vectors alone.
+        copied: how many layers' maps are copied out of these in the end.
     """
 
-    scopes: Sequence[Scope] = ()
-    weights: bool = False
-    per_head: bool = False
-    head_norms: bool = False
     layers: Sequence[int] | None = None
     stacks: Collection[StackName] | None = None
+    per_head: bool = False
+    target: Any = None
+    position: Any = None
+    scopes: Sequence[Scope] = ()
+    weights: bool = False
+    head_norms: bool = False
     maps: bool = True
     copied: int = 0
 
@@ -47,7 +58,7 @@ class Wanted:
         """How far back from the last layer the negative indices go."""
         return max(0, -min(self.layers or (), default=0))
 
-    def counted(self, stacks: Outline) -> "Wanted":
+    def counted(self, stacks: Sizes) -> "Request":
         """The same without negative indices, where the stacks asked for have as many layers as each other."""
         counts = {stack.layers for role, stack in stacks.items() if self.has_stack(role)}
         return replace(self, layers=layer_indices(self.layers, *counts)) if len(counts) == 1 else self
@@ -59,12 +70,12 @@ class Wanted:
         if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
             stack[last] = None
 
-    def kept(self, layers: int, heads: int) -> Kept:
-        """What is kept of a stack of so many layers and heads."""
-        maps = self.weights * (heads if self.per_head else 1)
+    def kept(self, stack: StackSize) -> Kept:
+        """What is kept of a stack."""
+        maps = self.weights * (stack.heads if self.per_head else 1)
         if self.maps:
-            maps += len(self.scopes) + self.head_norms * heads
-        return Kept(layers if self.layers is None else len(self.layers), maps, self.copied)
+            maps += len(self.scopes) + self.head_norms * stack.heads
+        return Kept(stack.layers if self.layers is None else len(self.layers), maps, self.copied)
 
 
 def as_layers(layers: object) -> list[int] | None:
@@ -96,14 +107,14 @@ def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
     return found
 
 
-def check_seen(model: nn.Module, seen: Collection[Role], wanted: Wanted) -> None:
+def check_seen(model: nn.Module, seen: Collection[Role], request: Request) -> None:
     """A stack whose attention has another form than the others' must not be left out in silence."""
     encoder = encoder_of(model)
     if encoder is None:
         return
     # A decoder's layer by itself is given what an encoder computed, and has none.
     stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
-    missing = [name for name in stacks if wanted.has_stack(name) and name not in seen]
+    missing = [name for name in stacks if request.has_stack(name) and name not in seen]
     if missing:
         raise UnsupportedModelError(
             f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "

@@ -23,7 +23,7 @@ from captum_norm.models.stacks import Stacks
 
 
 class GraphRules:
-    """Rules (:class:`captum_norm.attr._frozen.Rules`) under which autograd sees the frozen network.
+    """Rules (:class:`captum_norm.attr.frozen.network.Rules`) under which autograd sees the frozen network.
 
     Args:
         batch: number of examples.

@@ -20,9 +20,9 @@ from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.feed_forward import ExpertsReader
-from captum_norm.models.hooks import evaluating, first_argument, first_tensor, with_argument
+from captum_norm.models.hooks import first_argument, first_tensor, with_argument
 from captum_norm.models.layers import layer_of
-from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.libraries.registry import attention_through
 from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
 from captum_norm.models.search.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
 from captum_norm.models.steps import ActivationReader, Step, read_step
@@ -119,8 +119,7 @@ def frozen(
         steps: what is known of its modules; what is learnt is added.
     """
     watcher = _Watcher(set(layer_of(model, blocks).values()), rules, steps)
-    seam = library_of(model).attention_through(model, watcher.attention)
-    with seam, watcher.hooked(model, blocks), _Functions(watcher), evaluating(model):
+    with attention_through(model, watcher.attention), watcher.hooked(model, blocks), _Functions(watcher):
         yield
 
 

@@ -1,9 +1,10 @@
 """Products of a model's weights that every input needs: computed once, kept until a weight changes."""
 
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.functional import Carry, random_directions, weight_gram
 from captum_norm.models.blocks import Block
@@ -23,26 +24,18 @@ class Products:
     sketch: Tensor
 
 
-class ProductCache:
-    """The products of each attention block, made anew where a weight was replaced or changed in place."""
+_kept: WeakKeyDictionary[Block, dict[tuple[bool, bool], tuple[tuple[object, ...], Products]]] = WeakKeyDictionary()
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[nn.Module, bool, bool], tuple[tuple[object, ...], Products]] = {}
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
-
-    def get(self, block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Products:
-        """The products for a block's projection carried as far as ``carry`` goes."""
-        if torch.is_grad_enabled():
-            return _products(block, carry, heads, dtype)
-        key = (block.attention, carry.branch is not None, carry.final is not None)
-        state = (dtype, *(_state(weight) for weight in _weights(block)))
-        kept = self._kept.get(key)
-        if kept is None or kept[0] != state:
-            kept = self._kept[key] = (state, _products(block, carry, heads, dtype))
-        return kept[1]
+def weight_products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Products:
+    """The products for a block's projection carried as far as ``carry`` goes; those kept, unless a weight changed."""
+    if torch.is_grad_enabled():
+        return _products(block, carry, heads, dtype)
+    kept, key = _kept.setdefault(block, {}), carry.norms
+    state = (dtype, *(_state(weight) for weight in _weights(block)))
+    if key not in kept or kept[key][0] != state:
+        kept[key] = (state, _products(block, carry, heads, dtype))
+    return kept[key][1]
 
 
 def carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Tensor:
@@ -56,7 +49,9 @@ def _products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Pro
 
 
 def _weights(block: Block) -> list[FactorValue]:
-    modules = [reader.module for reader in (block.branch_norm, block.norm_behind) if reader is not None]
+    second = None if block.feed_forward is None else block.feed_forward.final_norm
+    norms = (block.branch_norm, block.norm_behind, second)
+    modules = [reader.module for reader in norms if reader is not None]
     weights = [getattr(module, "weight", None) for module in modules]
     factor = block.factor(block.layout.branch_factor)
     return [

@@ -16,10 +16,10 @@ from captum_norm import (
     NotEnoughMemoryError,
     UnsupportedModelError,
 )
-from captum_norm.attr import _propagation
-from captum_norm.attr.decompx import Bias
+from captum_norm.attr.frozen import propagation
+from captum_norm.attr.frozen.decompx import Bias
 from tests import encoder_decoders, families
-from tests.attr.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
+from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
 from tests.families import FAMILIES, GROUPED, TEXT
 
 WIDTH, FEED_FORWARD = TEXT["hidden_size"], TEXT["intermediate_size"]
@@ -187,7 +187,7 @@ def test_heads_and_activations_are_taken_apart(name: str) -> None:
 @pytest.mark.parametrize(("name", "width"), [("bert", FEED_FORWARD), ("albert", FEED_FORWARD), ("gpt2", 4 * WIDTH)])
 def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> None:
     model, ids = shaken(families.build(name), 0), families.inputs(name, 0, 2, 7)
-    copy = _propagation.LAYER_COPIES * 7 * width * 8
+    copy = propagation.LAYER_COPIES * 7 * width * 8
     copies: list[int] = []
     model.register_forward_pre_hook(
         lambda _, args, kwargs: copies.append(len((*args, *kwargs.values())[0])), with_kwargs=True
@@ -233,10 +233,10 @@ def test_shared_biases_need_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch)
     model, ids = classifier(), families.inputs("bert", 0, 1, 7)
     expected = DecompX(model, "absdot").attribute(ids, 1)
     torch.testing.assert_close(DecompX(model, "absdot", memory_budget=1).attribute(ids, 1), expected, rtol=0, atol=0)
-    needed = (7 + 2) * _propagation.LAYER_COPIES * 7 * FEED_FORWARD * 8
-    monkeypatch.setattr(_propagation, "free_bytes", lambda _: needed)
+    needed = (7 + 2) * propagation.LAYER_COPIES * 7 * FEED_FORWARD * 8
+    monkeypatch.setattr(propagation, "free_bytes", lambda _: needed)
     DecompX(model, "absdot").attribute(ids, 1)
-    monkeypatch.setattr(_propagation, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(propagation, "free_bytes", lambda _: needed - 1)
     with pytest.raises(NotEnoughMemoryError, match=r'7 tokens take about 0\.2 MiB .*shared as "absdot" need all'):
         DecompX(model, "absdot").attribute(ids, 1)
     torch.testing.assert_close(DecompX(model, propagate=True).attribute(ids, 1), DecompX(model).attribute(ids, 1))

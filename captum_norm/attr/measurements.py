@@ -1,14 +1,15 @@
-"""What was measured, put together from what was kept of each layer."""
+"""The results of several norm analyses of one stack of layers, put together from those of its layers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr._reducers import LayerReducer
+from captum_norm.attr.norm_reducer import MeasuredLayer
+from captum_norm.forward.stacking import real_queries, stacked
 from captum_norm.functional import Baseline
+from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import ModelCall, Positions
 from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.stacks import Role, StackName
@@ -60,7 +61,7 @@ class Measurements:
 def assemble(
     call: ModelCall,
     role: Role,
-    layers: Mapping[int, LayerReducer],
+    layers: Mapping[int, MeasuredLayer],
     indices: Sequence[int],
     scopes: Sequence[Scope],
     baseline: Baseline | None,
@@ -108,41 +109,23 @@ def assemble(
     )
 
 
-def stacked(
-    parts: Iterable[Tensor], axes: Mapping[int, Positions], places: Sequence[Sequence[int]] | None = None
-) -> Tensor:
-    """(B, L, ...) from each layer's (B, ...), on the device of the first layer, one layer at a time.
-
-    Args:
-        parts: of one layer or more.
-        axes: the axes along positions; they become as the user's inputs were, zero at padded positions.
-        places: at which of the L places each layer belongs; at the next one if None.
-    """
-    if places is None:
-        parts = list(parts)
-        places = [[place] for place in range(len(parts))]
-    count = sum(map(len, places))
-    whole: Tensor | None = None
-    for part, where in zip(parts, places, strict=True):
-        layer = part.unsqueeze(1)
-        for axis, positions in axes.items():
-            layer = positions.restored(layer, axis)
-        if count == 1:
-            return layer
-        if whole is None:
-            whole = layer.new_empty(len(layer), count, *layer.shape[2:])
-        whole[:, where] = layer.to(whole.device)
-    return cast(Tensor, whole)  # no selection of layers is empty
-
-
-def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
-    """True at the real ones among the ``count`` query positions that a stack has in the user's inputs, (B, Q)."""
-    queries, _ = call.positions_of(role)
-    if queries.real is None:
-        return torch.ones(call.batch, count, dtype=torch.bool, device="cpu")
-    return queries.unshift(queries.real, -1)
-
-
-def stack_name(role: Role, *, causal: bool) -> StackName:
-    """What a stack is called: the one stack of a model that is no encoder–decoder by where it looks."""
-    return role if role != "self" else "decoder" if causal else "encoder"
+def maps_of_stacks(
+    measured: Mapping[StackName, Measurements],
+    choose: Callable[[StackName, Measurements], tuple[Tensor, Tensor | None]],
+) -> AttributionMaps:
+    """Maps of all stacks; ``choose`` takes maps and mixing ratio out of one stack's measurements."""
+    chosen = {name: choose(name, stack) for name, stack in measured.items()}
+    maps = {name: stack for name, (stack, _) in chosen.items()}
+    ratios = [ratio for _, ratio in chosen.values()]
+    deltas = [m.convergence_delta for m in measured.values() if m.convergence_delta is not None]
+    inputs, *_ = measured.values()
+    return AttributionMaps(
+        encoder=maps.get("encoder"),
+        decoder=maps.get("decoder"),
+        cross=maps.get("cross"),
+        mixing_ratio=ratios[0] if len(ratios) == 1 else None,
+        convergence_delta=torch.cat([delta.to(deltas[0].device) for delta in deltas], 1) if deltas else None,
+        real=inputs.real,
+        decoder_real=measured["cross"].real if "cross" in measured else None,
+        tokens=inputs.tokens,
+    )

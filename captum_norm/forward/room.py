@@ -1,4 +1,4 @@
-"""How large what is asked for will be, seen on the first positions of the inputs, and whether there is room for it."""
+"""Estimates the size of the requested maps; refuses what will not fit."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,83 +7,30 @@ from math import prod
 import torch
 from torch import Tensor
 
-from captum_norm.errors import InvalidInputError, NotEnoughMemoryError
-from captum_norm.memory import free_bytes, readable
-from captum_norm.models.attention import Part
-from captum_norm.models.blocks import Block
+from captum_norm.errors import NotEnoughMemoryError
+from captum_norm.functional.norms import CACHED_ELEMENTS
+from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.stacks import Place, Role
-from captum_norm.recording import BlockTensors, record
+from captum_norm.models.stacks import Place, Role, StackSize
 
-CPU = torch.device("cpu")
-PROBE_LENGTH = 16
 # Thousands of maps with fewer entries than this fit any memory.
 LARGE_MAP = 2**20
+# How many tensors as large as a piece's hidden states exist while a layer is finished.
+WORKING_TENSORS = 16
 # What exists of one layer beside its map: the mask, and two maps on their way.
 TRANSIENT_MAPS = 3
 
 
-@dataclass
-class Stack:
-    """One stack of layers in one forward pass.
-
-    Attributes:
-        layers: L.
-        heads: H.
-        positions: Q and K.
-        dtype: what its values are in.
-        device: where its first layer is.
-    """
-
-    layers: int = 0
-    heads: int = 0
-    positions: tuple[int, int] = (0, 0)
-    dtype: torch.dtype = torch.float32
-    device: torch.device = CPU
-
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:  # noqa: ARG002
-        if not self.layers:
-            self.heads, self.positions = heads, (queries, values.shape[2])
-            self.dtype, self.device = values.dtype, values.device
-        self.layers += 1
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        """Only their number is of interest."""
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        """Nothing is kept."""
+Sizes = Mapping[Role, StackSize]
 
 
-Outline = Mapping[Role, Stack]
-
-
-def outline(call: ModelCall) -> Outline:
-    """The stacks of a model; one forward pass over an excerpt of the inputs."""
-    try:
-        return _counted(call.excerpt(PROBE_LENGTH))
-    except InvalidInputError:
-        # Some argument does not fit an excerpt.
-        return _counted(call)
-
-
-def _counted(call: ModelCall) -> Outline:
-    stacks: dict[Role, Stack] = {}
-
-    def make(place: Place, _: Block | None) -> Stack:
-        return stacks.setdefault(place.role, Stack())
-
-    with torch.no_grad():
-        record(call, make, None)
-    return stacks
-
-
-def positions(call: ModelCall, role: Role, stack: Stack) -> tuple[int, int]:
-    """Q and K of a stack in a call, of which the outline may have seen an excerpt."""
+def positions(call: ModelCall, role: Role, stack: StackSize) -> tuple[int, int]:
+    """Q and K of a stack in a call, of which an excerpt may have been seen."""
     queries, keys = call.positions_of(role)
-    return queries.length or stack.positions[0], keys.length or stack.positions[1]
+    return queries.length or stack.queries, keys.length or stack.keys
 
 
-def total_queries(call: ModelCall, stacks: Outline, twice: Callable[[Place], bool] | None = None) -> int:
+def total_queries(call: ModelCall, stacks: Sizes, twice: Callable[[Place], bool] | None = None) -> int:
     """How many queries all attention calls of a forward pass have together; those of some layers count ``twice``."""
     total = 0
     for role, stack in stacks.items():
@@ -113,7 +60,7 @@ class Kept:
     copied: int = 0
 
 
-def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], accumulate: torch.dtype) -> None:
+def expect_room(call: ModelCall, stacks: Sizes, kept: Mapping[Role, Kept], accumulate: torch.dtype) -> None:
     """Refuse what cannot fit.
 
     Args:
@@ -143,5 +90,11 @@ def expect_room(call: ModelCall, stacks: Outline, kept: Mapping[Role, Kept], acc
             )
 
 
-def _map_bytes(call: ModelCall, role: Role, stack: Stack, accumulate: torch.dtype) -> int:
+def _map_bytes(call: ModelCall, role: Role, stack: StackSize, accumulate: torch.dtype) -> int:
     return call.batch * prod(positions(call, role, stack)) * torch.promote_types(accumulate, stack.dtype).itemsize
+
+
+def piece_elements(budget: MemoryBudget, like: Tensor) -> int:
+    """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
+    fitting = budget.on(like.device) // (WORKING_TENSORS * like.element_size())
+    return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting

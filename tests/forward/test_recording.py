@@ -141,5 +141,5 @@ def test_an_eager_function_that_needs_all_rows_is_not_cut(monkeypatch: pytest.Mo
     model, ids = families.build("llama"), families.inputs("llama")
     expected = NormAttribution(model).maps(ids).decoder
     monkeypatch.setattr(module, "eager_attention_forward", own_mask)
-    torch.testing.assert_close(NormAttribution(model, chunk_bytes=1).maps(ids).decoder, expected)
+    torch.testing.assert_close(NormAttribution(model, memory_budget=1).maps(ids).decoder, expected)
     assert max(seen) == ids.shape[1]

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from captum_norm.forward.checks import expect_complete, expect_finite
+from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.functional import (
     Baseline,
     Carry,
@@ -24,13 +26,14 @@ from captum_norm.functional import (
     relative_error,
 )
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.attention import Part
+from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import FeedForwardBlock, Routing
 from captum_norm.models.layouts import Scope
-from captum_norm.recording import BlockTensors, FeedForwardTensors
+from captum_norm.models.stacks import Place
 
+# The vectors, and what they pass through, take no more memory than this at a time.
 VECTOR_BYTES = 256 * 2**20
 # What is held at a time for each vector (copies of its value, the steps before and behind the networks) and for each
 # query (pre-activations, their origins, slopes and what these are made of).
@@ -93,7 +96,6 @@ class FeedForwardReducer:
         scopes: the scopes to measure, each in the feed-forward block's.
         dtype: what to compute in.
         budget: how much memory pieces of the computation may take.
-        vector_bytes: how much memory the vectors, and what they pass through, should take at a time within the budget.
         baseline: where the paths of the integrated gradients start.
         real: True at real positions, (B, Q), or None where all are.
 
@@ -111,7 +113,6 @@ class FeedForwardReducer:
         scopes: Sequence[Scope],
         dtype: torch.dtype,
         budget: MemoryBudget,
-        vector_bytes: int,
         baseline: Baseline,
         *,
         real: Tensor | None,
@@ -123,7 +124,6 @@ class FeedForwardReducer:
         self._behind = block.feed_forward
         self._dtype = dtype
         self._budget = budget
-        self._vector_bytes = vector_bytes
         self._numbers = 0
         self._baseline: Baseline = baseline
         self._real = real
@@ -136,10 +136,11 @@ class FeedForwardReducer:
         self.mixing_ratio: dict[Scope, Tensor] = {}
         self.delta: Tensor
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
-        self._values, self._heads, self._cross = values.transpose(1, 2).to(self._dtype), heads, cross
-        self._shape = (values.shape[0], queries, values.shape[2])
-        self._numbers = min(self._vector_bytes, self._budget.on(values.device)) // self._dtype.itemsize
+    def begin(self, call: AttentionCall) -> None:
+        batch, self._heads, queries, _ = call.query.shape
+        self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
+        self._shape = (batch, queries, call.key.shape[2])
+        self._numbers = min(VECTOR_BYTES, self._budget.on(call.value.device)) // self._dtype.itemsize
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Nothing: weights come once more when the slopes are known."""
@@ -193,6 +194,11 @@ class FeedForwardReducer:
             self.maps[scope], self.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
         deltas = [summed_up.error(references[scope], self._real) for scope, summed_up in sums.items()]
         self.delta = torch.stack(deltas).amax(0)
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse what is not finite, or not what the model computed: see :meth:`NormReducer.check`."""
+        expect_finite(model, place, self.delta)
+        expect_complete(model, place, self.delta, self.precision)
 
     def _queries(self, behind: FeedForwardTensors) -> Iterator["_Queries"]:
         """Some real queries at a time."""

@@ -20,10 +20,10 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import End, Routing
-from captum_norm.models.hooks import Received, evaluating, hooked
+from captum_norm.models.hooks import Received, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
-from captum_norm.models.libraries.registry import library_of, no_attention
+from captum_norm.models.libraries.registry import attention_through, no_attention
 from captum_norm.models.offloading import present
 from captum_norm.models.search.experts import routing_of, routing_of_scores
 from captum_norm.models.stacks import Place, Stacks
@@ -106,11 +106,8 @@ class BlockTensors:
 class Reducer(Protocol):
     """What is made of one attention block while the forward pass goes through it."""
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
-        """Attention starts: values (B, H or fewer, K, d), the number of heads and of query positions.
-
-        ``cross`` says that the keys are positions of another sequence than the queries.
-        """
+    def begin(self, call: AttentionCall) -> None:
+        """Attention starts."""
         ...
 
     def consume(self, weights: Tensor, part: Part) -> None:
@@ -130,7 +127,6 @@ def record(
     make_reducer: ReducerFactory,
     blocks: Mapping[nn.Module, Block] | None,
     budget: MemoryBudget | None = None,
-    chunk_bytes: int | None = None,
     advance: Callable[[int], object] = lambda _: None,
     *,
     feed_forward: bool = False,
@@ -140,11 +136,9 @@ def record(
     Args:
         call: the model and its inputs.
         make_reducer: called with the layer's place, in the order of the forward pass, and its block; None for a layer
-            that is not wanted.
+            that is not requested.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
         budget: how much memory the making and reduction of attention weights may take at a time.
-        chunk_bytes: the size of attention weights that is made at a time for speed; if None, what stays in a CPU's
-            cache, and on another device as much as the budget allows.
         advance: told how many queries have been treated since it was last called; a reducer that attends to them once
             more tells it, too.
         feed_forward: also hand on the tensors of the feed-forward blocks; each attention block is then finished when
@@ -158,34 +152,23 @@ def record(
             not be.
     """
     stacks = Stacks(call.model, several=call.positions.several)
-    sizes = _PartSizes(budget or MemoryBudget(), chunk_bytes)
-    recorder = _Recorder(make_reducer, blocks, sizes, advance, stacks, feed_forward)
+    recorder = _Recorder(make_reducer, blocks, budget or MemoryBudget(), advance, stacks, feed_forward)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
-    seam = library_of(call.model).attention_through(call.model, recorder.attention)
-    with seam, hooked(recorder.hooks()), evaluating(call.model):
+    with attention_through(call.model, recorder.attention), hooked(recorder.hooks()):
         call.run()
-    if not stacks.layers:
+    if not stacks.sizes:
         raise UnsupportedModelError(no_attention(call.model))
     recorder.expect_nothing_open()
     return stacks.causal
 
 
-@dataclass(frozen=True)
-class _PartSizes:
-    """How large the parts of the attention weights are; see :func:`record`."""
-
-    budget: MemoryBudget
-    chunk_bytes: int | None
-
-    def rows(self, query: Tensor, row: int) -> int:
-        """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
-        itemsize = max(query.element_size(), ACCUMULATED_BYTES)
-        rows = self.budget.on(query.device) // (row * itemsize * WORKING_COPIES)
-        if self.chunk_bytes is not None:
-            rows = min(rows, self.chunk_bytes // (row * ACCUMULATED_BYTES))
-        elif query.device.type == "cpu":
-            rows = min(rows, max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES)))
-        return max(1, rows)
+def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
+    """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
+    itemsize = max(query.element_size(), ACCUMULATED_BYTES)
+    rows = budget.on(query.device) // (row * itemsize * WORKING_COPIES)
+    if query.device.type == "cpu":
+        rows = min(rows, max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES)))
+    return max(1, rows)
 
 
 @dataclass
@@ -207,7 +190,7 @@ class _Recorder:
         self,
         make_reducer: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
-        sizes: "_PartSizes",
+        budget: MemoryBudget,
         advance: Callable[[int], object],
         stacks: Stacks,
         feed_forward: bool,
@@ -216,7 +199,7 @@ class _Recorder:
         self._feed_forward = feed_forward
         self._make_reducer = make_reducer
         self._blocks = blocks
-        self._sizes = sizes
+        self._budget = budget
         self._advance = advance
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
@@ -245,7 +228,7 @@ class _Recorder:
         with self._stacks.attending(call) as place:
             reducer = self._make_reducer(place, block)
             if reducer is not None:
-                reducer.begin(call.value, call.query.shape[1], queries, cross=call.cross)
+                reducer.begin(call)
             # Heads come as strided views, which every part's product would copy anew.
             heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
             call = replace(call, **heads)
@@ -288,7 +271,7 @@ class _Recorder:
     def _parts(self, call: AttentionCall) -> Iterator[Part]:
         """Whole examples as far as they fit, else rows of single examples."""
         batch, heads, queries, _ = call.query.shape
-        fitting_rows = self._sizes.rows(call.query, heads * call.key.shape[2])
+        fitting_rows = rows_at_once(call.query, heads * call.key.shape[2], self._budget)
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
         if (examples < batch or rows < queries) and not _parts_are_independent(call):
             examples, rows = batch, queries

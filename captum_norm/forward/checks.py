@@ -1,4 +1,4 @@
-"""What results are held to: that they are numbers, and that vectors add up to what the model computed."""
+"""Checks results: that they are numbers, and that vectors add up to what the model computed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
@@ -126,3 +126,14 @@ def refuse_autocast(model: nn.Module) -> None:
             "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
             "(model.bfloat16()), whose vectors are added up in float32"
         )
+
+
+def expect_number(model: nn.Module, number: Tensor) -> None:
+    """Refuse an output that is no number.
+
+    Raises:
+        NonFiniteError: if it is NaN or infinite.
+    """
+    if not number.isfinite().all():
+        refuse_non_finite_weights(model)
+        raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")

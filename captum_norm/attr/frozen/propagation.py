@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._frozen import frozen
-from captum_norm.attr._frozen_graph import GraphRules
-from captum_norm.attr._frozen_parts import PartsRules
+from captum_norm.attr.frozen.graph import GraphRules
+from captum_norm.attr.frozen.network import frozen
+from captum_norm.attr.frozen.parts import PartsRules
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget, free_bytes, readable

@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from captum_norm import DecompX, UnsupportedModelError
 from tests import families
-from tests.attr.decompx_by_hand import (
+from tests.attr.frozen.decompx_by_hand import (
     ByHand,
     behind_attention,
     eager,
@@ -21,7 +21,7 @@ from tests.attr.decompx_by_hand import (
     share,
     start,
 )
-from tests.attr.test_decompx import SHARINGS, WIDTH, classifier, near, shaken
+from tests.attr.frozen.test_decompx import SHARINGS, WIDTH, classifier, near, shaken
 from tests.families import GROUPED
 
 LLAMA_WITH_BIASES = GROUPED | {"attention_bias": True, "mlp_bias": True}

@@ -1,30 +1,37 @@
 """DecompX: the decomposition of hidden states, and of any number of the output, into the tokens' vectors."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.arguments import as_truth, one_of
-from captum_norm.attr._base import AttentionMapAttribution, MapOptions, Position, delta_for, stacked_maps
-from captum_norm.attr._frozen import frozen
-from captum_norm.attr._frozen_graph import GraphRules
-from captum_norm.attr._gradients import gradients_on
-from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
-from captum_norm.attr._propagation import LayerParts, Propagation, by_layer
-from captum_norm.attr._target import one_of_each, refuse_non_finite
-from captum_norm.attr._tolerance import TOLERANCE, finite_results
-from captum_norm.attr._wanted import as_layers, layer_indices
+from captum_norm.attr.base import AttentionMapAttribution, Position, delta_for
+from captum_norm.attr.frozen.graph import GraphRules
+from captum_norm.attr.frozen.network import frozen
+from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
+from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
+from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores, rounded_size
+from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.outputs import (
+    Difference,
+    Readout,
+    Target,
+    chosen_target,
+    explained_number,
+    output_scores,
+    rounded_size,
+)
 from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
@@ -103,6 +110,9 @@ class DecompX(AttentionMapAttribution):
         True
     """
 
+    one_stack = True
+    batch_first = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -118,10 +128,6 @@ class DecompX(AttentionMapAttribution):
         self._propagate = as_truth("propagate", propagate) or bias != "apart"
         self._steps: dict[nn.Module, Step] = {}
         self._dtypes: list[torch.dtype] = []
-
-    def has_convergence_delta(self) -> bool:
-        """True: the parts must add up to what the model computed."""
-        return True
 
     def decompose(
         self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
@@ -144,9 +150,9 @@ class DecompX(AttentionMapAttribution):
                 that is neither linear nor a norm, an activation or a gated pair.
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        call = self._bound(inputs, additional_forward_args)
-        options = MapOptions(None, target=target, position=position)
-        return self._meter._with_blocks(call, lambda blocks: self._decomposed(call, blocks, options))
+        return self._decompose(
+            *self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
+        )
 
     def vectors(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
@@ -164,19 +170,20 @@ class DecompX(AttentionMapAttribution):
         Raises:
             CaptumNormError: see :meth:`decompose`.
         """
-        call, chosen = self._bound(inputs, additional_forward_args), as_layers(layers)
-        positions = call.positions
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers))
+        call, positions = self._prepared(call), call.positions
 
-        def work(blocks: Mapping[nn.Module, Block]) -> TokenVectors:
-            wanted = layer_indices(chosen, max(stack.layers for stack in self._meter._stacks(call).values()))
-            found, _ = self._parts(call, blocks, torch.clone, wanted)
+        def work() -> TokenVectors:
+            count = max(stack.layers for stack in self.session.sizes(call).values())
+            wanted = layer_indices(request.layers, count)
+            found, _ = self._parts(call, torch.clone, wanted)
             self._deltas(found, wanted, call)
             vectors = by_layer([parts.kept for parts in found], wanted)
             bias = by_layer([parts.bias for parts in found], wanted)
             vectors = positions.restored(positions.restored(vectors.transpose(2, 3), 2), 3)
             return finite_results(self.model, TokenVectors(vectors, positions.restored(bias, 2)))
 
-        return self._meter._with_blocks(call, work)
+        return self.session.explain(work)
 
     def compute_convergence_delta(
         self,
@@ -210,65 +217,66 @@ class DecompX(AttentionMapAttribution):
     def _explains_output(self, target: Target) -> bool:
         return target is not None or self._readout is not None
 
-    def _explain(
-        self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
-    ) -> tuple[Tensor, Tensor | None]:
-        if not self._explains_output(options.target):
-            return super()._explain(inputs, additional_forward_args, options)
-        if options.layers is not None:
+    def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
+        """Parts of the output if a number of it is named, else norms of parts of hidden states."""
+        if not self._explains_output(request.target):
+            return super().explain(call, request)
+        if request.layers is not None:
             raise InvalidInputError("got a layer and a target; parts of hidden states are no parts of the output")
-        parts = self.decompose(inputs, options.target, additional_forward_args, position=options.position)
+        parts = self._decompose(call, request)
         return parts.scores, parts.convergence_delta
 
-    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of the last layer's map."""
         # The last layer's parts hold all layers already.
         return rows @ stack[:, -1]
 
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        refuse_heads(self, options)
-        call, layers = self._bound(inputs, additional_forward_args), options.layers
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The norms of what each token gives to the layers requested."""
+        call = self._prepared(call)
 
-        def work(blocks: Mapping[nn.Module, Block]) -> AttributionMaps:
-            found, causal = self._parts(call, blocks, length)
-            wanted = layer_indices(layers, len(found[0].kept))
+        def work() -> AttributionMaps:
+            found, causal = self._parts(call, length)
+            wanted = layer_indices(request.layers, len(found[0].kept))
             deltas = self._deltas(found, wanted, call)
             maps = by_layer([parts.kept for parts in found], wanted).transpose(2, 3)
             return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
 
-        return self._meter._with_blocks(call, work)
+        return self.session.explain(work)
 
-    def _bound(self, inputs: Inputs, additional_forward_args: Any) -> ModelCall:
-        refuse_encoder_decoder(self)
-        refuse_other_libraries(self)
+    def _prepared(self, call: ModelCall) -> ModelCall:
+        """The call outside of inference mode, of a model whose layers can be chained."""
         dtypes = [parameter.dtype for parameter in self.model.parameters()]
         if dtypes != self._dtypes:
             # What precision its norms work in is known of the model as it was.
             self._steps, self._dtypes = {}, dtypes
-        with gradients_on():
-            call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
-        self._meter._verify(call)
         refuse_mixing(self.model)
-        return call
+        with gradients_on():
+            return call.outside_inference()
+
+    def _decompose(self, call: ModelCall, request: Request) -> Decomposition:
+        call = self._prepared(call)
+        return self.session.explain(lambda: self._decomposed(call, request))
 
     @contextmanager
-    def _propagation(self, call: ModelCall, blocks: Mapping[nn.Module, Block]) -> Iterator[Propagation]:
+    def _propagation(self, call: ModelCall) -> Iterator[Propagation]:
         """What runs the parts of a call's examples, with a bar."""
         name, length = type(self.model).__name__, call.positions.length
-        sharing, budget = None if self.bias == "apart" else self.bias, MemoryBudget(self._meter._memory_budget)
+        sharing, budget = None if self.bias == "apart" else self.bias, MemoryBudget(self.session.memory_budget)
         with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
-            yield Propagation(self.model, blocks, self._steps, sharing, budget, shown.update)
+            yield Propagation(self.model, self.session.blocks(call), self._steps, sharing, budget, shown.update)
 
-    def _decomposed(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> Decomposition:
+    def _decomposed(self, call: ModelCall, request: Request) -> Decomposition:
         if self._propagate:
-            with self._propagation(call, blocks) as propagation:
+            with self._propagation(call) as propagation:
                 each = [
-                    self._propagated_number(propagation, call.example(index), one_of_each(options, index, call.batch))
+                    self._propagated_number(propagation, call.example(index), one_of_each(request, index, call.batch))
                     for index in range(call.batch)
                 ]
             scores, bias, number, rounded, deviation = map(torch.cat, zip(*each, strict=True))
         else:
-            scores, bias, number, rounded, deviation = self._gradient(call, blocks, options)
-        refuse_non_finite(self.model, number)
+            scores, bias, number, rounded, deviation = self._gradient(call, request)
+        expect_number(self.model, number)
         if call.positions.real is not None:
             scores = scores.where(call.positions.real.to(scores.device), 0)
         size = torch.maximum(scores.abs().sum(1) + bias.abs(), rounded).clamp(min=torch.finfo(scores.dtype).tiny)
@@ -277,15 +285,13 @@ class DecompX(AttentionMapAttribution):
         self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
         return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
 
-    def _gradient(
-        self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         rules = GraphRules(call.batch, Stacks(self.model, several=call.positions.several))
         with gradients_on():
-            with frozen(self.model, blocks, rules, self._steps):
+            with frozen(self.model, self.session.blocks(call), rules, self._steps):
                 output = call.run()
-            found = output_scores(call, output, options.position, self._readout)
-            chosen = chosen_target(options.target, found)
+            found = output_scores(call, output, request.position, self._readout)
+            chosen = chosen_target(request.target, found)
             number = explained_number(found, chosen)
             (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
         number, dtype = number.detach(), accumulation_dtype(number.dtype)
@@ -301,25 +307,24 @@ class DecompX(AttentionMapAttribution):
     def _parts(
         self,
         call: ModelCall,
-        blocks: Mapping[nn.Module, Block],
         keep: Callable[[Tensor], Tensor],
         layers: Collection[int] | None = None,
     ) -> tuple[list[LayerParts], bool]:
         """Each example's parts at the layers, and whether the model looks back only."""
         found, causal = [LayerParts(keep, layers) for _ in range(call.batch)], False
-        with self._propagation(call, blocks) as propagation:
+        with self._propagation(call) as propagation:
             for index, parts in enumerate(found):
                 for _, _, stacks in propagation.run(call.example(index), parts):
                     causal = stacks.causal
         return found, causal
 
     def _propagated_number(
-        self, propagation: Propagation, example: ModelCall, options: MapOptions
+        self, propagation: Propagation, example: ModelCall, request: Request
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         scores = []
         for copies, output, _ in propagation.run(example):
-            found = output_scores(copies, output, options.position, self._readout)
-            chosen = chosen_target(options.target, found[:1])
+            found = output_scores(copies, output, request.position, self._readout)
+            chosen = chosen_target(request.target, found[:1])
             numbers = explained_number(found, chosen)
             numbers = numbers.to(accumulation_dtype(numbers.dtype))
             scores.append(numbers[1:-1])
@@ -345,3 +350,19 @@ class DecompX(AttentionMapAttribution):
                 f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "
                 f"{precision}"
             )
+
+
+def one_of_each(request: Request, index: int, batch: int) -> Request:
+    """The request for one example of a batch."""
+
+    def one(value: Any, what: str) -> Any:
+        if isinstance(value, Difference):
+            return Difference(one(value.target, what), one(value.other, what))
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return value
+        if len(value) not in (1, batch):
+            raise InvalidInputError(f"got {len(value)} {what} for {batch} examples")
+        return value[index % len(value)]
+
+    return replace(request, target=one(request.target, "targets"), position=one(request.position, "positions"))

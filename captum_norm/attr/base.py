@@ -1,8 +1,10 @@
-"""The common interface of all methods: ``attribute`` and ``maps``."""
+"""The common interface of all methods: ``attribute`` and ``maps``. A method of one's own needs one function."""
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Unpack, overload
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol, Unpack, cast, overload
 
 import torch
 from captum.attr import Attribution
@@ -11,33 +13,50 @@ from torch import Tensor, nn
 
 from captum_norm.aggregation import AGGREGATIONS
 from captum_norm.arguments import as_truth, one_of, shown
-from captum_norm.attr._assembly import Measurements, real_queries, stack_name, stacked
-from captum_norm.attr._head import SeenPosition, seen_position
-from captum_norm.attr._tolerance import finite_results
-from captum_norm.attr._wanted import as_layers, as_stacks
-from captum_norm.attr.measure import MeterOptions, NormMeter
-from captum_norm.errors import InvalidInputError
+from captum_norm.attr.meter import MeterOptions, count_layers, refuse_unknown
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.forward.checks import finite_results
+from captum_norm.forward.head import SeenPosition, seen_position
+from captum_norm.forward.layer import Layer, LayerReducer
+from captum_norm.forward.recording import Reducer
+from captum_norm.forward.request import Request, as_layers, as_stacks
+from captum_norm.forward.session import Session
+from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.blocks import Block
 from captum_norm.models.heads import HeadPosition, ReadPosition, pooled_rows, positions_of_examples, read_position
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.stacks import Role, StackName
+from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
+from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.stacks import Place, StackName, encoder_of
 from captum_norm.models.verification import refuse_mixing
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 
 
-class MapOptions(NamedTuple):
-    """Which maps are wanted, and for the methods that explain a number of the output, which one."""
+class MapReducer(Reducer, Protocol):
+    """Makes the map of one layer.
 
-    layers: Sequence[int] | None
-    per_head: bool = False
-    stacks: Collection[StackName] | None = None
-    target: Any = None
-    position: Position = None
+    Attributes:
+        map: (B, [H,] Q, K).
+        delta: completeness error, (B,).
+    """
+
+    @property
+    def map(self) -> Tensor: ...  # noqa: D102
+
+    delta: Tensor
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse results that are not finite, or not what the model computed."""
+        ...
 
 
 class AttentionMapAttribution(Attribution, ABC):
     """Base of the methods that explain a Transformer by one map a layer.
+
+    A method of one's own derives from it and says in :meth:`layer_map` what the map of a layer is.
 
     Args:
         model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq; left
@@ -46,16 +65,28 @@ class AttentionMapAttribution(Attribution, ABC):
             ``"product"`` (of the maps themselves, its row normalised) or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
+    Attributes:
+        decomposes: of the class: whether its maps come from vectors that add up to what the model computed.
+        one_stack: of the class: whether encoder–decoder models are refused.
+        single_heads: of the class: whether it has maps of single heads.
+        batch_first: of the class: whether it runs layers by itself, on copies of an example along the first axis, as
+            they are in models of Hugging Face alone.
+
     Raises:
         InvalidInputError: if the model is no module or the aggregation is unknown.
     """
 
-    def __init__(self, model: nn.Module, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+    decomposes: ClassVar[bool] = True
+    one_stack: ClassVar[bool] = False
+    single_heads: ClassVar[bool] = False
+    batch_first: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
         refuse_unknown(type(self), options)
         super().__init__(model)
         self.model = model
         self.aggregation = one_of("aggregation", aggregation, AGGREGATIONS)
-        self._meter = NormMeter(model, **options)
+        self.session = Session(model, **options)
         self._head: tuple[list[nn.Module], SeenPosition | None] | None = None
 
     def maps(
@@ -85,8 +116,8 @@ class AttentionMapAttribution(Attribution, ABC):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        options = MapOptions(layers, per_head, stacks)
-        return finite_results(self.model, self._maps_and_head(inputs, additional_forward_args, options))
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers, stacks, per_head))
+        return finite_results(self.model, self._maps_and_head(call, request))
 
     @overload
     def attribute(
@@ -158,11 +189,11 @@ class AttentionMapAttribution(Attribution, ABC):
                 one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method that has none.
             CaptumNormError: see :meth:`maps`.
         """
-        if as_truth("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
+        if as_truth("return_convergence_delta", return_convergence_delta) and not self.decomposes:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         layers = None if layer is None else [layer]
-        options = MapOptions(layers, target=target, position=position)
-        scores, delta = finite_results(self.model, self._explain(inputs, additional_forward_args, options))
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
+        scores, delta = finite_results(self.model, self.explain(call, request))
         # As everywhere in Captum, a tuple in gives a tuple out.
         attributions = (scores,) if isinstance(inputs, tuple) else scores
         if delta is None or not return_convergence_delta:
@@ -191,12 +222,12 @@ class AttentionMapAttribution(Attribution, ABC):
             raise InvalidInputError(f"got maps {shown(maps)}; expected what maps() returns")
         if aggregate:
             refuse_mixing(self.model)
-        with torch.set_grad_enabled(self._meter.differentiable):
-            return finite_results(self.model, self._scores(maps, position, aggregate=aggregate))
+        with torch.set_grad_enabled(self.session.differentiable):
+            return finite_results(self.model, self.scores_of(maps, position, aggregate=aggregate))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
         """How many layers there are to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
-        return self._meter.count_layers(inputs, additional_forward_args)
+        return count_layers(self.session, inputs, additional_forward_args)
 
     def compute_convergence_delta(
         self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None
@@ -219,30 +250,91 @@ class AttentionMapAttribution(Attribution, ABC):
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         return delta_for(attributions, delta.amax(1))
 
-    @abstractmethod
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        """What :meth:`maps` returns."""
+    def has_convergence_delta(self) -> bool:
+        """Whether the method's vectors must add up to what the model computed."""
+        return self.decomposes
 
-    def _explain(
-        self, inputs: Inputs, additional_forward_args: Any, options: MapOptions
-    ) -> tuple[Tensor, Tensor | None]:
-        """What :meth:`attribute` returns, (B, S), and the completeness error, (B,)."""
-        maps = self._maps_and_head(inputs, additional_forward_args, options)
-        scores = self.scores(maps, options.position, aggregate=options.layers is None)
+    def layer_map(self, layer: Layer) -> Tensor:
+        """The map of one layer, (B, Q, K) or with ``single_heads`` (B, H, Q, K): what a method of one's own defines.
+
+        Args:
+            layer: its attention weights, values and hidden states, held as long as this runs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither layer_map nor maps_of")
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The maps requested: :meth:`layer_map` of each layer; for methods that go another way, theirs."""
+        return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map))
+
+    def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
+        """The scores of the position explained, (B, S), and the completeness error, (B,)."""
+        maps = self._maps_and_head(call, request)
+        scores = self.scores(maps, request.position, aggregate=request.layers is None)
         return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
 
-    def _maps_and_head(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
+    def reduced_maps(
+        self,
+        call: ModelCall,
+        request: Request,
+        make: Callable[[Block, torch.dtype, MemoryBudget, Tensor | None], MapReducer],
+        *,
+        feed_forward: bool = False,
+    ) -> AttributionMaps:
+        """The maps that reducers make of the layers requested, each checked.
+
+        Args:
+            call: of the model.
+            request: which layers.
+            make: makes the reducer of a block, given what to compute in, how much memory pieces of the computation may
+                take, and True at real queries, (B, Q), or None where all are.
+            feed_forward: whether the reducers need the tensors of the feed-forward blocks.
+        """
+        session, budget = self.session, MemoryBudget(self.session.memory_budget)
+
+        def reducer(place: Place, block: Block | None) -> MapReducer:
+            queries, _ = call.positions_of(place.role)
+            known = cast(Block, block)  # blocks are given below
+            dtype = torch.promote_types(session.accumulate, known.projection.parameter.dtype)
+            return make(known, dtype, budget, queries.real)
+
+        def work() -> AttributionMaps:
+            blocks = session.blocks(call, feed_forward=feed_forward)
+            # One map of each layer is kept, as it is of attention weights.
+            reduced = session.reduce(call, replace(request, weights=True), reducer, blocks, feed_forward=feed_forward)
+            for role, reducers in reduced.stacks.items():
+                for index, made in zip(reduced.indices[role], reducers, strict=True):
+                    made.check(self.model, Place(role, index))
+            maps = {role: [made.map for made in reducers] for role, reducers in reduced.stacks.items()}
+            deltas = {role: [made.delta for made in reducers] for role, reducers in reduced.stacks.items()}
+            return stacked_maps(call, maps, deltas, causal=reduced.causal)
+
+        return session.explain(work)
+
+    def call_of(self, inputs: Inputs, additional_forward_args: Any, request: Request) -> tuple[ModelCall, Request]:
+        """The inputs bound to the model, and a request that the method can answer."""
+        if as_truth("per_head", request.per_head) and not self.single_heads:
+            raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
+        if self.one_stack and encoder_of(self.model) is not None:
+            raise UnsupportedModelError(
+                f"got the encoder–decoder model {self.session.name}; {type(self).__name__} explains one stack of "
+                "layers: pass the encoder alone, as model.get_encoder()"
+            )
+        if self.batch_first and library_of(self.model) is not HUGGING_FACE:
+            raise UnsupportedModelError(
+                f"got {self.session.name}, which is no model of Hugging Face; {type(self).__name__} explains those "
+                "alone, whose layers have the batch first"
+            )
+        request = replace(request, layers=as_layers(request.layers), stacks=as_stacks(self.model, request.stacks))
+        with torch.set_grad_enabled(self.session.differentiable):
+            return self.session.bind(inputs, additional_forward_args), request
+
+    def _maps_and_head(self, call: ModelCall, request: Request) -> AttributionMaps:
         """The maps; of a model whose class does not tell where its head reads, that is seen, too, once."""
-        options = options._replace(
-            layers=as_layers(options.layers),
-            per_head=as_truth("per_head", options.per_head),
-            stacks=as_stacks(self.model, options.stacks),
-        )
-        maps = self._maps(inputs, additional_forward_args, options)
+        maps = self.maps_of(call, request)
         if maps.cross is None and read_position(self.model, causal=maps.decoder is not None) is None:
             modules = list(self.model.modules())
             if (self._head is None or self._head[0] != modules) and _several(maps):
-                self._head = modules, seen_position(bind_inputs(self.model, inputs, additional_forward_args))
+                self._head = modules, seen_position(call)
         return maps
 
     def _head_position(self, maps: AttributionMaps) -> HeadPosition:
@@ -259,27 +351,16 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         return known or "mean"
 
-    def _scores(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
-        """What :meth:`scores` returns."""
+    def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
+        """What :meth:`scores` returns, of maps as they are."""
         stack = maps.self_attention
         head = self._head_position(maps) if position is None else None
         rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)
-        return (self._aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
+        return (self.aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
 
-    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
         return AGGREGATIONS[self.aggregation](stack, rows)
-
-
-def refuse_unknown(method: type, options: Mapping[str, Any]) -> None:
-    """Refuse options that there are not, in the name of the class that was called.
-
-    Raises:
-        TypeError: for the first one, as Python raises it.
-    """
-    for name in options:
-        if name not in MeterOptions.__annotations__:
-            raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}")
 
 
 def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
@@ -290,58 +371,6 @@ def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
     if len(given) != len(delta):
         raise InvalidInputError(f"got attributions of {len(given)} examples for {len(delta)} inputs")
     return delta
-
-
-def attribution_maps(
-    measured: Mapping[StackName, Measurements],
-    choose: Callable[[StackName, Measurements], tuple[Tensor, Tensor | None]],
-) -> AttributionMaps:
-    """Maps of all stacks; ``choose`` takes maps and mixing ratio out of one stack's measurements."""
-    chosen = {name: choose(name, stack) for name, stack in measured.items()}
-    maps = {name: stack for name, (stack, _) in chosen.items()}
-    ratios = [ratio for _, ratio in chosen.values()]
-    deltas = [m.convergence_delta for m in measured.values() if m.convergence_delta is not None]
-    inputs, *_ = measured.values()
-    return AttributionMaps(
-        encoder=maps.get("encoder"),
-        decoder=maps.get("decoder"),
-        cross=maps.get("cross"),
-        mixing_ratio=ratios[0] if len(ratios) == 1 else None,
-        convergence_delta=torch.cat([delta.to(deltas[0].device) for delta in deltas], 1) if deltas else None,
-        real=inputs.real,
-        decoder_real=measured["cross"].real if "cross" in measured else None,
-        tokens=inputs.tokens,
-    )
-
-
-def stacked_maps(
-    call: ModelCall, maps: Mapping[Role, Sequence[Tensor]], deltas: Mapping[Role, Sequence[Tensor]], *, causal: bool
-) -> AttributionMaps:
-    """Maps of all stacks, at the positions that the user's inputs had.
-
-    Args:
-        call: the call that was explained.
-        maps: each layer's map, (B, [H,] Q, K).
-        deltas: each layer's completeness error, (B,), empty for a method without one.
-        causal: whether the one stack of a model that is no encoder–decoder looks back only.
-    """
-    stacks: dict[StackName, Tensor] = {}
-    for role, parts in maps.items():
-        queries, keys = call.positions_of(role)
-        stacks[stack_name(role, causal=causal)] = stacked(parts, {-2: queries, -1: keys})
-    every = [delta for found in deltas.values() for delta in found]
-    cross = stacks.get("cross")
-    first = next(iter(maps))
-    return AttributionMaps(
-        encoder=stacks.get("encoder"),
-        decoder=stacks.get("decoder"),
-        cross=cross,
-        mixing_ratio=None,
-        convergence_delta=stacked(every, {}) if every else None,
-        real=real_queries(call, first, maps[first][0].shape[-2]),
-        tokens=call.tokens,
-        decoder_real=None if cross is None else real_queries(call, "cross", cross.shape[-2]),
-    )
 
 
 def only_layer(stack: Tensor) -> Tensor:

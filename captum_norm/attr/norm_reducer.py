@@ -4,10 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captum_norm.attr._feed_forward import FeedForwardReducer, parallel_part
-from captum_norm.attr._products import ProductCache, Products, carried_projection
+from captum_norm.attr.feed_forward_reducer import FeedForwardReducer, parallel_part
+from captum_norm.attr.weight_products import Products, carried_projection, weight_products
+from captum_norm.errors import IncompleteDecompositionError
+from captum_norm.forward.checks import TOLERANCE, expect_complete, expect_finite
+from captum_norm.forward.recording import BlockTensors, Reducer
+from captum_norm.forward.room import piece_elements
 from captum_norm.functional import (
     Baseline,
     BlockRows,
@@ -31,16 +35,13 @@ from captum_norm.functional import (
     value_norms,
     value_norms_error,
 )
-from captum_norm.functional.norms import CACHED_ELEMENTS
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.attention import Part
+from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
 from captum_norm.models.projections import accumulation_dtype
-from captum_norm.recording import BlockTensors, Reducer
+from captum_norm.models.stacks import Place
 
-# How many tensors as large as a piece's hidden states exist while it is finished.
-WORKING_TENSORS = 16
 # How small attention's output beside its bias must be for the rounding of their sum to count.
 HIDDEN = 1 / 64
 
@@ -53,12 +54,12 @@ class WeightReducer:
         self._cross = False
         self.map: Tensor
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
-        self._cross = cross
-        shape = [values.shape[0], heads, queries, values.shape[2]]
+    def begin(self, call: AttentionCall) -> None:
+        self._cross = call.cross
+        shape = [*call.query.shape[:3], call.key.shape[2]]
         if not self._per_head:
             del shape[1]
-        self.map = values.new_empty(shape, dtype=accumulation_dtype(values.dtype))
+        self.map = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
 
     def consume(self, weights: Tensor, part: Part) -> None:
         self.map[part.examples, ..., part.rows, :] = (
@@ -143,19 +144,12 @@ class _Form(_Sketch):
         return squared_difference(self._fast, self._direct, size).amax(1)
 
 
-def piece_elements(budget: MemoryBudget, like: Tensor) -> int:
-    """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
-    fitting = budget.on(like.device) // (WORKING_TENSORS * like.element_size())
-    return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting
-
-
 class NormReducer:
     """Norms of one block at one or several scopes.
 
     Args:
         block: the block.
         scopes: the scopes to measure, each in the block's layout.
-        cache: where products of the weights are kept.
         dtype: what to compute in.
         budget: how much memory pieces of the computation may take.
         baseline: where the paths of the integrated gradients start in the feed-forward network of a parallel layer.
@@ -185,7 +179,6 @@ class NormReducer:
         self,
         block: Block,
         scopes: Sequence[Scope],
-        cache: ProductCache,
         dtype: torch.dtype,
         budget: MemoryBudget,
         baseline: Baseline,
@@ -195,7 +188,6 @@ class NormReducer:
         real: Tensor | None,
     ) -> None:
         self.block = block
-        self._cache = cache
         self._budget = budget
         self._baseline: Baseline = baseline
         self.dtype = dtype
@@ -205,9 +197,9 @@ class NormReducer:
         self.positions = 0
         self.precision = block.precision_at(scopes)
         self._real = real
-        self._carries = {scope: block.carry(scope, dtype) for scope in scopes}
+        self._carries = {scope: self.carry(scope) for scope in scopes}
         every = [*self._carries.values(), *([Carry()] if per_head else [])]
-        self._distinct = {_norms(carry): carry for carry in every}
+        self._distinct = {carry.norms: carry for carry in every}
         self._sketches: dict[tuple[bool, bool], _Sketch] = {}
         self._values: Tensor
         self._cross = False
@@ -223,16 +215,15 @@ class NormReducer:
         self.delta: Tensor
         self.discrepancy: Tensor
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
-        values = values.transpose(1, 2).to(self.dtype)
-        batch, keys, own_heads, _ = values.shape
-        if own_heads < heads:
-            values = values.repeat_interleave(heads // own_heads, dim=2)
-        self.positions, self._values, self._cross = queries, values, cross
+    def begin(self, call: AttentionCall) -> None:
+        values = call.values_by_head.transpose(1, 2).to(self.dtype)
+        batch, keys, heads, _ = values.shape
+        queries = call.query.shape[2]
+        self.positions, self._values, self._cross = queries, values, call.cross
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
         limit = piece_elements(self._budget, values)
         products = {
-            norms: self._cache.get(self.block, carry, heads, self.dtype) for norms, carry in self._distinct.items()
+            norms: weight_products(self.block, carry, heads, self.dtype) for norms, carry in self._distinct.items()
         }
         if self.with_maps:
             forms = {
@@ -241,13 +232,13 @@ class NormReducer:
             }
             self._sketches = {**forms}
             if self.per_head:
-                self.transformed = forms[_norms(Carry())].transformed()
+                self.transformed = forms[Carry().norms].transformed()
         else:
             # One is enough: that the two parts of each query add up holds behind every norm if it holds behind one.
             norms, found = next(iter(products.items()))
             self._sketches = {norms: _Sketch(values, found, queries)}
             if self.per_head:
-                lengths = value_norms(values, products[_norms(Carry())].gram)
+                lengths = value_norms(values, products[Carry().norms].gram)
                 self.transformed = refined_head_norms(lengths, values, self._projection(Carry(), heads))
         self._sampled_weights = values.new_empty(batch, heads, queries)
         self.residual_norm = values.new_empty(batch, queries)
@@ -296,24 +287,24 @@ class NormReducer:
             others = here.projected - own if bias is None else self._without_bias(here, rows, own, weight, bias)
             for norms, carry in self._distinct.items():
                 form, attention = self._sketches.get(norms), CarriedAttention.of(carry, own, others)
-                scales = self._scales(carry, here, rows)
+                scales = self._noted_scales(carry, here, rows)
                 if isinstance(form, _Form):
                     direct = length(carry.linear(sampled)) if self._cross else attention.own_norm
                     form.finish_rows(rows, keys, direct, scales)
                 sketch = attention.sketch if form is None else form.sketch[:, rows]
                 for scope, pieces in finished.items():
                     steps = self._carries[scope]
-                    if _norms(steps) == norms:
-                        residual, reference = self._ends(scope, here)
+                    if steps.norms == norms:
+                        residual, reference = self.ends(scope, here)
                         pieces.append(block_rows(steps, scales, attention, residual, bias, sketch, reference))
         deltas = []
-        last_scopes = {_norms(carry): scope for scope, carry in self._carries.items()}
+        last_scopes = {carry.norms: scope for scope, carry in self._carries.items()}
         for scope, pieces in finished.items():
             whole = BlockRows(*(torch.cat(parts, dim=1) for parts in zip(*pieces, strict=True)))
             self.mixing_ratio[scope] = whole.mixing_ratio
             deltas.append(relative_error(whole.error, whole.reference, self._real))
             deltas.append(relative_error(whole.attention_error, whole.attention, self._real))
-            norms = _norms(self._carries[scope])
+            norms = self._carries[scope].norms
             form = self._sketches.get(norms)
             if isinstance(form, _Form):
                 self.maps[scope] = form.divided(last=last_scopes[norms] == scope)
@@ -346,8 +337,28 @@ class NormReducer:
             error, size = error + bias @ directions, size + length(bias)
         return relative_error(estimated_length(error), size, self._real)
 
-    def _scales(self, carry: Carry, tensors: BlockTensors, rows: slice) -> Scales:
-        scales = carry.scales(tensors.projected, tensors.total)
+    def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
+        """1/σ of the steps' norms."""
+        return carry.scales(tensors.projected, tensors.total)
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse results that are not finite, or that are not what the model computed.
+
+        Raises:
+            NonFiniteError: if they contain NaN or infinity.
+            IncompleteDecompositionError: if vectors do not add up, or fast norms differ from directly computed ones.
+        """
+        expect_finite(model, place, self.delta, self.discrepancy)
+        expect_complete(model, place, self.delta, self.precision)
+        discrepancy = self.discrepancy.max().item()
+        if not discrepancy <= TOLERANCE[self.dtype]:
+            raise IncompleteDecompositionError(
+                f"the fast norms of {place} of {type(model).__name__} differ from directly computed ones by "
+                f"{discrepancy:.1e}, accepted {TOLERANCE[self.dtype]:.0e} for {self.dtype}"
+            )
+
+    def _noted_scales(self, carry: Carry, tensors: BlockTensors, rows: slice) -> Scales:
+        scales = self.scales(carry, tensors)
         if self.norm_scale is not None and scales.final is not None:
             self.norm_scale[:, rows] = scales.final.squeeze(-1)
         return scales
@@ -364,7 +375,11 @@ class NormReducer:
         found = [form.discrepancy(self._sampled_keys, self._sampled_weights) for form in forms]
         return torch.stack(found).amax(0)
 
-    def _ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
+    def carry(self, scope: Scope) -> Carry:
+        """The steps that a scope includes."""
+        return self.block.carry(scope, self.dtype)
+
+    def ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
         """The residual stream at a scope, and what the model computed there but for a parallel layer's constants."""
         behind = tensors.behind
         if scope == "atb_ff_res" and behind is not None:
@@ -375,11 +390,6 @@ class NormReducer:
         return tensors.residual, _reference(self._carries[scope], tensors)
 
 
-def _norms(carry: Carry) -> tuple[bool, bool]:
-    """Which norms a carry goes through: carries of one block that agree in this share their products."""
-    return carry.branch is not None, carry.final is not None
-
-
 def _reference(carry: Carry, tensors: BlockTensors) -> Tensor:
     """What the model computed at the carry's end."""
     if carry.final is not None and tensors.normed is not None:
@@ -388,7 +398,7 @@ def _reference(carry: Carry, tensors: BlockTensors) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LayerReducer:
+class MeasuredLayer:
     """What is asked of one layer: its weights, its norms, its norms behind the feed-forward network, or several."""
 
     weights: WeightReducer | None
@@ -403,9 +413,9 @@ class LayerReducer:
     def _reducers(self) -> list[Reducer]:
         return [*self.measuring, *([] if self.weights is None else [self.weights])]
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
+    def begin(self, call: AttentionCall) -> None:
         for reducer in self._reducers():
-            reducer.begin(values, heads, queries, cross=cross)
+            reducer.begin(call)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         for reducer in self._reducers():
@@ -439,3 +449,10 @@ class LayerReducer:
     def delta(self) -> Tensor:
         """The largest completeness error, (B,)."""
         return torch.stack([reducer.delta for reducer in self.measuring]).amax(0)
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse what is not finite, or not what the model computed: see :meth:`NormReducer.check`."""
+        if self.weights is not None:
+            expect_finite(model, place, self.weights.map.detach().sum())
+        for reducer in self.measuring:
+            reducer.check(model, place)

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._gradients import gradients_on
-from captum_norm.attr._outline import PROBE_LENGTH
 from captum_norm.errors import InvalidInputError
+from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.session import EXCERPT
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import ReadPosition
-from captum_norm.models.hooks import Hook, evaluating, hooked, tensors_in
+from captum_norm.models.hooks import Hook, hooked, tensors_in
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.libraries.registry import attention_through, library_of
 from captum_norm.models.stacks import Stacks, encoder_of
 
 SeenPosition = ReadPosition | Literal["each"]
@@ -31,10 +31,9 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
     if encoder_of(call.model) is not None:
         return None
     behind = _BehindAttention(Stacks(call.model, several=call.positions.several))
-    seam = library_of(call.model).attention_through(call.model, behind)
     try:
         with gradients_on():
-            with seam, hooked(behind.hooks(call.model)), evaluating(call.model):
+            with attention_through(call.model, behind), hooked(behind.hooks(call.model)):
                 output = _excerpt(call.outside_inference()).run()
             return behind.read_position(output)
     except torch.OutOfMemoryError:
@@ -45,7 +44,7 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
 
 def _excerpt(call: ModelCall) -> ModelCall:
     """The longest example's first positions, without padding where that comes last: a head may read it, too."""
-    length, real = PROBE_LENGTH, call.positions.real
+    length, real = EXCERPT, call.positions.real
     if real is not None:
         longest = 0
         if library_of(call.model).sequences is None:  # the batch is the first axis of all arguments

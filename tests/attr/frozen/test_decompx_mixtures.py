@@ -8,11 +8,11 @@ import transformers as hf
 from torch import Tensor, nn
 
 from captum_norm import DecompX, NonFiniteError, UnsupportedModelError
-from captum_norm.attr import _propagation
-from captum_norm.attr.decompx import Bias
+from captum_norm.attr.frozen import propagation
+from captum_norm.attr.frozen.decompx import Bias
 from tests import families, feed_forwards, oracle
-from tests.attr.decompx_by_hand import ByHand, eager, share, start
-from tests.attr.test_decompx import SHARINGS, first_output, near, shaken
+from tests.attr.frozen.decompx_by_hand import ByHand, eager, share, start
+from tests.attr.frozen.test_decompx import SHARINGS, first_output, near, shaken
 from tests.families import FAMILIES, GROUPED, TEXT
 
 MIXTURES = {
@@ -123,7 +123,7 @@ def test_coefficients_are_those_that_experts_receive() -> None:
 
 def test_neurons_of_experts_count_as_memory() -> None:
     model, ids = families.build("mixtral"), families.inputs("mixtral", 0, 1, 7)
-    method = DecompX(model, memory_budget=5 * _propagation.LAYER_COPIES * 7 * 2 * TEXT["intermediate_size"] * 4)
+    method = DecompX(model, memory_budget=5 * propagation.LAYER_COPIES * 7 * 2 * TEXT["intermediate_size"] * 4)
     method.maps(ids)  # what is learnt of the model takes runs of its own
     copies: list[int] = []
     model.register_forward_pre_hook(

@@ -16,8 +16,8 @@ from captum_norm import (
     NormMeter,
     NotEnoughMemoryError,
 )
-from captum_norm.attr import _outline
-from captum_norm.attr._reducers import LayerReducer
+from captum_norm.attr.norm_reducer import MeasuredLayer
+from captum_norm.forward import room
 from tests import encoder_decoders, families
 
 LONG = 64
@@ -29,8 +29,8 @@ LAYERS = 12  # so many that nothing else of a model is as large as their maps
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """A memory in which maps of 64 positions are large, and in which so much is free."""
     memory = {"free": 0}
-    monkeypatch.setattr(_outline, "LARGE_MAP", LONG**2)
-    monkeypatch.setattr(_outline, "free_bytes", lambda _: memory["free"])
+    monkeypatch.setattr(room, "LARGE_MAP", LONG**2)
+    monkeypatch.setattr(room, "free_bytes", lambda _: memory["free"])
     return memory
 
 
@@ -195,13 +195,13 @@ def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(maps.convergence_delta, deltas[:, layers])
     alive: list[Any] = []
     counts = []
-    begin = LayerReducer.begin
+    begin = MeasuredLayer.begin
 
-    def counting(reducer: LayerReducer, *arguments: Any, **options: Any) -> None:
+    def counting(reducer: MeasuredLayer, *arguments: Any, **options: Any) -> None:
         alive.append(weakref.ref(reducer))
         begin(reducer, *arguments, **options)
         counts.append(sum(one() is not None for one in alive))
 
-    monkeypatch.setattr(LayerReducer, "begin", counting)
+    monkeypatch.setattr(MeasuredLayer, "begin", counting)
     method.maps(ids, layers=[-2, 0])
     assert max(counts) == 3
