@@ -1,4 +1,4 @@
-"""The one result type: a map per layer and what was measured beside it."""
+"""The results of a method: a map of each layer and what was measured beside it, and in which units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,6 +6,23 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class MapUnits:
+    """What the numbers are of a method that has maps.
+
+    Attributes:
+        entry: what an entry of its maps is.
+        together: what a score of all layers together is; None for what the aggregation makes of an entry.
+        aggregation: how it makes one score of all layers, where that is no choice.
+        target: what a score is if a number of the output is named.
+    """
+
+    entry: str
+    together: str | None = None
+    aggregation: str | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,3 +72,10 @@ class AttributionMaps:
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":
         """The same maps with the tokens' texts, one sequence for each example."""
         return replace(self, tokens=tokens)
+
+
+def only_layer(stack: Tensor) -> Tensor:
+    """The map of a stack that has one: (B, 1, Q, K) -> (B, Q, K)."""
+    if stack.shape[1] != 1:
+        raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
+    return stack[:, 0]

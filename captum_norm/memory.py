@@ -57,29 +57,28 @@ def free_bytes(device: torch.device) -> int | None:
     return _free_here(_PROC, _CGROUPS) if device.type == "cpu" else None
 
 
-class MemoryBudget:
+class MemoryBudget(dict[torch.device, int]):
     """How much memory the pieces of a computation may take at a time, of each device.
 
     Args:
         given: bytes; a quarter of what is free when a device is first asked for, if None.
 
     Example:
-        >>> MemoryBudget(2**20).on(torch.device("cpu"))
+        >>> MemoryBudget(2**20)[torch.device("cpu")]
         1048576
     """
 
     def __init__(self, given: int | None = None) -> None:
+        super().__init__()
         self._given = given
-        self._found: dict[torch.device, int] = {}
 
-    def on(self, device: torch.device) -> int:
-        """Bytes on a device."""
-        if self._given is not None:
-            return self._given
-        if device not in self._found:
+    def __missing__(self, device: torch.device) -> int:
+        if self._given is None:
             free = free_bytes(device)
-            self._found[device] = (UNKNOWN_FREE if free is None else free) // SHARE
-        return self._found[device]
+            self[device] = (UNKNOWN_FREE if free is None else free) // SHARE
+        else:
+            self[device] = self._given
+        return self[device]
 
 
 def readable(size: int) -> str:

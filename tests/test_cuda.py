@@ -54,7 +54,7 @@ def test_memory_of_a_gpu() -> None:
     assert free is not None
     _, total = torch.cuda.mem_get_info(GPU)
     assert 0 < free <= total
-    assert MemoryBudget().on(GPU) <= total // 4
+    assert MemoryBudget()[GPU] <= total // 4
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "gpt-neox"])

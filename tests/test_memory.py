@@ -63,16 +63,16 @@ def test_where_nothing_says_what_is_free_the_budget_is_a_stated_one(system: Path
     (system / "proc" / "meminfo").unlink()
     assert free_bytes(CPU) is None
     assert free_bytes(META) is None
-    assert MemoryBudget().on(CPU) == UNKNOWN_FREE // SHARE
+    assert MemoryBudget()[CPU] == UNKNOWN_FREE // SHARE
 
 
 def test_a_budget_is_a_share_of_what_was_free_first(system: Path) -> None:
     budget = MemoryBudget()
-    assert budget.on(CPU) == 25 * MEBIBYTE
+    assert budget[CPU] == 25 * MEBIBYTE
     write(system / "proc" / "meminfo", "MemAvailable:  4 kB\n")
-    assert budget.on(CPU) == 25 * MEBIBYTE
-    assert MemoryBudget().on(CPU) == 1024
-    assert MemoryBudget(17).on(META) == 17
+    assert budget[CPU] == 25 * MEBIBYTE
+    assert MemoryBudget()[CPU] == 1024
+    assert MemoryBudget(17)[META] == 17
 
 
 def test_sizes_are_readable() -> None:

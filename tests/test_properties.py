@@ -252,6 +252,8 @@ def per_example(value: Any, row: int, rows: int) -> Any:
     """The option that one example has of those of a batch."""
     if isinstance(value, Difference):
         return Difference(per_example(value.target, row, rows), per_example(value.other, row, rows))
+    if isinstance(value, Tensor) and value.is_meta:
+        return value  # what a method does not use it does not look at
     entries = (
         value.tolist()
         if hasattr(value, "tolist")

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
-from captum_norm.attr.base import AttentionMapAttribution, Position, only_layer, position_rows
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.layer import Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import l1_distances, nearness
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits, only_layer
+from captum_norm.models.heads import Position, position_rows
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.verification import refuse_mixing
 
@@ -54,6 +55,8 @@ class ALTI(AttentionMapAttribution):
         >>> maps.shape, bool((maps.sum(-1) - 1).abs().max() < 1e-5)
         (torch.Size([1, 2, 4, 4]), True)
     """
+
+    name, title, units = "alti", "ALTI", MapUnits("contribution")
 
     def source_and_prefix(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None

@@ -6,6 +6,7 @@ from torch import nn
 
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.norms import ScopedNorms
+from captum_norm.maps import MapUnits
 
 
 class AttentionBlockAttribution(ScopedNorms):
@@ -43,6 +44,7 @@ class AttentionBlockAttribution(ScopedNorms):
         True
     """
 
+    name, title, units = "attention-block", "norms of the attention block", MapUnits("norm")
     scopes = ("atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln")
 
     def __init__(

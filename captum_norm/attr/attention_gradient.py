@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.base import AttentionMapAttribution, Position
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
-from captum_norm.models.libraries.registry import attention_through, no_attention
+from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import StackName, Stacks
@@ -46,6 +47,8 @@ class AttentionTimesGradient(AttentionMapAttribution):
         torch.Size([1, 4])
     """
 
+    name, title, target = "attention-gradient", "attention × gradient", "always"
+    units = MapUnits("weight × gradient", "relevance")
     decomposes = False
     one_stack = True
     single_heads = True
@@ -99,8 +102,8 @@ class AttentionTimesGradient(AttentionMapAttribution):
         self.session.expect_room(call, Request(weights=True, per_head=True))
         with gradients_on():
             call = call.outside_inference()
-            attention = _KeptAttention(Stacks(self.model, several=call.positions.several))
-            with attention_through(self.model, attention):
+            attention = _KeptAttention(call.stacks())
+            with call.attention_through(attention):
                 output = call.run()
             if not attention.weights:
                 raise UnsupportedModelError(no_attention(self.model))

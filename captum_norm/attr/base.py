@@ -15,24 +15,22 @@ from captum_norm.aggregation import AGGREGATIONS
 from captum_norm.arguments import as_truth, one_of, shown
 from captum_norm.attr.meter import MeterOptions, count_layers, refuse_unknown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.forward.checks import finite_results
+from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.head import SeenPosition, seen_position
 from captum_norm.forward.layer import Layer, LayerReducer
 from captum_norm.forward.recording import Reducer
 from captum_norm.forward.request import Request, as_layers, as_stacks
 from captum_norm.forward.session import Session
 from captum_norm.forward.stacking import stacked_maps
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits, only_layer
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.heads import HeadPosition, ReadPosition, pooled_rows, positions_of_examples, read_position
+from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.stacks import Place, StackName, encoder_of
 from captum_norm.models.verification import refuse_mixing
-
-Position = int | ReadPosition | Sequence[int] | Tensor | None
 
 
 class MapReducer(Reducer, Protocol):
@@ -66,6 +64,11 @@ class AttentionMapAttribution(Attribution, ABC):
         options: see :class:`captum_norm.MeterOptions`.
 
     Attributes:
+        name: of the class: what commands and comparisons call the method.
+        title: of the class: what tables and figures call it.
+        units: of the class: what its numbers are.
+        target: of the class: whether it explains a number of the output: never, if one is named, or always, by default
+            the one that the model predicts.
         decomposes: of the class: whether its maps come from vectors that add up to what the model computed.
         one_stack: of the class: whether encoder–decoder models are refused.
         single_heads: of the class: whether it has maps of single heads.
@@ -76,6 +79,10 @@ class AttentionMapAttribution(Attribution, ABC):
         InvalidInputError: if the model is no module or the aggregation is unknown.
     """
 
+    name: ClassVar[str]
+    title: ClassVar[str]
+    units: ClassVar[MapUnits]
+    target: ClassVar[Literal["never", "optional", "always"]] = "never"
     decomposes: ClassVar[bool] = True
     one_stack: ClassVar[bool] = False
     single_heads: ClassVar[bool] = False
@@ -255,7 +262,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return self.decomposes
 
     def layer_map(self, layer: Layer) -> Tensor:
-        """The map of one layer, (B, Q, K) or with ``single_heads`` (B, H, Q, K): what a method of one's own defines.
+        """The map of one layer, (B, Q, K): what a method of one's own defines.
 
         Args:
             layer: its attention weights, values and hidden states, held as long as this runs.
@@ -294,7 +301,7 @@ class AttentionMapAttribution(Attribution, ABC):
         def reducer(place: Place, block: Block | None) -> MapReducer:
             queries, _ = call.positions_of(place.role)
             known = cast(Block, block)  # blocks are given below
-            dtype = torch.promote_types(session.accumulate, known.projection.parameter.dtype)
+            dtype = torch.promote_types(session.accumulate, known.dtype)
             return make(known, dtype, budget, queries.real)
 
         def work() -> AttributionMaps:
@@ -363,49 +370,6 @@ class AttentionMapAttribution(Attribution, ABC):
         return AGGREGATIONS[self.aggregation](stack, rows)
 
 
-def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
-    """The completeness error, (B,), of attributions, which must be of as many examples."""
-    given: Any = attributions[0] if isinstance(attributions, tuple) and len(attributions) == 1 else attributions
-    if not isinstance(given, Tensor) or given.is_nested or given.dim() == 0:
-        raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")
-    if len(given) != len(delta):
-        raise InvalidInputError(f"got attributions of {len(given)} examples for {len(delta)} inputs")
-    return delta
-
-
-def only_layer(stack: Tensor) -> Tensor:
-    """The map of a stack that has one: (B, 1, Q, K) -> (B, Q, K)."""
-    if stack.shape[1] != 1:
-        raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
-    return stack[:, 0]
-
-
 def _several(maps: AttributionMaps) -> bool:
     """Whether some example has several positions to choose from."""
     return bool(maps.real.sum(1).max() > 1)
-
-
-def position_rows(
-    position: Position, head: HeadPosition | None, real: Tensor, like: Tensor, model: nn.Module
-) -> Tensor:
-    """How much each query's row counts, (B, Q).
-
-    Args:
-        position: see :meth:`AttentionMapAttribution.attribute`.
-        head: what the head reads, where no position is given.
-        real: True at real positions, (B, Q).
-        like: a tensor of the dtype and on the device wanted.
-        model: the model, whose configuration says how many tokens stand before the patches.
-
-    Raises:
-        InvalidInputError: for a position outside the sequence or in its padding.
-    """
-    chosen = head if position is None else position
-    # By name a user asks for the mean alone.
-    if isinstance(chosen, str) and (position is None or chosen == "mean"):
-        pooled = pooled_rows(chosen, real, model)
-        if pooled is not None:
-            return pooled.to(like)
-    rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
-    rows[torch.arange(len(real), device=like.device), positions_of_examples(chosen, real)] = 1
-    return rows

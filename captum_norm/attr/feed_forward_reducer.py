@@ -140,7 +140,7 @@ class FeedForwardReducer:
         batch, self._heads, queries, _ = call.query.shape
         self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
         self._shape = (batch, queries, call.key.shape[2])
-        self._numbers = min(VECTOR_BYTES, self._budget.on(call.value.device)) // self._dtype.itemsize
+        self._numbers = min(VECTOR_BYTES, self._budget[call.value.device]) // self._dtype.itemsize
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Nothing: weights come once more when the slopes are known."""

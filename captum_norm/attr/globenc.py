@@ -13,7 +13,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.forward.request import Request
 from captum_norm.functional import Carry, Normalization, Scales, apply_linear, inverse_scale
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import ModelCall
@@ -45,6 +45,7 @@ class GlobEnc(AttentionMapAttribution):
         (torch.Size([1, 4]), 1.0)
     """
 
+    name, title, units = "globenc", "GlobEnc", MapUnits("norm")
     one_stack = True
 
     def __init__(self, model: nn.Module, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:

@@ -222,7 +222,7 @@ def _norm_reducer(
     budget: MemoryBudget,
     real: Tensor | None,
 ) -> MeasuredLayer:
-    dtype = torch.promote_types(session.accumulate, block.projection.parameter.dtype)
+    dtype = torch.promote_types(session.accumulate, block.dtype)
     formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
     fast = [scope for scope in request.scopes if scope not in formed]
     norms = vectors = None

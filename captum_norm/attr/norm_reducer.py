@@ -201,6 +201,7 @@ class NormReducer:
         every = [*self._carries.values(), *([Carry()] if per_head else [])]
         self._distinct = {carry.norms: carry for carry in every}
         self._sketches: dict[tuple[bool, bool], _Sketch] = {}
+        self._limit = 0
         self._values: Tensor
         self._cross = False
         # One key of each query, its own in self-attention: its vectors are computed directly, too.
@@ -221,13 +222,13 @@ class NormReducer:
         queries = call.query.shape[2]
         self.positions, self._values, self._cross = queries, values, call.cross
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
-        limit = piece_elements(self._budget, values)
+        self._limit = piece_elements(self._budget, values)
         products = {
             norms: weight_products(self.block, carry, heads, self.dtype) for norms, carry in self._distinct.items()
         }
         if self.with_maps:
             forms = {
-                norms: _Form(values, found, queries, limit, self._projection(self._distinct[norms], heads))
+                norms: _Form(values, found, queries, self._limit, self._projection(self._distinct[norms], heads))
                 for norms, found in products.items()
             }
             self._sketches = {**forms}
@@ -276,7 +277,7 @@ class NormReducer:
         weight, bias = self.block.projection.weight(self.dtype), self.block.projection.bias(self.dtype)
         batch, queries, width = tensors.residual.shape
         finished: dict[Scope, list[BlockRows]] = {scope: [] for scope in self.scopes}
-        for rows in chunks(queries, batch * width, piece_elements(self._budget, self._values)):
+        for rows in list(chunks(queries, batch * width, self._limit)):
             here = tensors.rows(rows, self.dtype)
             self.residual_norm[:, rows] = length(here.residual)
             keys = self._sampled_keys[rows]

@@ -11,7 +11,7 @@ from captum_norm.attr.measurements import Measurements, maps_of_stacks
 from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.request import Request
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import StackName
@@ -86,6 +86,7 @@ class NormAttribution(ScopedNorms):
         (torch.Size([1, 4]), True)
     """
 
+    name, title, units = "norm", "norms of attention", MapUnits("norm")
     scopes = ("attn", "attn_res", "attn_res_ln")
 
     def __init__(

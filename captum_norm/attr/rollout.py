@@ -11,7 +11,7 @@ from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
 from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import StackName
 from captum_norm.models.verification import refuse_mixing
@@ -39,6 +39,8 @@ class AttentionRollout(AttentionWeights):
         >>> AttentionRollout(model).attribute(torch.tensor([[7, 9, 3]]), position=0)
         tensor([[1., 0., 0.]])
     """
+
+    name, title, units = "rollout", "attention rollout", MapUnits("share of rollout")
 
     def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
         refuse_unknown(type(self), options)

@@ -11,9 +11,8 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.arguments import as_count, as_truth, one_of
-from captum_norm.attr.base import delta_for
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
-from captum_norm.forward.checks import finite_results
+from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.functional import length
 from captum_norm.models.embeddings import (
     EMBEDDINGS,

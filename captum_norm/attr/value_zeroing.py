@@ -16,13 +16,12 @@ from captum_norm.forward.recording import CHUNK_BYTES, record
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import cosine_distance, length
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.hooks import first_argument, first_tensor
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.libraries.registry import attention_through
 from captum_norm.models.threads import here
 
 # How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.
@@ -53,6 +52,7 @@ class ValueZeroing(AttentionMapAttribution):
         (torch.Size([1, 2, 3, 3]), True)
     """
 
+    name, title, units = "value-zeroing", "value zeroing", MapUnits("cosine distance")
     decomposes = False
     one_stack = True
     batch_first = True
@@ -76,7 +76,7 @@ class ValueZeroing(AttentionMapAttribution):
             for index, one in wanted:
                 dtype = torch.promote_types(session.accumulate, one.output.dtype)
                 examples = (one.example(example, call.batch, shared[index]) for example in range(call.batch))
-                columns = [self._distances(example, index, dtype, budget, shown.update) for example in examples]
+                columns = [self._distances(call, example, index, dtype, budget, shown.update) for example in examples]
                 maps.append(torch.cat(columns))
         return stacked_maps(call, {"self": maps}, {}, causal=causal)
 
@@ -92,6 +92,7 @@ class ValueZeroing(AttentionMapAttribution):
 
     def _distances(
         self,
+        call: ModelCall,
         one: "_LayerCall",
         index: int,
         dtype: torch.dtype,
@@ -104,7 +105,7 @@ class ValueZeroing(AttentionMapAttribution):
         for start in range(0, queries, step):
             keys = slice(start, min(start + step, queries))
             zeroed = _Zeroed(keys)
-            with attention_through(self.model, zeroed):
+            with call.attention_through(zeroed):
                 outputs = one.run(1 + keys.stop - keys.start).to(dtype)
             if zeroed.calls != 1:
                 raise UnsupportedModelError(
@@ -120,7 +121,7 @@ class ValueZeroing(AttentionMapAttribution):
     def _copies(self, output: Tensor, budget: MemoryBudget) -> int:
         """How many copies of a layer's output, (1, Q, D), are made at a time."""
         size = output.numel() * output.element_size()
-        copies = budget.on(output.device) // (size * LAYER_COPIES)
+        copies = budget[output.device] // (size * LAYER_COPIES)
         if output.device.type == "cpu":
             copies = min(copies, CHUNK_BYTES // size)
         return max(1, copies)

@@ -1,6 +1,7 @@
 """Products of a model's weights that every input needs: computed once, kept until a weight changes."""
 
 from dataclasses import dataclass
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -53,9 +54,10 @@ def _weights(block: Block) -> list[FactorValue]:
     norms = (block.branch_norm, block.norm_behind, second)
     modules = [reader.module for reader in norms if reader is not None]
     weights = [getattr(module, "weight", None) for module in modules]
-    factor = block.factor(block.layout.branch_factor)
+    name = block.layout.branch_factor
+    factor = None if name is None else block.factor(name)
     return [
-        block.projection.parameter,
+        cast(Tensor, block.projection.module.weight),
         *(weight for weight in weights if isinstance(weight, Tensor)),
         *([] if factor is None else [factor.stored]),
     ]

@@ -11,7 +11,7 @@ from captum_norm.attr.measurements import Measurements, maps_of_stacks
 from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.request import Request
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import StackName
 
@@ -38,6 +38,7 @@ class AttentionWeights(AttentionMapAttribution):
         tensor([1., 0., 0.])
     """
 
+    name, title, units = "weights", "attention weights", MapUnits("attention weight")
     decomposes = False
     single_heads = True
 

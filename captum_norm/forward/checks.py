@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from captum_norm.arguments import shown
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
 from captum_norm.models.offloading import present
 from captum_norm.models.stacks import Place
@@ -137,3 +138,13 @@ def expect_number(model: nn.Module, number: Tensor) -> None:
     if not number.isfinite().all():
         refuse_non_finite_weights(model)
         raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")
+
+
+def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
+    """The completeness error, (B,), of attributions, which must be of as many examples."""
+    given: Any = attributions[0] if isinstance(attributions, tuple) and len(attributions) == 1 else attributions
+    if not isinstance(given, Tensor) or given.is_nested or given.dim() == 0:
+        raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")
+    if len(given) != len(delta):
+        raise InvalidInputError(f"got attributions of {len(given)} examples for {len(delta)} inputs")
+    return delta

@@ -16,8 +16,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import ReadPosition
 from captum_norm.models.hooks import Hook, hooked, tensors_in
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.libraries.registry import attention_through, library_of
-from captum_norm.models.stacks import Stacks, encoder_of
+from captum_norm.models.stacks import Stacks
 
 SeenPosition = ReadPosition | Literal["each"]
 """What a head reads: one real position, the mean of all, or each for an output of its own."""
@@ -28,12 +27,12 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
 
     None for any other reading, and where no gradient tells.
     """
-    if encoder_of(call.model) is not None:
+    if call.encoder is not None:
         return None
-    behind = _BehindAttention(Stacks(call.model, several=call.positions.several))
+    behind = _BehindAttention(call.stacks())
     try:
         with gradients_on():
-            with attention_through(call.model, behind), hooked(behind.hooks(call.model)):
+            with call.attention_through(behind), hooked(behind.hooks(call.model)):
                 output = _excerpt(call.outside_inference()).run()
             return behind.read_position(output)
     except torch.OutOfMemoryError:
@@ -47,7 +46,7 @@ def _excerpt(call: ModelCall) -> ModelCall:
     length, real = EXCERPT, call.positions.real
     if real is not None:
         longest = 0
-        if library_of(call.model).sequences is None:  # the batch is the first axis of all arguments
+        if call.library.sequences is None:  # the batch is the first axis of all arguments
             longest = int(real.sum(1).argmax())
             call = call.example(longest)
         count = int(real[longest].sum())

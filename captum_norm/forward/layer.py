@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors
 from captum_norm.functional import Carry, Scales, length, relative_error
@@ -109,7 +110,7 @@ class LayerReducer:
         real: True at real queries, (B, Q), or None where all are.
 
     Attributes:
-        map: (B, [H,] Q, K).
+        map: (B, Q, K).
         delta: completeness error, (B,).
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
     """
@@ -147,6 +148,12 @@ class LayerReducer:
         tensors = tensors.rows(slice(None), self._dtype)
         layer = Layer(self._weights, self._values, tensors, self._block, self._cross, self._budget)
         self.delta, self.map = layer.error(self._real), self._layer_map(layer)
+        expected = (len(self._weights), *self._weights.shape[2:])
+        if self.map.shape != expected:
+            raise InvalidInputError(
+                f"layer_map gave a map of shape {tuple(self.map.shape)}; expected one number for each query and key of "
+                f"each example, {expected}"
+            )
         del self._values, self._weights
 
     def check(self, model: nn.Module, place: Place) -> None:

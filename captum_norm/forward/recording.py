@@ -4,11 +4,13 @@ Attention weights are produced for a few query rows at a time and reduced at onc
 long sequence; the other tensors of a block live until its last one has come. The model is left as it was.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import Any, Protocol, cast
+from threading import get_ident
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,11 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
-from captum_norm.models.feed_forward import End, Routing
-from captum_norm.models.hooks import Received, hooked
+from captum_norm.models.feed_forward import End, ExpertsReader, Routing
+from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
-from captum_norm.models.libraries.registry import attention_through, no_attention
+from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.offloading import present
 from captum_norm.models.search.experts import routing_of, routing_of_scores
 from captum_norm.models.stacks import Place, Stacks
@@ -151,10 +153,12 @@ def record(
         UnsupportedModelError: if no attention was seen, or queries and keys are different sequences where they should
             not be.
     """
-    stacks = Stacks(call.model, several=call.positions.several)
-    recorder = _Recorder(make_reducer, blocks, budget or MemoryBudget(), advance, stacks, feed_forward)
+    stacks = call.stacks()
+    recorder = _Recorder(
+        make_reducer, blocks, MemoryBudget() if budget is None else budget, advance, stacks, feed_forward
+    )
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
-    with attention_through(call.model, recorder.attention), hooked(recorder.hooks()):
+    with call.attention_through(recorder.attention), recorder.watching():
         call.run()
     if not stacks.sizes:
         raise UnsupportedModelError(no_attention(call.model))
@@ -165,18 +169,21 @@ def record(
 def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
     """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
     itemsize = max(query.element_size(), ACCUMULATED_BYTES)
-    rows = budget.on(query.device) // (row * itemsize * WORKING_COPIES)
+    rows = budget[query.device] // (row * itemsize * WORKING_COPIES)
     if query.device.type == "cpu":
         rows = min(rows, max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES)))
     return max(1, rows)
+
+
+Tap = Site | End
+"""Where a tensor of a block is seen."""
 
 
 @dataclass
 class _OpenBlock:
     """A block that the forward pass is in, and how many examples and queries its attention had."""
 
-    tensors: dict[Site, Tensor] = field(default_factory=dict)
-    behind: dict[End, Tensor] = field(default_factory=dict)
+    tensors: dict[Tap, Tensor] = field(default_factory=dict)
     routing: Routing | None = None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
     reducer: Reducer | None = None
@@ -201,25 +208,48 @@ class _Recorder:
         self._blocks = blocks
         self._budget = budget
         self._advance = advance
+        self._thread = get_ident()
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
-    def hooks(self) -> Iterator[Any]:
-        """A hook at every site of every block."""
-        for block in (self._blocks or {}).values():
-            for site in block.layout.sites:
-                try:
-                    module = block.layer.get_submodule(site.module)
-                except AttributeError:
-                    raise UnsupportedModelError(f'the layer "{block.name}" has no "{site.module}" any more') from None
-                yield module, site.end, partial(self._arrive, block, site)
-            for end in self._ends(block):
-                yield end.module, end.end, partial(self._arrive_behind, block, end)
-            experts = None if block.feed_forward is None else block.feed_forward.experts
-            if self._feed_forward and experts is not None:
-                if experts.scorer is None:
-                    yield experts.module, "arguments", partial(self._route, block)
-                else:
-                    yield experts.scorer, "output", partial(self._score, block)
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While open, the tensors of all blocks are noted as this thread's forward pass comes by."""
+        with ExitStack() as stack:
+            for block in (self._blocks or {}).values():
+                taps = self._taps(block)
+                for tap, end in taps.items():
+                    if end.end == "output":
+                        handle = end.module.register_forward_hook(partial(self._leaves, block, tap, len(taps)))
+                    else:
+                        entering = partial(self._enters, block, tap, len(taps))
+                        handle = end.module.register_forward_pre_hook(entering, with_kwargs=True)
+                    stack.callback(handle.remove)
+                experts = None if block.feed_forward is None else block.feed_forward.experts
+                if self._feed_forward and experts is not None:
+                    stack.enter_context(hooked([self._routing(block, experts)]))
+            yield
+
+    def _taps(self, block: Block) -> dict[Tap, End]:
+        """Where the tensors of a block that are needed are seen."""
+        taps: dict[Tap, End] = {}
+        for site in block.layout.sites:
+            try:
+                taps[site] = End(block.layer.get_submodule(site.module), site.end)
+            except AttributeError:
+                raise UnsupportedModelError(f'the layer "{block.name}" has no "{site.module}" any more') from None
+        if self._feed_forward and block.feed_forward is not None:
+            taps |= {end: end for end in block.feed_forward.ends}
+        return taps
+
+    def _routing(self, block: Block, experts: ExpertsReader) -> tuple[nn.Module, Literal["arguments", "output"], Hook]:
+        """What notes how the positions of a mixture of experts are routed."""
+
+        def note(routing: Routing | None) -> None:
+            self._open[block.attention].routing = routing
+
+        if experts.scorer is None:
+            return experts.module, "arguments", lambda _, received: note(routing_of(received))
+        return experts.scorer, "output", lambda _, scores: note(routing_of_scores(scores))
 
     def attention(self, call: AttentionCall) -> Tensor:
         """Stands in for the model's attention function."""
@@ -234,7 +264,7 @@ class _Recorder:
             call = replace(call, **heads)
             parts = list(self._parts(call))
             for part in parts:
-                output, weights = _attend(call, part)
+                output, weights = call.part(part).run()
                 if part.rows.start == 0:
                     self._stacks.look(weights)
                 if reducer is not None:
@@ -247,7 +277,7 @@ class _Recorder:
             opened.reducer, opened.batch, opened.queries = reducer, len(call.query), queries
             opened.context = None if reducer is None else context.flatten(2)
             if self._feed_forward and reducer is not None:
-                opened.attend = lambda: ((part, _attend(call, part)[1]) for part in parts)
+                opened.attend = partial(_weights_again, call, parts)
         elif reducer is not None:
             reducer.finish(None)
         return context
@@ -279,60 +309,60 @@ class _Recorder:
             for start in range(0, queries, rows):
                 yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
-    def _arrive(self, block: Block, site: Site, _module: nn.Module, tensor: Tensor | None) -> None:
+    # Of other threads' calls hooks may, once they are removed, receive less.
+
+    def _enters(self, block: Block, tap: Tap, taps: int, *seen: Any) -> None:
+        if get_ident() == self._thread:
+            _, args, kwargs = seen
+            self._arrive(block, tap, taps, args[0] if args and _is_stream(args[0]) else first_argument(args, kwargs))
+
+    def _leaves(self, block: Block, tap: Tap, taps: int, *seen: Any) -> None:
+        if get_ident() == self._thread:
+            output = seen[-1]
+            self._arrive(block, tap, taps, output if _is_stream(output) else first_tensor(output))
+
+    def _arrive(self, block: Block, tap: Tap, taps: int, tensor: Tensor | None) -> None:
+        opened, behind = self._open[block.attention], block.feed_forward
         if tensor is not None:
-            self._open[block.attention].tensors[site] = tensor.clone() if site in block.overwritten else tensor
-        self._finish_if_complete(block)
-
-    def _arrive_behind(self, block: Block, end: End, _module: nn.Module, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            overwritten = block.feed_forward is not None and end in block.feed_forward.overwritten
-            self._open[block.attention].behind[end] = tensor.clone() if overwritten else tensor
-        self._finish_if_complete(block)
-
-    def _route(self, block: Block, _module: nn.Module, received: Received) -> None:
-        self._open[block.attention].routing = routing_of(received)
-
-    def _score(self, block: Block, _module: nn.Module, scores: Tensor) -> None:
-        self._open[block.attention].routing = routing_of_scores(scores)
-
-    def _ends(self, block: Block) -> frozenset[End]:
-        """Where tensors of the feed-forward block are seen that are wanted."""
-        if not self._feed_forward or block.feed_forward is None:
-            return frozenset()
-        return block.feed_forward.ends
-
-    def _finish_if_complete(self, block: Block) -> None:
-        opened = self._open[block.attention]
-        if opened.tensors.keys() >= block.layout.sites and opened.behind.keys() >= self._ends(block):
+            overwritten = tap in block.overwritten or (behind is not None and tap in behind.overwritten)
+            opened.tensors[tap] = tensor.clone() if overwritten else tensor
+        if len(opened.tensors) == taps:
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
                 opened.reducer.finish(_block_tensors(block, opened, self._advance))
+
+
+def _is_stream(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
 
 
 def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
     layout = block.layout
 
     def shaped(tensor: Tensor) -> Tensor:
-        return block.batch_first(tensor, opened.batch, opened.queries)
+        """(B, Q, D) of a tensor in whose shape the first two axes may be one, or exchanged."""
+        if block.queries_first:
+            return tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
+        return tensor.reshape(opened.batch, opened.queries, -1)
 
-    def at(site: Site) -> Tensor:
-        return shaped(opened.tensors[site])
+    def at(tap: Tap) -> Tensor:
+        return shaped(opened.tensors[tap])
 
-    total = at(layout.total)
+    total, residual = at(layout.total), at(layout.residual)
     if layout.minus is not None:
         total = total - at(layout.minus).to(total.device)
-    residual = multiplied(block.factor(layout.residual_factor), at(layout.residual))
+    if layout.residual_factor is not None:
+        residual = multiplied(block.factor(layout.residual_factor), residual)
     normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
     behind, parts = None, block.feed_forward
     if opened.attend is not None and parts is not None:
         read, behind_normed = (
-            None if norm is None else shaped(opened.behind[End(norm.module, "output")])
-            for norm in (parts.norm, parts.final_norm)
+            None if norm is None else at(End(norm.module, "output")) for norm in (parts.norm, parts.final_norm)
         )
-        written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
         routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
-        behind = FeedForwardTensors(written, behind_total, read, behind_normed, routing, opened.attend, advance)
+        behind = FeedForwardTensors(
+            at(parts.written), at(parts.total), read, behind_normed, routing, opened.attend, advance
+        )
     context = cast(Tensor, opened.context)  # wherever there is a reducer
     return BlockTensors(context, at(Site(layout.projection, "output")), residual, total, normed, behind)
 
@@ -347,18 +377,20 @@ def _joined(outputs: list[Tensor], batch: int) -> Tensor:
     return torch.cat(outputs)
 
 
-def _attend(call: AttentionCall, part: Part, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
-    """Output and weights of a part of a call."""
-    # When weights are asked for once more, the module's own parameters (sinks) may have been taken away.
-    with present(call.module):
-        return call.part(part, keys).run()
+def _weights_again(call: AttentionCall, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
+    """The weights of all parts once more, when the module's own parameters (sinks) may have been taken away."""
+    for part in parts:
+        with present(call.module):
+            _, weights = call.part(part).run()
+        yield part, weights
 
 
 def _parts_are_independent(call: AttentionCall) -> bool:
     """Whether single examples and rows get what they get among all; seen on a corner of the attention."""
     corner, examples = min(8, call.query.shape[2]), min(2, len(call.query))
-    whole, _ = _attend(call, Part(slice(0, examples), slice(0, corner)), slice(0, corner))
-    part, _ = _attend(call, Part(slice(examples - 1, examples), slice(corner // 2, corner)), slice(0, corner))
+    keys = slice(0, corner)
+    whole, _ = call.part(Part(slice(0, examples), keys), keys).run()
+    part, _ = call.part(Part(slice(examples - 1, examples), slice(corner // 2, corner)), keys).run()
     expected = whole[-1:, corner // 2 :].float()
     error, size = (length(tensor.flatten()) for tensor in (part.float() - expected, expected))
     return bool(error <= torch.finfo(part.dtype).eps ** 0.5 * size)

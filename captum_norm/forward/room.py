@@ -96,5 +96,5 @@ def _map_bytes(call: ModelCall, role: Role, stack: StackSize, accumulate: torch.
 
 def piece_elements(budget: MemoryBudget, like: Tensor) -> int:
     """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
-    fitting = budget.on(like.device) // (WORKING_TENSORS * like.element_size())
+    fitting = budget[like.device] // (WORKING_TENSORS * like.element_size())
     return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting

@@ -25,6 +25,7 @@ from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, StackSize
 from captum_norm.models.verification import on_excerpt, stack_sizes, verify
@@ -93,6 +94,7 @@ class Session:
         self.baseline: Baseline = one_of("baseline", baseline, get_args(Baseline))
         self.differentiable = as_truth("differentiable", differentiable)
         self._blocks: Blocks | None = None
+        self._state: tuple[object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,12 +115,21 @@ class Session:
         """
         call = bind_inputs(self.model, inputs, additional_forward_args)
         with self._naming_weights():
-            verify(call, EXCERPT)
+            state = verify(call, EXCERPT)
+        if state != self._state:
+            self._state, self._blocks = state, None
         return call
 
     def sizes(self, call: ModelCall) -> Mapping[Role, StackSize]:
-        """How large the model's stacks are; the positions are those of an excerpt."""
-        return stack_sizes(call, EXCERPT)
+        """How large the model's stacks are; the positions are those of an excerpt.
+
+        Raises:
+            UnsupportedModelError: if no attention was seen.
+        """
+        sizes = stack_sizes(call, EXCERPT)
+        if not sizes:
+            raise UnsupportedModelError(no_attention(self.model))
+        return sizes
 
     def blocks(self, call: ModelCall, *, feed_forward: bool = False) -> Blocks:
         """The model's attention blocks, found on first use.
@@ -132,10 +143,7 @@ class Session:
         """
         refuse_autocast(self.model)
         known = self._blocks
-        if known is None or any(
-            block.projection.parameter.dtype != block.dtype or (feed_forward and not block.searched)
-            for block in known.values()
-        ):
+        if known is None or (feed_forward and not all(block.searched for block in known.values())):
             try:
                 known = on_excerpt(call, EXCERPT, lambda excerpt: find_blocks(excerpt, feed_forward=feed_forward))
             except UnsupportedModelError:

@@ -2,18 +2,18 @@
 
 from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
 from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
-from captum_norm.functional.block import BlockRows, CarriedAttention, block_rows
-from captum_norm.functional.carry import Carry, Scales
-from captum_norm.functional.completeness import estimated_length, random_directions, relative_error
+from captum_norm.functional.carry import BlockRows, CarriedAttention, Carry, Scales, block_rows
 from captum_norm.functional.contributions import cosine_distance, l1_distances, nearness
 from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
-from captum_norm.functional.lengths import balanced, length, unit
+from captum_norm.functional.lengths import balanced, estimated_length, length, random_directions, relative_error, unit
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize, scaled
 from captum_norm.functional.norms import (
     chunks,
     head_norms,
     key_gram,
     ratio,
+    refined_head_norms,
+    refined_summed_norms,
     squared_difference,
     summed_norms,
     transformed_norms,
@@ -22,7 +22,6 @@ from captum_norm.functional.norms import (
     weight_gram,
 )
 from captum_norm.functional.ranks import average_ranks, centred_ranks, spearman
-from captum_norm.functional.refined_norms import refined_head_norms, refined_summed_norms
 
 __all__ = [
     "BIAS_SHARES",

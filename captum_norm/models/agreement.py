@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.libraries.registry import attention_through, library_of
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.threads import here
 
@@ -19,8 +18,8 @@ from captum_norm.models.threads import here
 @contextmanager
 def attending_plainly(call: ModelCall) -> Iterator[Stacks]:
     """While open, the model attends as it does while it is explained; gives the stacks that are seen."""
-    stacks = Stacks(call.model, several=call.positions.several)
-    with attention_through(call.model, lambda attention: stacks.attend(attention)[0]):
+    stacks = call.stacks()
+    with call.attention_through(lambda attention: stacks.attend(attention)[0]):
         yield stacks
 
 
@@ -53,7 +52,7 @@ def expect_same_output(call: ModelCall) -> Stacks:
         raise UnsupportedModelError(
             f"{type(call.model).__name__} computes something else by itself than with attention weights that can be "
             f"explained: relative difference {error:.1e}, accepted {accepted:.0e} for {precision}; if it is these that "
-            f"you want explained, run it so, too{library_of(call.model).with_weights}"
+            f"you want explained, run it so, too{call.library.with_weights}"
         )
     return stacks
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -49,12 +50,12 @@ class Block:
     feed_forward: FeedForwardBlock | None = None
     without_feed_forward: str | None = None
 
-    @property
+    @cached_property
     def scopes(self) -> tuple[Scope, ...]:
         """How far vectors can be carried in this block and the feed-forward block behind it."""
         return (*self.layout.scopes, *(() if self.feed_forward is None else self.feed_forward.scopes))
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The maps from attention to the last scope that this layer has, each once, in the order of the computation."""
         stages = [Stage("ATTN", "attn"), Stage("RES", "attn_res")]
@@ -71,7 +72,7 @@ class Block:
             names["atb_ff_res"] = "FF"
         return (*stages, *(Stage(names[scope], scope) for scope in behind.scopes))
 
-    @property
+    @cached_property
     def norm_behind(self) -> NormReader | None:
         """The norm on the residual sum: that of the block, or the one that its feed-forward block begins with."""
         if self.final_norm is not None or self.feed_forward is None or self.feed_forward.parallel:
@@ -87,17 +88,11 @@ class Block:
         """One of the layout's factors."""
         return None if name is None else read_factor(self.layer, name)
 
-    def batch_first(self, tensor: Tensor, batch: int, queries: int) -> Tensor:
-        """(B, Q, D) of one of its tensors, in whose shape the first two axes may be one."""
-        if self.queries_first:
-            return tensor.reshape(queries, batch, -1).transpose(0, 1)
-        return tensor.reshape(batch, queries, -1)
-
-    @property
+    @cached_property
     def precision(self) -> torch.dtype:
         """The least precise dtype that the block's modules compute in."""
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        return max([self.projection.parameter.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
+        return max([self.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
 
     def precision_at(self, scopes: Collection[Scope]) -> torch.dtype:
         """The same up to some scopes, the modules of the feed-forward block included if they are reached."""

@@ -13,6 +13,9 @@ from captum_norm.models.wrappers import config_of, unwrapped
 
 ReadPosition = Literal["first", "last", "mean"]
 
+Position = int | ReadPosition | Sequence[int] | Tensor | None
+"""The output position to explain, as users name it."""
+
 HeadPosition = ReadPosition | Literal["patches", "first and patches"]
 """Heads of images may read the mean of all patches, without the tokens before them, alone or beside the first token."""
 
@@ -127,3 +130,29 @@ def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, r
         if not real[example, place]:
             raise InvalidInputError(f"got position {place}, which is padding in example {example}")
     return (index % length).to(real.device)
+
+
+def position_rows(
+    position: Position, head: HeadPosition | None, real: Tensor, like: Tensor, model: nn.Module
+) -> Tensor:
+    """How much each query's row counts, (B, Q).
+
+    Args:
+        position: see :meth:`captum_norm.AttentionMapAttribution.attribute`.
+        head: what the head reads, where no position is given.
+        real: True at real positions, (B, Q).
+        like: a tensor of the dtype and on the device wanted.
+        model: the model, whose configuration says how many tokens stand before the patches.
+
+    Raises:
+        InvalidInputError: for a position outside the sequence or in its padding.
+    """
+    chosen = head if position is None else position
+    # By name a user asks for the mean alone.
+    if isinstance(chosen, str) and (position is None or chosen == "mean"):
+        pooled = pooled_rows(chosen, real, model)
+        if pooled is not None:
+            return pooled.to(like)
+    rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
+    rows[torch.arange(len(real), device=like.device), positions_of_examples(chosen, real)] = 1
+    return rows

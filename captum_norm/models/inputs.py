@@ -1,7 +1,8 @@
 """What the user gives, bound to the parameters of the model's forward function and checked."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from traceback import walk_tb
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
+from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.main_input import check_main, check_shape, check_tensors
-from captum_norm.models.stacks import Role, encoder_of
+from captum_norm.models.stacks import Role, Stacks, encoder_of
 from captum_norm.models.wrappers import refuse_spread, unwrapped
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
@@ -82,6 +84,8 @@ class ModelCall:
 
     Attributes:
         model: the model.
+        library: the library that it is built with.
+        encoder: of an encoder–decoder model; None of any other.
         arguments: the arguments of its forward function, by name.
         batch: number of examples.
         positions: of the inputs; of the encoder's in an encoder–decoder model.
@@ -90,11 +94,23 @@ class ModelCall:
     """
 
     model: nn.Module
+    library: Library
+    encoder: nn.Module | None
     arguments: dict[str, Any]
     batch: int
     positions: Positions
     decoder: Positions
     tokens: Sequence[Sequence[str]] | None
+
+    def stacks(self) -> Stacks:
+        """What checks the attention calls of a forward pass."""
+        return Stacks(self.encoder, several=self.positions.several)
+
+    @contextmanager
+    def attention_through(self, function: AttentionFunction) -> Iterator[None]:
+        """While open, the model is in ``eval()`` and attends through ``function``; it is left as it was."""
+        with self.library.attention_through(self.model, function), evaluating(self.model):
+            yield
 
     def positions_of(self, role: Role) -> tuple[Positions, Positions]:
         """The positions of a stack's queries and of its keys."""
@@ -111,9 +127,8 @@ class ModelCall:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            library = library_of(self.model)
-            lacks_decoder = encoder_of(self.model) is not None and not any(map(library.is_decoders, self.arguments))
-            hint = f" ({library.without_decoder})" * lacks_decoder
+            lacks_decoder = self.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
+            hint = f" ({self.library.without_decoder})" * lacks_decoder
             if "padding token" in reason:
                 hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
             raise InvalidInputError(
@@ -169,7 +184,7 @@ class ModelCall:
         return {name: once.setdefault(id(value), change(name, value)) for name, value in self.arguments.items()}
 
     def _positions_for(self, name: str) -> Positions:
-        return self.decoder if library_of(self.model).is_decoders(name) else self.positions
+        return self.decoder if self.library.is_decoders(name) else self.positions
 
 
 def _raised_here(error: Exception) -> bool:
@@ -224,7 +239,8 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     _leave_caches_alone(arguments)
     if library.sequences is not None:
         check_shape(main)
-        call = ModelCall(model, arguments, len(main), Positions(), Positions(), _tokens(inputs))
+        encoder = encoder_of(model)
+        call = ModelCall(model, library, encoder, arguments, len(main), Positions(), Positions(), _tokens(inputs))
         return _as_seen(call, main, library.sequences)
     halves = library.halves(model)
     positions = _positions(model if halves is None else halves[0], library, library.inputs, main, arguments)
@@ -236,10 +252,11 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
             decoder = _positions(halves[1], library, library.decoder, start, arguments)
             if len(start) != len(main):
                 raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
-    arguments = {
-        name: (decoder if library.is_decoders(name) else positions).moved(value) for name, value in arguments.items()
-    }
-    return ModelCall(model, arguments, main.shape[0], positions, decoder, _tokens(inputs))
+    if positions.shift is not None or decoder.shift is not None:
+        moved = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
+        arguments = {name: read.moved(arguments[name]) for name, read in moved}
+    encoder = None if halves is None else halves[0]
+    return ModelCall(model, library, encoder, arguments, len(main), positions, decoder, _tokens(inputs))
 
 
 def _leave_caches_alone(arguments: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -107,14 +108,14 @@ class Layout:
             return self.residual
         return self.total if self.final_norm is None else Site(self.final_norm, "output")
 
-    @property
+    @cached_property
     def sites(self) -> frozenset[Site]:
         """Where the tensors of the equations pass."""
         norm = None if self.final_norm is None else Site(self.final_norm, "output")
         named = (Site(self.projection, "output"), self.residual, self.total, self.minus, norm)
         return frozenset(site for site in named if site is not None)
 
-    @property
+    @cached_property
     def style(self) -> Style:
         """The name of the arrangement."""
         if self.final_norm is not None:
@@ -123,7 +124,7 @@ class Layout:
             return "sandwich" if self.normed_input else "norm-on-output"
         return "pre-norm" if self.minus is None else "parallel"
 
-    @property
+    @cached_property
     def scopes(self) -> tuple[Scope, ...]:
         """How far the vectors can be carried in this arrangement.
 

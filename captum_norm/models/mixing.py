@@ -14,7 +14,6 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.hooks import Received, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.libraries.registry import attention_through
 from captum_norm.models.search.copies import drawn
 
 
@@ -34,7 +33,7 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
         the layer, one of a list with attention in it; None if there is none, or if neither tells.
     """
     watch = _Watch(_layers(call.model, queries))
-    attending = attention_through(call.model, watch.attend)
+    attending = call.attention_through(watch.attend)
     with torch.inference_mode(mode=False), torch.enable_grad(), attending, watch.hooked():
         try:
             call.outside_inference().run()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,8 +64,10 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
 
 def _own(module: nn.Module, name: str) -> Tensor | None:
     """A parameter or buffer of a module, None where it has none of that name."""
-    with present(module):
-        value = getattr(module, name, None)
+    value = getattr(module, name, None)
+    if isinstance(value, Tensor) and value.is_meta:
+        with present(module):
+            value = getattr(module, name)
     return value if isinstance(value, Tensor) else None
 
 
@@ -89,8 +91,7 @@ class Projection:
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """(inputs, outputs)."""
-        with present(self.module):
-            weight = self.parameter.to(dtype)
+        weight = cast(Tensor, _own(self.module, "weight")).to(dtype)
         return weight.T if self.transposed else weight
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:

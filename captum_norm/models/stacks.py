@@ -61,7 +61,7 @@ class Stacks:
     """Checks the attention calls of a forward pass, in their order.
 
     Args:
-        model: the model.
+        encoder: of an encoder–decoder model; None of any other.
         several: whether some example has more than one real position, so that looking ahead can be seen.
 
     Attributes:
@@ -70,11 +70,10 @@ class Stacks:
         causal: whether the one stack of a model that is no encoder–decoder looks back only.
     """
 
-    def __init__(self, model: nn.Module, *, several: bool) -> None:
+    def __init__(self, encoder: nn.Module | None, *, several: bool) -> None:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
         self.causal = False
-        encoder = encoder_of(model)
         self._encoder = None if encoder is None else frozenset(encoder.modules())
         self._several = several
         self._ahead = False

@@ -14,6 +14,7 @@ from captum_norm.models.mixing import mixing_layer
 from captum_norm.models.stacks import Role, StackSize
 
 Result = TypeVar("Result")
+State = tuple[object, ...]
 
 
 class _Verified(NamedTuple):
@@ -25,7 +26,7 @@ class _Verified(NamedTuple):
         sizes: how large its stacks of layers are over the positions that it was given.
     """
 
-    state: tuple[object, ...]
+    state: State
     mixing: str | None
     sizes: Mapping[Role, StackSize]
 
@@ -33,12 +34,15 @@ class _Verified(NamedTuple):
 _verified: WeakKeyDictionary[nn.Module, _Verified] = WeakKeyDictionary()
 
 
-def verify(call: ModelCall, length: int) -> None:
+def verify(call: ModelCall, length: int) -> State:
     """Make sure that a model computes while it is explained what it computes by itself, unless that is known.
 
     Args:
         call: the model and its inputs.
         length: how many positions of the first example are enough.
+
+    Returns:
+        the state in which the model is, another one if its modules, dtypes or way to attend change.
 
     Raises:
         UnsupportedModelError: if it does not; see :func:`captum_norm.models.agreement.expect_same_output`.
@@ -48,6 +52,7 @@ def verify(call: ModelCall, length: int) -> None:
     # One position has nothing to attend to but itself.
     if call.positions.several and (known is None or known.state != state):
         _verified[model] = on_excerpt(call, length, lambda excerpt: _Verified(state, *_verify(excerpt)))
+    return state
 
 
 def stack_sizes(call: ModelCall, length: int) -> Mapping[Role, StackSize]:
@@ -84,12 +89,12 @@ def _verify(call: ModelCall) -> tuple[str | None, Mapping[Role, StackSize]]:
     return None if layer is None else f'"{names[layer]}" ({type(layer).__name__})', stacks.sizes
 
 
-def _state(model: nn.Module) -> tuple[object, ...]:
+def _state(model: nn.Module) -> State:
     """What may change the functions that a model computes: its modules, how they attend, and in which dtypes."""
     modules = list(model.modules())
     configurations = {id(own): own for module in modules if (own := vars(module).get("config")) is not None}
     attention = [getattr(own, "_attn_implementation", None) for own in configurations.values()]
-    dtypes = {p.dtype for module in modules for p in vars(module)["_parameters"].values() if p is not None}
+    dtypes = [p.dtype for module in modules for p in vars(module)["_parameters"].values() if p is not None]
     return [ref(module) for module in modules], attention, dtypes, torch.is_autocast_enabled()
 
 

@@ -9,9 +9,9 @@ import transformers as hf
 from torch import Tensor
 
 from captum_norm import GlobEnc, IncompleteDecompositionError, UnsupportedModelError
-from captum_norm.attr.base import Position
 from captum_norm.functional import inverse_scale
 from captum_norm.loading import load
+from captum_norm.models.heads import Position
 from tests import encoder_decoders, families, oracle
 from tests.families import FAMILIES
 

@@ -9,19 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.arguments import as_truth, one_of
-from captum_norm.attr.base import AttentionMapAttribution, Position, delta_for
-from captum_norm.attr.frozen.graph import GraphRules
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.frozen.graph import GraphNetwork
 from captum_norm.attr.frozen.network import frozen
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
-from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
+from captum_norm.forward.checks import TOLERANCE, delta_for, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.outputs import (
     Difference,
@@ -33,7 +34,6 @@ from captum_norm.models.outputs import (
     rounded_size,
 )
 from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
-from captum_norm.models.stacks import Stacks
 from captum_norm.models.steps import Step
 from captum_norm.models.verification import refuse_mixing
 
@@ -110,6 +110,8 @@ class DecompX(AttentionMapAttribution):
         True
     """
 
+    name, title, target = "decompx", "DecompX", "optional"
+    units = MapUnits("norm", "norm", aggregation="propagated", target="part of the output")
     one_stack = True
     batch_first = True
 
@@ -286,23 +288,23 @@ class DecompX(AttentionMapAttribution):
         return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
 
     def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        rules = GraphRules(call.batch, Stacks(self.model, several=call.positions.several))
+        network = GraphNetwork(call.batch, call.stacks())
         with gradients_on():
-            with frozen(self.model, self.session.blocks(call), rules, self._steps):
+            with frozen(call, self.session.blocks(call), network, self._steps):
                 output = call.run()
             found = output_scores(call, output, request.position, self._readout)
             chosen = chosen_target(request.target, found)
             number = explained_number(found, chosen)
-            (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
+            (gradient,) = torch.autograd.grad(number.sum(), network.stream)
         number, dtype = number.detach(), accumulation_dtype(number.dtype)
-        scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
+        scores = (gradient.to(dtype) * network.stream.detach().to(dtype)).sum(-1)
         bias = (
-            torch.stack([part.to(scores) for part in rules.biases]).sum(0)
-            if rules.biases
+            torch.stack([part.to(scores) for part in network.biases]).sum(0)
+            if network.biases
             else scores.new_zeros(call.batch)
         )
         rounded = rounded_size(found.detach(), chosen).to(dtype)
-        return scores, bias, number.to(dtype), rounded, torch.stack(rules.deviations).max().to(scores)
+        return scores, bias, number.to(dtype), rounded, torch.stack(network.deviations).max().to(scores)
 
     def _parts(
         self,

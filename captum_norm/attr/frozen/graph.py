@@ -6,28 +6,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
 from captum_norm.functional import (
     Elementwise,
     FrozenFeedForward,
     Normalization,
     Use,
     apply_linear,
-    gate_slopes,
     inverse_scale,
     length,
-    secant_slope,
 )
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 
-class GraphRules:
-    """Rules (:class:`captum_norm.attr.frozen.network.Rules`) under which autograd sees the frozen network.
+class GraphNetwork:
+    """The frozen network as autograd sees it: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
 
     Args:
         batch: number of examples.
         stacks: the model's stacks of layers.
+        rules: what is frozen.
 
     Attributes:
         stream: the first layer's input, a leaf, (B, S, D).
@@ -38,12 +38,13 @@ class GraphRules:
 
     copies = 1
 
-    def __init__(self, batch: int, stacks: Stacks) -> None:
+    def __init__(self, batch: int, stacks: Stacks, rules: RuleSet = DECOMPX) -> None:
         self.stacks = stacks
         self.stream: Tensor
         self.biases: list[Tensor] = []
         self.deviations: list[Tensor] = []
         self._batch = batch
+        self._rules = rules
 
     def enter(self, stream: Tensor) -> Tensor:
         self.stream = stream.detach().clone().requires_grad_()
@@ -63,8 +64,10 @@ class GraphRules:
         return tensor.requires_grad
 
     def attention(self, call: AttentionCall) -> Tensor:
-        mask = None if call.mask is None else call.mask.detach()
-        output, _ = self.stacks.attend(replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask))
+        if self._rules.weights:
+            mask = None if call.mask is None else call.mask.detach()
+            call = replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask)
+        output, _ = self.stacks.attend(call)
         return output
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
@@ -77,15 +80,13 @@ class GraphRules:
         return output
 
     def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
-        zero, point = inputs.new_zeros(1), inputs.detach()
-        constant = function(zero).detach()
-        linear = inputs * secant_slope(function, zero, point)
-        return self._replaced(linear, constant if constant.any() else None, output)
+        line = self._rules.activation(function, inputs.detach())
+        constant = line.constant.detach()
+        return self._replaced(line.of(inputs), constant if constant.any() else None, output)
 
     def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
-        zero = gate.new_zeros(1)
-        slope, other_slope = gate_slopes(function, None, (zero, zero), (gate.detach(), other.detach()))
-        return self._replaced(slope * gate + other_slope * other, None, output)
+        line = self._rules.product(function, None, gate.detach(), other.detach())
+        return self._replaced(line.of(gate, other), None, output)
 
     def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
         inputs, every = inputs.to(accumulation_dtype(inputs.dtype)), rows[0]

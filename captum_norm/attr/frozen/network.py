@@ -21,8 +21,8 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.hooks import first_argument, first_tensor, with_argument
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.libraries.registry import attention_through
 from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
 from captum_norm.models.search.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
 from captum_norm.models.steps import ActivationReader, Step, read_step
@@ -38,7 +38,7 @@ ACTIVATIONS = frozenset(
 PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
 
 
-class Rules(Protocol):
+class FrozenNetwork(Protocol):
     """What takes the place of the steps that are not linear, from the first layer's input on.
 
     Tensors are the model's own; each result has the shape and the dtype of what it stands for.
@@ -107,26 +107,26 @@ class Rules(Protocol):
 
 @contextmanager
 def frozen(
-    model: nn.Module, blocks: Mapping[nn.Module, Block], rules: Rules, steps: dict[nn.Module, Step]
+    call: ModelCall, blocks: Mapping[nn.Module, Block], network: FrozenNetwork, steps: dict[nn.Module, Step]
 ) -> Iterator[None]:
-    """While open, the model runs by ``rules`` in this thread; it is left as it was.
+    """While open, the model runs by ``network`` in this thread; it is left as it was.
 
     Args:
-        model: the model.
+        call: of the model.
         blocks: its attention blocks by attention module; the first of the layers around them to run begins the frozen
             part.
-        rules: what takes the place of its steps.
+        network: what takes the place of its steps that are not linear.
         steps: what is known of its modules; what is learnt is added.
     """
-    watcher = _Watcher(set(layer_of(model, blocks).values()), rules, steps)
-    with attention_through(model, watcher.attention), watcher.hooked(model, blocks), _Functions(watcher):
+    watcher = _Watcher(set(layer_of(call.model, blocks).values()), network, steps)
+    with call.attention_through(watcher.attention), watcher.hooked(call.model, blocks), _Functions(watcher):
         yield
 
 
 class _Watcher:
-    def __init__(self, layers: set[nn.Module], rules: Rules, steps: dict[nn.Module, Step]) -> None:
+    def __init__(self, layers: set[nn.Module], network: FrozenNetwork, steps: dict[nn.Module, Step]) -> None:
         self._layers = layers
-        self._rules = rules
+        self._network = network
         self._steps = steps
         self._entered = False
         self._busy = False
@@ -163,7 +163,7 @@ class _Watcher:
 
     def attention(self, call: AttentionCall) -> Tensor:
         with self._working():
-            return self._rules.attention(call)
+            return self._network.attention(call)
 
     def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
         """A function of torch that the model's code calls, and what it gave."""
@@ -171,7 +171,7 @@ class _Watcher:
             return output
         if func in PRODUCTS:
             return self._product(args, output)
-        if func not in ACTIVATIONS or not isinstance(args[0], Tensor) or not self._rules.carries(args[0]):
+        if func not in ACTIVATIONS or not isinstance(args[0], Tensor) or not self._network.carries(args[0]):
             return output
         inputs, rest = args[0], args[1:]
         return self._activation(lambda values: func(values, *rest, **kwargs), inputs, output)
@@ -182,14 +182,14 @@ class _Watcher:
         active, function, gate = self._latest
         other = next((factor for factor in args if factor is not active), None)
         gates = any(factor is active for factor in args) and isinstance(other, Tensor)
-        if not isinstance(other, Tensor) or not gates or not self._rules.carries(other):
+        if not isinstance(other, Tensor) or not gates or not self._network.carries(other):
             return output
         with self._working():
             if other.shape == active.shape:
-                return self._rules.product(function, gate, other, output)
+                return self._network.product(function, gate, other, output)
             # One number for a whole position, as in front of a shared expert, is a weight of what it multiplies.
             weighs = active.shape[-1] == 1 and other.shape[:-1] == active.shape[:-1]
-            return self._rules.given(active) * other if weighs else output
+            return self._network.given(active) * other if weighs else output
 
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         with self._working():
@@ -198,7 +198,7 @@ class _Watcher:
                     "an activation receives infinite numbers, to which no line from zero has a slope; check inputs, "
                     "or convert the model to a wider dtype"
                 )
-            active = self._rules.activation(function, inputs, output)
+            active = self._network.activation(function, inputs, output)
         self._latest = (active, function, inputs)
         return active
 
@@ -209,12 +209,12 @@ class _Watcher:
         if stream is None:
             return None
         self._entered = True
-        return with_argument(args, kwargs, stream, self._rules.enter(stream))
+        return with_argument(args, kwargs, stream, self._network.enter(stream))
 
     def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         stream = first_tensor(output)
         if stream is not None:
-            self._rules.leave(stream)
+            self._network.leave(stream)
 
     def _expect_attention(self, *_: Any) -> None:
         self._attention_begins = self._watches()
@@ -222,31 +222,31 @@ class _Watcher:
     def _begin_attention(self, *_: Any) -> None:
         if self._attention_begins and self._watches():
             self._attention_begins = False
-            self._rules.begin_attention()
+            self._network.begin_attention()
 
     def _end_attention(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        if not self._watches() or not isinstance(output, Tensor) or not self._rules.carries(output):
+        if not self._watches() or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
         with self._working():
-            return self._rules.end_attention(output)
+            return self._network.end_attention(output)
 
     def _watches(self) -> bool:
         return self._entered and not self._busy
 
     def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         inputs = first_argument(args, kwargs)
-        if not self._watches() or inputs is None or not isinstance(output, Tensor) or not self._rules.carries(output):
+        if not self._watches() or inputs is None or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
         step = self._step(module, inputs, output)
         if isinstance(step, ActivationReader):
             return self._activation(step, inputs, output)
         with self._working():
             if isinstance(step, NormReader):
-                normed = self._rules.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
+                normed = self._network.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
                 # As the module gave it, since a model may take views of it.
                 return normed.contiguous() if output.is_contiguous() else normed
             bias = step.bias(accumulation_dtype(output.dtype)) if isinstance(step, Projection) else None
-            return None if bias is None else self._rules.affine(bias, output)
+            return None if bias is None else self._network.affine(bias, output)
 
     def _begin_experts(self, module: nn.Module, *received: Any) -> None:
         # Where every head of attention has maps of its own they are stacked, too, but it reads sequences.
@@ -271,26 +271,26 @@ class _Watcher:
 
     def _given(self, output: Any) -> Any:
         if isinstance(output, Tensor):
-            return self._rules.given(output)
+            return self._network.given(output)
         return type(output)(map(self._given, output)) if type(output) in (tuple, list) else output
 
     def _experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if not self._resumes(module) or not isinstance(output, Tensor) or not self._rules.carries(output):
+        if not self._resumes(module) or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
         with self._working():
-            call = ExpertsCall.of(module, (args, kwargs), output, self._rules.copies)
+            call = ExpertsCall.of(module, (args, kwargs), output, self._network.copies)
             reader = self._steps.get(module)
             if not isinstance(reader, ExpertsReader):
                 reader = self._steps[module] = call.read()
             with torch.no_grad():
                 uses = list(reader.uses(call.routing, accumulation_dtype(output.dtype)))
-            return self._rules.experts(uses, call.inputs, call.output, call.rows).reshape(output.shape)
+            return self._network.experts(uses, call.inputs, call.output, call.rows).reshape(output.shape)
 
     def _step(self, module: nn.Module, inputs: Tensor, output: Tensor) -> Step | None:
         step = self._steps.get(module)
         if step is None:
             with self._working(), torch.no_grad():
-                step = read_step(module, self._rules.whole(inputs), self._rules.whole(output))
+                step = read_step(module, self._network.whole(inputs), self._network.whole(output))
             if step is not None:
                 self._steps[module] = step
         return step

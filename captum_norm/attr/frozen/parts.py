@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import (
     Affine,
@@ -16,17 +17,15 @@ from captum_norm.functional import (
     Use,
     add_bias,
     apply_linear,
-    gate_slopes,
     inverse_scale,
-    secant_slope,
 )
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 
-class PartsRules:
-    """Rules (:class:`captum_norm.attr.frozen.network.Rules`) for copies of one example.
+class PartsNetwork:
+    """The frozen network on copies of one example: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
 
     The first copy is the example, whose norms, activations and attention weights the others use. Then come what each
     of the tokens gives, and last what the biases give; shared biases leave it zero. Attention has one bias [Modarressi
@@ -39,19 +38,26 @@ class PartsRules:
         sharing: how biases are shared among the tokens: see :data:`captum_norm.functional.BIAS_SHARES`; None keeps
             them apart.
         watch: told each layer's index and output, (K + 2, S, D).
+        rules: what is frozen; attention weights always are.
 
     Attributes:
         copies: number of copies, K + 2.
     """
 
     def __init__(
-        self, tokens: range, stacks: Stacks, sharing: str | None, watch: Callable[[int, Tensor], None]
+        self,
+        tokens: range,
+        stacks: Stacks,
+        sharing: str | None,
+        watch: Callable[[int, Tensor], None],
+        rules: RuleSet = DECOMPX,
     ) -> None:
         self.stacks = stacks
         self.copies = len(tokens) + 2
         self._tokens = tokens
         self._sharing = sharing
         self._watch = watch
+        self._rules = rules
         self._left = 0
         self._in_attention = False
 
@@ -100,8 +106,9 @@ class PartsRules:
         return self._result(copies - bias, bias, output)
 
     def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
-        copies, zero = self._copies(inputs), inputs.new_zeros(1)
-        return self._with_origin(copies * secant_slope(function, zero, copies[:1]), function(zero), output)
+        copies = self._copies(inputs)
+        line = self._rules.activation(function, copies[:1])
+        return self._with_constant(line.of(copies), line.constant, output)
 
     def product(
         self,
@@ -111,10 +118,9 @@ class PartsRules:
         output: Tensor,
         factor: Elementwise | None = None,
     ) -> Tensor:
-        gates, others, zero = self._copies(gate), self._copies(other), gate.new_zeros(1)
-        slope, other_slope = gate_slopes(function, factor, (zero, zero), (gates[:1], others[:1]))
-        origin = zero if factor is None else function(zero) * factor(zero)
-        return self._with_origin(slope * gates + other_slope * others, origin, output)
+        gates, others = self._copies(gate), self._copies(other)
+        line = self._rules.product(function, factor, gates[:1], others[:1])
+        return self._with_constant(line.of(gates, others), line.constant, output)
 
     def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
         inputs = inputs.to(accumulation_dtype(inputs.dtype))
@@ -142,9 +148,9 @@ class PartsRules:
         output = affine.whole(inputs)
         return output if affine.bias is None else self.affine(affine.bias.to(output.dtype), output)
 
-    def _with_origin(self, linear: Tensor, origin: Tensor, output: Tensor) -> Tensor:
-        """With what the function gives at zero, (1,), as a constant."""
-        return self._result(linear, origin.expand(linear.shape[-1]) if origin.any() else None, output)
+    def _with_constant(self, linear: Tensor, constant: Tensor, output: Tensor) -> Tensor:
+        """With what the function gives without its arguments, (1,)."""
+        return self._result(linear, constant.expand(linear.shape[-1]) if constant.any() else None, output)
 
     def begin_attention(self) -> None:
         self._in_attention = True

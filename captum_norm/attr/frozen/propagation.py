@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.frozen.graph import GraphRules
+from captum_norm.attr.frozen.graph import GraphNetwork
 from captum_norm.attr.frozen.network import frozen
-from captum_norm.attr.frozen.parts import PartsRules
+from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget, free_bytes, readable
@@ -48,7 +48,7 @@ class Propagation:
         model: the model.
         blocks: its attention blocks by attention module.
         steps: what is known of its modules; what is learnt is added.
-        sharing: see :class:`PartsRules`.
+        sharing: see :class:`PartsNetwork`.
         budget: how much memory the copies may take at a time. Biases are shared among all tokens, so then these go
             together whatever it is.
         advance: told how many tokens' parts went through.
@@ -71,16 +71,16 @@ class Propagation:
         step = self._at_once(size)
         for start in range(0, size.tokens, step):
             tokens = range(start, min(start + step, size.tokens))
-            rules = PartsRules(tokens, self._stacks(example), self.sharing, partial(watch, tokens))
-            copies = example.repeated(rules.copies)
-            with torch.no_grad(), frozen(self.model, self.blocks, rules, self.steps):
+            network = PartsNetwork(tokens, example.stacks(), self.sharing, partial(watch, tokens))
+            copies = example.repeated(network.copies)
+            with torch.no_grad(), frozen(copies, self.blocks, network, self.steps):
                 output = copies.run()
             self.advance(len(tokens))
-            yield copies, output, rules.stacks
+            yield copies, output, network.stacks
 
     def _at_once(self, size: _Size) -> int:
         if self.sharing is None:
-            return max(1, self.budget.on(size.device) // size.copy - 2)
+            return max(1, self.budget[size.device] // size.copy - 2)
         free, needed = free_bytes(size.device), (size.tokens + 2) * size.copy
         if free is not None and needed > free:
             raise NotEnoughMemoryError(
@@ -92,7 +92,7 @@ class Propagation:
 
     def _size(self, example: ModelCall) -> _Size:
         """Seen in one run of the example alone."""
-        rules, copy = GraphRules(1, self._stacks(example)), 0
+        network, copy = GraphNetwork(1, example.stacks()), 0
         layers = layer_of(self.model, self.blocks).values()
         inside = {module for layer in layers for module in layer.modules()}
 
@@ -108,12 +108,9 @@ class Propagation:
         with ExitStack() as stack:
             for module in self.model.modules():
                 stack.callback(module.register_forward_hook(look).remove)
-            with torch.no_grad(), frozen(self.model, self.blocks, rules, self.steps):
+            with torch.no_grad(), frozen(example, self.blocks, network, self.steps):
                 example.run()
-        return _Size(rules.stream.shape[1], copy, rules.stream.device)
-
-    def _stacks(self, example: ModelCall) -> Stacks:
-        return Stacks(self.model, several=example.positions.several)
+        return _Size(network.stream.shape[1], copy, network.stream.device)
 
 
 class LayerParts:

@@ -47,12 +47,15 @@ class _Seam:
     def attend(self, call: AttentionCall) -> Tensor:
         """One call of attention, whose ``eager`` is not watched itself."""
         eager, products = call.eager, self.products
+        call = replace(call, cross=call.module in self.crossing)
+        if products is None:
+            return self.function(call)
 
         def unwatched(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-            with nullcontext() if products is None else products.pause():
+            with products.pause():
                 return eager(*args, **options)
 
-        return self.function(replace(call, eager=unwatched, cross=call.module in self.crossing))
+        return self.function(replace(call, eager=unwatched))
 
 
 _current: ContextVar[_Seam] = ContextVar("current seam")

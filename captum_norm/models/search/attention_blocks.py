@@ -21,7 +21,7 @@ from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multip
 from captum_norm.models.hooks import first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
-from captum_norm.models.libraries.registry import attention_through, no_attention
+from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.projections import Same, equal, read_norm, read_projection, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
@@ -150,8 +150,8 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
     model = call.model
     names = {module: name for name, module in model.named_modules()}
     search = FeedForwardSearch() if feed_forward else None
-    probe = _Probe(model, Stacks(model, several=call.positions.several), names, search)
-    with torch.no_grad(), not_compared(), attention_through(model, probe.attention), hooked(probe.hooks()):
+    probe = _Probe(model, call.stacks(), names, search)
+    with torch.no_grad(), not_compared(), call.attention_through(probe.attention), hooked(probe.hooks()):
         call.run()
     if not probe.stacks.sizes:
         raise UnsupportedModelError(no_attention(model))

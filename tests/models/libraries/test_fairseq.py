@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from captum_norm import AttentionWeights, NonFiniteError, NormAttribution, UnsupportedModelError
 from tests import oracle
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAD, WIDTH, HEADS = 1, 16, 4
 
 
