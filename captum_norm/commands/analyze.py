@@ -102,9 +102,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.analysis.engine import analyze, journal_of
-    from captum_norm.analysis.report import write
     from captum_norm.commands.terminal import Terminal
     from captum_norm.loading import load, on_device
+    from captum_norm.visualization import write_report
 
     rank, world_size = torchrun_rank()
     declare_layouts(options)
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.out is None:
             return
         try:
-            written.extend(write(result, options.out))
+            written.extend(write_report(result, options.out))
         except OSError as error:
             raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
 

@@ -27,12 +27,26 @@ if TYPE_CHECKING:
 
 _REMOVALS = ("mask", "pad", "delete", "mean", "zero")
 
+
+def _html(comparison: "Comparison") -> bytes:
+    from captum_norm.visualization import render_comparison
+
+    return render_comparison(comparison).encode()
+
+
+def _png(comparison: "Comparison") -> bytes:
+    from captum_norm.visualization import draw_comparison
+    from captum_norm.visualization.figures import figure_bytes
+
+    return figure_bytes(draw_comparison(comparison))
+
+
 REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
     {
         ".json": lambda comparison: comparison.to_json().encode(),
         ".csv": lambda comparison: comparison.to_csv().encode(),
-        ".html": lambda comparison: comparison.to_html().encode(),
-        ".png": lambda comparison: comparison.to_png(),
+        ".html": _html,
+        ".png": _png,
     }
 )
 """How to write a comparison, by the file's suffix."""
@@ -124,7 +138,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
     from captum_norm.comparison import compare
-    from captum_norm.comparison.terminal import show
+    from captum_norm.visualization import show_comparison
 
     examples = _examples(options)
     model, tokenizer = load_model(options)
@@ -150,7 +164,7 @@ def _run(options: argparse.Namespace) -> None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)
     console = Terminal()
-    show(comparison, console)
+    show_comparison(comparison, console)
     for path in contents:
         console.say(f"wrote {path}")
 

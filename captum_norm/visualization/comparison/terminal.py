@@ -1,18 +1,24 @@
-"""A comparison in the terminal."""
+"""Prints a comparison of methods."""
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from captum_norm.comparison.results import Comparison
-from captum_norm.comparison.tables import agreement_rows, example_title, method_rows, number, shown_measures
 from captum_norm.visualization.colors import signed_shares_of
+from captum_norm.visualization.comparison.tables import (
+    agreement_rows,
+    example_title,
+    method_rows,
+    number,
+    shown_measures,
+)
 from captum_norm.visualization.terminal import has_colors, marked_tokens, signed_tokens
 
 _ENDLESS = 10_000
 
 
-def show(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print what was compared, the table of methods, the first example's scores, and agreement.
 
     Args:

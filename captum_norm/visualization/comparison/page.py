@@ -1,12 +1,18 @@
-"""A comparison as one self-contained HTML page."""
+"""Renders a comparison of methods as one HTML page that loads nothing."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from captum_norm.comparison.results import Comparison
-from captum_norm.comparison.tables import agreement_rows, example_title, method_rows, number, shown_measures
 from captum_norm.visualization.colors import color_of, hex_of, ink_on, signed_color_of, signed_shares_of
+from captum_norm.visualization.comparison.tables import (
+    agreement_rows,
+    example_title,
+    method_rows,
+    number,
+    shown_measures,
+)
 from captum_norm.visualization.page import ramp, template
 from captum_norm.visualization.text import printable
 
@@ -58,7 +64,7 @@ class _MatrixRow:
     cells: list[_MatrixCell]
 
 
-def render(comparison: Comparison) -> str:
+def render_comparison(comparison: Comparison) -> str:
     """The page; everything in it is escaped."""
     low, high = _bounds(comparison)
     return template("comparison.html").render(
