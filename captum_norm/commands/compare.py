@@ -35,8 +35,7 @@ def _html(comparison: "Comparison") -> bytes:
 
 
 def _png(comparison: "Comparison") -> bytes:
-    from captum_norm.visualization import draw_comparison
-    from captum_norm.visualization.figures import figure_bytes
+    from captum_norm.visualization import draw_comparison, figure_bytes
 
     return figure_bytes(draw_comparison(comparison))
 

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
@@ -13,9 +13,6 @@ from captum_norm.commands.subject import add_model, add_position, add_target, lo
 from captum_norm.commands.texts import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
-
-if TYPE_CHECKING:
-    from captum_norm.attr._base import AttentionMapAttribution
 
 _UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
 
@@ -109,15 +106,14 @@ def _run(options: argparse.Namespace) -> None:
         console.say(f"wrote {path}")
 
 
-def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution":
+def _method(model: Any, options: argparse.Namespace) -> Any:
     import captum_norm
 
     kind = getattr(captum_norm, METHODS[options.method].class_name)
     given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
     for name in given.keys() - inspect.signature(kind).parameters.keys():
         raise InvalidInputError(f"the method {options.method} has no --{name}")
-    method: AttentionMapAttribution = kind(model, **given)
-    return method
+    return kind(model, **given)
 
 
 def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:

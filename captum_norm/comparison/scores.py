@@ -14,7 +14,6 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr import TokenAttribution
-from captum_norm.attr._base import AttentionMapAttribution
 from captum_norm.comparison.examples import Batch
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.methods import METHODS
@@ -141,7 +140,7 @@ def token_scores(method: Attribution, batch: Batch, *, mean: bool) -> Tensor:
         CaptumNormError: what the method raises.
     """
     where: dict[str, Any] = {} if batch.position is None else {"position": batch.position}
-    if mean and isinstance(method, AttentionMapAttribution):
+    if mean and hasattr(method, "maps"):
         where = {"position": "mean"}
     result = method.attribute(batch.inputs, target=batch.target, **where)
     scores: Any = result[0] if isinstance(result, tuple) else result
