@@ -1,4 +1,4 @@
-"""``captum-norm analyze``: the papers' experiments on a model and a corpus."""
+"""Runs ``captum-norm analyze``: the papers' experiments on a model and a corpus."""
 
 import argparse
 import shutil
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
+from captum_norm.commands.options import add_layouts, declare_layouts
 from captum_norm.commands.outputs import output_folder, output_path
-from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import torchrun_rank

@@ -1,4 +1,4 @@
-"""``captum-norm compare``: every method side by side."""
+"""Runs ``captum-norm compare``: every method side by side."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
-from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.subject import (
+from captum_norm.commands.options import (
     add_model,
     add_position,
     add_target,
@@ -18,7 +17,8 @@ from captum_norm.commands.subject import (
     output_number,
     target_of,
 )
-from captum_norm.commands.texts import add_text_option, given_text
+from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -94,7 +94,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "from 0, from -1 for the last one backwards, special tokens included (default: what the model's head reads)",
     )
     parser.add_argument(
-        "--perturb",
+        "--removal",
         choices=_REMOVALS,
         help="what replaces a removed token, and what Captum's methods compare with; delete takes it out of the text "
         "(default: mask, or pad, or mean, the first that the model has)",
@@ -151,7 +151,7 @@ def _run(options: argparse.Namespace) -> None:
             position=_positions(options.position, encoded),
             tokenizer=tokenizer,
             labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
-            removal=options.perturb,
+            removal=options.removal,
             keep_special=options.special == "keep",
             output=options.watch,
             seed=options.seed,

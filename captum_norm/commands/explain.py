@@ -1,4 +1,4 @@
-"""``captum-norm explain``: how much each token of a text contributes."""
+"""Runs ``captum-norm explain``: how much each token of a text contributes."""
 
 import argparse
 import inspect
@@ -7,10 +7,10 @@ from typing import Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
+from captum_norm.commands.explanation import REPORTS, Explanation, show
+from captum_norm.commands.options import add_model, add_position, add_target, load_model, target_name, target_of
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.reports import REPORTS, Explanation, show
-from captum_norm.commands.subject import add_model, add_position, add_target, load_model, target_name, target_of
-from captum_norm.commands.texts import add_text_option, given_text
+from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
 

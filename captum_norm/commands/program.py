@@ -1,4 +1,4 @@
-"""A command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
+"""Runs a command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
 
 import argparse
 import errno

@@ -1,4 +1,4 @@
-"""The options that name what is explained: a model, and an output of it."""
+"""Declares and reads the options that name what to explain: a model, and an output of it."""
 
 import argparse
 from collections.abc import Sequence
