@@ -1,4 +1,4 @@
-"""A sweep as tables, as records and as heatmaps."""
+"""Shows a sweep as tables, as records and as heatmaps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev

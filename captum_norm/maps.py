@@ -1,4 +1,4 @@
-"""The one result type: a map per layer and what was measured beside it."""
+"""Holds the result of every method: a map for each layer, and what was measured beside it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

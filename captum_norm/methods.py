@@ -1,4 +1,4 @@
-"""The methods by name, as data: what commands and comparisons call them, and how they are made."""
+"""Lists the methods by name: what commands and comparisons call them, and how they are made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

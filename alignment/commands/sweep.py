@@ -1,4 +1,4 @@
-"""``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
+"""Runs ``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence

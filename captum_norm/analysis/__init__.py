@@ -1,4 +1,4 @@
-"""The papers' experiments on a model and a corpus, and what maps say of a model's components."""
+"""Repeats the papers' experiments on a model and a corpus."""
 
 from captum_norm.analysis.contextualization import ContextualizationChange, contextualization_change
 from captum_norm.analysis.corpus import SAMPLE, Corpus

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: the tokens with their heat, the numbers, and the maps.
+"""Renders an explanation as one HTML page: coloured tokens, their scores, and the maps.
 
 The page loads nothing: styles are inline and the maps are SVG around a small embedded PNG. It reads on a phone and on a
 desktop, in light and in dark.
