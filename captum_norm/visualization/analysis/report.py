@@ -27,24 +27,6 @@ class _Cell:
     number: bool
 
 
-@dataclass(frozen=True)
-class _Section:
-    name: str
-    title: str
-    header: list[_Cell]
-    rows: list[list[_Cell]]
-    total: int
-    open: bool
-
-
-@dataclass(frozen=True)
-class _Figure:
-    name: str
-    title: str
-    width: int
-    markup: Any
-
-
 def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
     """Write a result into a folder, which is made if it is not there.
 
@@ -83,8 +65,14 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
         figure = draw_plot(result, plot)
         for suffix in ("png", "pdf"):
             contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix, plot.title)
-        width = round(figure.get_figwidth() * 72 * _POINT)
-        figures.append(_Figure(plot.name, plot.title, width, Markup(plot_markup(figure, plot.name))))
+        figures.append(
+            {
+                "name": plot.name,
+                "title": plot.title,
+                "width": round(figure.get_figwidth() * 72 * _POINT),
+                "markup": Markup(plot_markup(figure, plot.name)),
+            }
+        )
     contents[PAGE] = _page(result, figures).encode()
     contents[RESULTS] = contents.pop(RESULTS)  # behind all others
     folder = Path(directory)
@@ -92,7 +80,7 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
     return [write_whole(folder / name, content) for name, content in contents.items()]
 
 
-def _page(result: AnalysisResult, figures: Sequence[_Figure]) -> str:
+def _page(result: AnalysisResult, figures: Sequence[Mapping[str, Any]]) -> str:
     return template("report.html").render(
         title=f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
         description=result.description,
@@ -103,18 +91,18 @@ def _page(result: AnalysisResult, figures: Sequence[_Figure]) -> str:
     )
 
 
-def _section(table: Table) -> _Section:
+def _section(table: Table) -> dict[str, Any]:
     shown = table.rows[:_MOST_SHOWN]
     columns = [_cells([row[index] for row in shown]) for index in range(len(table.columns))]
     numeric = [any(cell.number for cell in column) for column in columns]
-    return _Section(
-        table.name,
-        table.title,
-        [_Cell(column.label, number) for column, number in zip(table.columns, numeric, strict=True)],
-        [list(row) for row in zip(*columns, strict=True)],
-        len(table.rows),
-        len(table.rows) <= _MOST_OPEN,
-    )
+    return {
+        "name": table.name,
+        "title": table.title,
+        "header": [_Cell(column.label, number) for column, number in zip(table.columns, numeric, strict=True)],
+        "rows": [list(row) for row in zip(*columns, strict=True)],
+        "total": len(table.rows),
+        "open": len(table.rows) <= _MOST_OPEN,
+    }
 
 
 def _cells(cells: Sequence[Cell]) -> list[_Cell]:

@@ -29,7 +29,9 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         _say(console, f"{name}: {value}")
     console.print()
     _print_whole(console, _methods(comparison))
-    _say(console, "Rows by falling gain; ↑ higher is better, ↓ lower; × plain: time ÷ that of the plain forward pass.")
+    _say(
+        console, "Rows by falling gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass."
+    )
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")
@@ -59,7 +61,7 @@ def _methods(comparison: Comparison) -> Table:
     table = _table("method")
     table.columns[0].vertical = "bottom"
     titles = [f"{measure.title.replace('-', '- ')} {measure.arrow}" for measure in shown_measures(comparison)]
-    for title in (*titles, "time (s)", "× plain"):
+    for title in (*titles, "time (s)", "× forward"):
         table.add_column("\n".join(title.split()), justify="right", vertical="bottom")
     for row in method_rows(comparison):
         cells = [Text(cell.text, style="bold" if cell.best else "") for cell in row.cells]
