@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from captum_norm import DecompX
-from captum_norm.attr.decompx import Bias
+from captum_norm.attr.frozen.decompx import Bias
 from captum_norm.demo import CAPTIONS
 from captum_norm.functional import spearman
 from captum_norm.loading import load
-from tests.attr.decompx_by_hand import bert_states, eager
+from tests.attr.frozen.decompx_by_hand import bert_states, eager
 
 
 @torch.no_grad()

@@ -130,7 +130,7 @@ def feed_forward_table(console: Console, lengths: tuple[int, ...]) -> None:
     for shape in SHAPES:
         torch.manual_seed(0)
         model = shape.build().train(False)
-        meter = NormMeter(model, vector_bytes=BUDGET)
+        meter = NormMeter(model, memory_budget=BUDGET)
         for length in lengths:
             ids = torch.randint(3, 1000, (1, length))
             run = partial(meter.measure, ids, scopes=[shape.scope])
@@ -159,7 +159,7 @@ def beside_the_direct_way(console: Console, length: int) -> None:
     eager.set_attn_implementation("eager")
     eager.train(False)
     ids = torch.randint(3, 1000, (1, length))
-    meter = NormMeter(model, vector_bytes=BUDGET)
+    meter = NormMeter(model, memory_budget=BUDGET)
     ours, theirs = (
         partial(meter.measure, ids, scopes=["atb_ff_res_ln"]),
         partial(direct, eager, ids),

@@ -8,6 +8,7 @@ import argparse
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from tests.families import FAMILIES
 from tests.hybrids import HYBRIDS
 
 Record = dict[str, Tensor | str]
+Make = Callable[[nn.Module], Any]
 
-METHODS: dict[str, Callable[[nn.Module], Any]] = {
+METHODS: dict[str, Make] = {
     "norm": NormAttribution,
     "norm attn_res": lambda model: NormAttribution(model, "attn_res"),
     "norm attn_res_ln": lambda model: NormAttribution(model, "attn_res_ln", "mean"),
@@ -91,10 +93,20 @@ def note(record: Record, name: str, work: Callable[[], Any]) -> None:
 def note_all(record: Record, name: str, model: nn.Module, inputs: Any, mask: Any = None) -> None:
     """Add what every method gives for some inputs."""
     for kind, options in MEASURED.items():
-        note(record, f"{name}: {kind}", lambda options=options: NormMeter(model).measure(inputs, mask, **options))
+        note(record, f"{name}: {kind}", partial(NormMeter(model).measure, inputs, mask, **options))
     for kind, make in METHODS.items():
-        note(record, f"{name}: {kind}, maps", lambda make=make: make(model).maps(inputs, mask))
-        note(record, f"{name}: {kind}", lambda make=make: make(model).attribute(inputs, None, mask, position="first"))
+        note(record, f"{name}: {kind}, maps", partial(maps, make, model, inputs, mask))
+        note(record, f"{name}: {kind}", partial(attributions, make, model, inputs, mask, position="first"))
+
+
+def maps(make: Make, model: nn.Module, *inputs: Any) -> Any:
+    """The maps of a method, whose making may be refused, too."""
+    return make(model).maps(*inputs)
+
+
+def attributions(make: Make, model: nn.Module, inputs: Any, mask: Any, **options: Any) -> Any:
+    """The scores of a method, whose making may be refused, too."""
+    return make(model).attribute(inputs, additional_forward_args=mask, **options)
 
 
 def recorded() -> Record:
@@ -102,13 +114,9 @@ def recorded() -> Record:
     record: Record = {}
     for name in FAMILIES:
         note_all(record, name, families.build(name), families.inputs(name))
-        note(
-            record,
-            f"{name}: float64",
-            lambda name=name: NormMeter(families.build(name, 1, torch.float64)).measure(
-                families.inputs(name, 1, dtype=torch.float64), scopes=("attn", "atb")
-            ),
-        )
+        meter = NormMeter(families.build(name, 1, torch.float64))
+        inputs = families.inputs(name, 1, dtype=torch.float64)
+        note(record, f"{name}: float64", partial(meter.measure, inputs, scopes=("attn", "atb")))
     for name in ENCODER_DECODERS:
         note_all(record, name, encoder_decoders.build(name), encoder_decoders.inputs(name))
     for name, make in HYBRIDS.items():
@@ -119,18 +127,26 @@ def recorded() -> Record:
     classifier = classifiers.classifier()
     ids, mask = classifiers.sentences([7, 11, 5])
     note_all(record, "padded", classifier, ids, mask)
-    targeted: dict[str, Callable[[], Any]] = {
-        "decompx": lambda: DecompX(classifier),
-        "decompx, propagated": lambda: DecompX(classifier, propagate=True),
-        "decompx, abssim": lambda: DecompX(classifier, "abssim"),
-        "attention gradient": lambda: AttentionTimesGradient(classifier),
-        "integrated gradients": lambda: TokenAttribution(
-            classifier, IntegratedGradients, tokenizer=classifiers.TOKENIZER
+    targeted: dict[str, Make] = {
+        "decompx": DecompX,
+        "decompx, propagated": lambda model: DecompX(model, propagate=True),
+        "decompx, abssim": lambda model: DecompX(model, "abssim"),
+        "attention gradient": AttentionTimesGradient,
+        "integrated gradients": lambda model: TokenAttribution(
+            model, IntegratedGradients, tokenizer=classifiers.TOKENIZER
         ),
     }
     for name, build in targeted.items():
-        note(record, f"classes: {name}", lambda build=build: build().attribute(ids, 1, mask))
+        note(record, f"classes: {name}", partial(attributions, build, classifier, ids, mask, target=1))
     return record
+
+
+def relative_error(name: str, first: Tensor, second: Tensor) -> float:
+    """The largest deviation, relative to the largest number; of errors, which are relative, as it is."""
+    if not first.numel():
+        return 0.0
+    size = torch.ones(()) if name.endswith("convergence_delta") else first.abs().max().clamp(min=1e-300)
+    return float((first - second).abs().max() / size)
 
 
 def compare(before: Record, after: Record, console: Console) -> bool:
@@ -139,7 +155,7 @@ def compare(before: Record, after: Record, console: Console) -> bool:
     for name in sorted(before.keys() | after.keys()):
         first, second = before.get(name), after.get(name)
         if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == second.shape:
-            error = float((first - second).abs().max() / first.abs().max().clamp(min=1e-300)) if first.numel() else 0.0
+            error = relative_error(name, first, second)
             verdict = "bit-equal" if torch.equal(first, second) else "near" if error <= TOLERANCE else "different"
         else:
             error, verdict = float("nan"), "bit-equal" if isinstance(first, str) and first == second else "different"

@@ -127,7 +127,7 @@ def test_arguments_of_constructors(class_name: str, model: Any) -> None:
     kind = getattr(captum_norm, class_name)
     further = (IntegratedGradients,) if class_name == "TokenAttribution" else ()
     names = ["scope", "aggregation", "bias", "propagate", "baseline", "keep_special", "reduction", "batch_size"]
-    names += ["accumulate", "memory_budget", "chunk_bytes", "vector_bytes", "differentiable"]
+    names += ["accumulate", "memory_budget", "differentiable"]
     taken = set(signature(kind).parameters)
     if class_name == "TokenAttribution":
         class_name = "IntegratedGradients.attribute"  # to which its options go

@@ -12,7 +12,7 @@ from transformers import BertModel
 
 import captum_norm
 from captum_norm import NormAttribution, NormMeter, ValueZeroing, progress
-from captum_norm.attr._feed_forward import FeedForwardReducer
+from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
 from captum_norm.bars import bar, is_asked
 from captum_norm.cli import main
 from captum_norm.methods import METHODS
@@ -21,7 +21,7 @@ from tests.classifiers import classifier
 
 
 def explain(name: str = "bert") -> None:
-    NormAttribution(families.build(name), chunk_bytes=1).maps(families.inputs(name))
+    NormAttribution(families.build(name), memory_budget=1).maps(families.inputs(name))
 
 
 @pytest.fixture(name="finished")
@@ -92,7 +92,7 @@ def test_a_bar_moves_while_the_vectors_of_a_layer_are_formed(
 
     monkeypatch.setattr(tqdm, "update", updating)
     monkeypatch.setattr(FeedForwardReducer, "finish", finishing)
-    meter = NormMeter(families.build("bert"), vector_bytes=1)
+    meter = NormMeter(families.build("bert"), memory_budget=1)
     with progress(delay=0):
         meter.measure({"input_ids": ids, "attention_mask": mask}, scopes=["atb_ff"], layers=layers)
     queries, measured = 3 * 11, 2 if layers is None else 1
@@ -112,7 +112,7 @@ def test_the_vectors_of_one_stack(finished: list[object]) -> None:
 
 def test_a_bar_counts_the_values_that_are_taken_away(finished: list[object]) -> None:
     with progress(delay=0):
-        ValueZeroing(families.build("bert"), chunk_bytes=1).maps(families.inputs("bert"), layers=[1])
+        ValueZeroing(families.build("bert"), memory_budget=1).maps(families.inputs("bert"), layers=[1])
     keys = 3 * 11  # examples, positions
     assert (keys, keys) in finished[1:]
 
@@ -144,7 +144,7 @@ def test_the_command_line_asks_for_it(tmp_path: Path, monkeypatch: pytest.Monkey
         asked.append(is_asked())
         return bar(*arguments)
 
-    monkeypatch.setattr("captum_norm.attr.measure.bar", noting)
+    monkeypatch.setattr("captum_norm.forward.session.bar", noting)
     assert main(["explain", "a dog runs", "--model", str(folder)]) == 0
     assert asked == [True]
 

@@ -16,6 +16,7 @@ from captum_norm import (
     NormMeter,
     UnsupportedModelError,
 )
+from captum_norm.forward.recording import WORKING_COPIES
 from tests import encoder_decoders, oracle
 from tests.encoder_decoders import ENCODER_DECODERS
 
@@ -135,8 +136,8 @@ def test_chunks_and_choices_of_layers_and_stacks_change_nothing(name: str) -> No
     dtype, tolerance = (torch.float32, 1e-5) if narrow else (torch.float64, 1e-11)
     model, inputs = encoder_decoders.build(name, dtype=dtype), encoder_decoders.inputs(name, dtype=dtype)
     whole = NormMeter(model).measure(inputs, scopes=["attn"])
-    for chunk_bytes in (1, 4 * 4 * 9 * 4):
-        chunked = NormMeter(model, chunk_bytes=chunk_bytes).measure(inputs, scopes=["attn"])
+    for memory_budget in (1, 4 * 4 * 9 * 4 * WORKING_COPIES):
+        chunked = NormMeter(model, memory_budget=memory_budget).measure(inputs, scopes=["attn"])
         for stack, results in chunked.items():
             torch.testing.assert_close(
                 results.norms["attn"], whole[stack].norms["attn"], rtol=tolerance, atol=tolerance / 100

@@ -143,7 +143,7 @@ def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
     batch, mask, examples = batch_of(name, side)
     maps = method.maps({"input_ids": batch, "attention_mask": mask})
     # Some rows of padding come alone.
-    rows = AttentionBlockAttribution(model, scope, chunk_bytes=1).maps(batch, mask)
+    rows = AttentionBlockAttribution(model, scope, memory_budget=1).maps(batch, mask)
     torch.testing.assert_close(rows.self_attention, maps.self_attention, rtol=1e-4, atol=1e-6)
     scores = method.attribute(batch, additional_forward_args=mask)
     for row, example in enumerate(examples):
@@ -164,9 +164,8 @@ def test_pieces_and_choices_of_scopes_change_nothing(name: str) -> None:
     model, inputs = families.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
     scopes = SCOPES[EVERY[name].style]
     (whole,) = NormMeter(model).measure(inputs, scopes=["attn", *scopes], weights=True).values()
-    for vector_bytes, chunk_bytes in ((1, 10**9), (100_000, 3000), (10**9, 1)):
-        meter = NormMeter(model, vector_bytes=vector_bytes, chunk_bytes=chunk_bytes)
-        (pieces,) = meter.measure(inputs, scopes=scopes).values()
+    for budget in (1, 3000, 100_000):
+        (pieces,) = NormMeter(model, memory_budget=budget).measure(inputs, scopes=scopes).values()
         for scope in scopes:
             torch.testing.assert_close(pieces.norms[scope], whole.norms[scope], rtol=1e-11, atol=1e-13)
     for scope in scopes:

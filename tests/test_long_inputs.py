@@ -11,8 +11,9 @@ import transformers as hf
 from benchmarks.norms import peak_bytes
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter
 from captum_norm.cli import main
+from captum_norm.forward.recording import CHUNK_ROWS, WORKING_COPIES, _Recorder, rows_at_once
 from captum_norm.memory import MemoryBudget
-from captum_norm.recording import CHUNK_ROWS, WORKING_COPIES, Part, _PartSizes, _Recorder
+from captum_norm.models.attention import Part
 from tests import families, tiny
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
@@ -83,16 +84,15 @@ def test_a_budget_of_any_size_gives_the_same(name: str) -> None:
 
 
 def test_how_many_rows_are_treated_together() -> None:
-    def rows(weights: int, budget: int, chunk_bytes: int | None = None) -> int:
-        return _PartSizes(MemoryBudget(budget), chunk_bytes).rows(torch.empty(0), weights)
+    def rows(weights: int, budget: int) -> int:
+        return rows_at_once(torch.empty(0), weights, MemoryBudget(budget))
 
     plenty = 2**40
     assert rows(512, plenty) == 2**20 // 512  # 4 MiB
     assert rows(2**18, plenty) == CHUNK_ROWS
     assert rows(2**18, 7 * 2**20 * WORKING_COPIES) == 7
     assert rows(2**18, 1) == 1
-    assert rows(512, plenty, chunk_bytes=4 * 512 * 3) == 3
-    assert rows(512, 4 * 512 * 2 * WORKING_COPIES, chunk_bytes=4 * 512 * 3) == 2
+    assert rows(512, 4 * 512 * 2 * WORKING_COPIES) == 2
 
 
 @pytest.mark.parametrize("kind", [NormAttribution, AttentionWeights, AttentionBlockAttribution])
@@ -106,7 +106,7 @@ def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.Monkey
             yield part
 
     original = _Recorder._parts
-    monkeypatch.setattr("captum_norm.recording._Recorder._parts", noting)
+    monkeypatch.setattr("captum_norm.forward.recording._Recorder._parts", noting)
     kind(model, memory_budget=4 * 40 * 4 * WORKING_COPIES * 5).maps(inputs)
     assert {part.rows.stop - part.rows.start for part in seen if part.rows.stop > 16} == {5}
 

@@ -21,6 +21,7 @@ from captum_norm import (
     UnsupportedScopeError,
     ValueZeroing,
 )
+from captum_norm.forward.recording import WORKING_COPIES
 from captum_norm.models import Scope
 from tests import families, oracle
 from tests.families import FAMILIES
@@ -268,8 +269,8 @@ def test_chunks_of_queries_change_nothing(name: str, method: str) -> None:
     # Value zeroing runs the layer's own code on more or fewer copies; some of it computes in single precision.
     again = method == "value zeroing" and FAMILIES[name].single
     rtol, atol = (1e-6, 1e-8) if again else (1e-11, 1e-13)
-    for chunk_bytes in (1, 3 * 4 * 11 * 5 * 4):
-        chunked = METHODS[method](model, chunk_bytes=chunk_bytes).maps(inputs).self_attention
+    for memory_budget in (1, 3 * 4 * 11 * 5 * 4 * WORKING_COPIES):
+        chunked = METHODS[method](model, memory_budget=memory_budget).maps(inputs).self_attention
         torch.testing.assert_close(chunked, whole, rtol=rtol, atol=atol)
 
 

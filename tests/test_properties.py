@@ -21,7 +21,7 @@ from torch import Tensor
 
 import captum_norm
 from captum_norm import TOLERANCE, AttributionMaps, CaptumNormError, Difference
-from captum_norm.attr._base import AttentionMapAttribution
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.comparison import RandomScores
 from captum_norm.methods import METHODS
 from tests.classifiers import randomized, state

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.measure import MeterOptions, NormMeter
+from captum_norm.attr.meter import MeterOptions, NormMeter
 from captum_norm.functional import spearman
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import Scope

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from captum_norm.analysis.statistics import Array
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.forward.recording import BlockTensors, record
 from captum_norm.functional import apply_linear
+from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
+from captum_norm.models.hooks import hooked
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.parameters import Projection, read_projection
-from captum_norm.models.resolver import resolve
+from captum_norm.models.projections import Projection, read_projection
+from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place
-from captum_norm.models.tracing import hooked
-from captum_norm.recording import BlockTensors, Part, record
 
 # So many tokens tell the columns of a module's output apart.
 _ROWS = 32
@@ -86,9 +87,9 @@ class _Values:
         self.flat: Tensor
         self.own_heads = self.heads = 0
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:  # noqa: ARG002
-        self.flat = values.transpose(1, 2).flatten(0, 1).flatten(1)
-        self.own_heads, self.heads = values.shape[1], heads
+    def begin(self, call: AttentionCall) -> None:
+        self.flat = call.value.transpose(1, 2).flatten(0, 1).flatten(1)
+        self.own_heads, self.heads = call.value.shape[1], call.query.shape[1]
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Only values are of interest."""
@@ -117,7 +118,7 @@ def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[ValueMap]
     """
     call = bind_inputs(model, dict(inputs), None)
     with torch.no_grad():
-        blocks = resolve(call)
+        blocks = find_blocks(call)
         calls: _Calls = {}
         values: list[tuple[Block, _Values]] = []
 

@@ -1,18 +1,18 @@
 """The attribution methods, one a file."""
 
-from captum_norm.attr._assembly import Measurements
-from captum_norm.attr._tolerance import TOLERANCE
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
-from captum_norm.attr.decompx import Decomposition, DecompX, TokenVectors
+from captum_norm.attr.frozen.decompx import Decomposition, DecompX, TokenVectors
 from captum_norm.attr.globenc import GlobEnc
-from captum_norm.attr.measure import MeterOptions, NormMeter
+from captum_norm.attr.measurements import Measurements
+from captum_norm.attr.meter import MeterOptions, NormMeter
 from captum_norm.attr.norms import NormAttribution
 from captum_norm.attr.rollout import AttentionRollout
 from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.attr.value_zeroing import ValueZeroing
 from captum_norm.attr.weights import AttentionWeights
+from captum_norm.forward.checks import TOLERANCE
 
 __all__ = [
     "ALTI",

@@ -1,24 +1,20 @@
 """ALTI and ALTI+: how near each token's vector is to the attention block's output, rolled out."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
-from captum_norm.attr._base import Position, only_layer, position_rows
-from captum_norm.attr._layerwise import LayerwiseAttribution
-from captum_norm.attr._reducers import piece_elements
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.base import AttentionMapAttribution, Position, only_layer, position_rows
 from captum_norm.errors import InvalidInputError
-from captum_norm.functional import Scales, l1_distances, length, nearness, relative_error
+from captum_norm.forward.layer import Layer
+from captum_norm.forward.room import piece_elements
+from captum_norm.functional import l1_distances, nearness
 from captum_norm.maps import AttributionMaps
-from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.verification import refuse_mixing
-from captum_norm.recording import BlockTensors, Part
 
 
 class SourceAndPrefix(NamedTuple):
@@ -33,7 +29,7 @@ class SourceAndPrefix(NamedTuple):
     prefix: Tensor
 
 
-class ALTI(LayerwiseAttribution):
+class ALTI(AttentionMapAttribution):
     """Aggregation of layer-wise token-to-token interactions: ALTI, and ALTI+ [Ferrando et al. 2022a, 2022b].
 
     A layer's map is c_ij ∝ max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁), with y_i the output of the attention block (behind its
@@ -59,9 +55,6 @@ class ALTI(LayerwiseAttribution):
         (torch.Size([1, 2, 4, 4]), True)
     """
 
-    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
-        super().__init__(model, aggregation, **options)
-
     def source_and_prefix(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
     ) -> SourceAndPrefix:
@@ -85,15 +78,31 @@ class ALTI(LayerwiseAttribution):
                 f"got {type(self.model).__name__}, which is no encoder–decoder model; use attribute or maps"
             )
         refuse_mixing(self.model)
-        with torch.set_grad_enabled(self._meter.differentiable):
+        with torch.set_grad_enabled(self.session.differentiable):
             return SourceAndPrefix(*encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross))
 
-    def _reducer(self, block: Block, dtype: torch.dtype, budget: MemoryBudget, real: Tensor | None) -> "_Reducer":
-        return _Reducer(block, dtype, budget, real)
+    def layer_map(self, layer: Layer) -> Tensor:
+        """c_ij of one layer, (B, Q, K)."""
+        whole, weights = layer.output, layer.scaled_weights
+        size, most = whole.abs().sum(-1), piece_elements(layer.budget, whole)
+        distances = torch.stack(
+            [
+                l1_distances(y, alphas, values, layer.projection, most)
+                for y, alphas, values in zip(whole, weights, layer.values, strict=True)
+            ]
+        )
+        # Nothing is given without weight, which rounding would blur.
+        distances = distances.where((layer.weights != 0).any(1), size.unsqueeze(-1))
+        if layer.cross:
+            beside = (whole - layer.stream).abs().sum(-1, keepdim=True)
+            return normalize_rows(nearness(torch.cat([distances, beside], -1), size))[..., :-1]
+        distances.diagonal(dim1=1, dim2=2).copy_((whole - layer.own_vectors()).abs().sum(-1))
+        return normalize_rows(nearness(distances, size))
 
-    def _scores(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
+    def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
+        """The share of each source position in an encoder–decoder model; as ever in others."""
         if maps.encoder is None or maps.decoder is None or maps.cross is None or maps.decoder_real is None:
-            return super()._scores(maps, position, aggregate=aggregate)
+            return super().scores_of(maps, position, aggregate=aggregate)
         if not aggregate:
             source = only_layer(maps.cross)
         elif self.aggregation == "mean":
@@ -102,70 +111,3 @@ class ALTI(LayerwiseAttribution):
             source, _ = encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross)
         rows = position_rows(position, "last", maps.decoder_real, source, self.model).unsqueeze(1)
         return (rows @ source).squeeze(1)
-
-
-class _Reducer:
-    """One layer."""
-
-    def __init__(self, block: Block, dtype: torch.dtype, budget: MemoryBudget, real: Tensor | None) -> None:
-        self._block, self._dtype, self._budget, self._real = block, dtype, budget, real
-        self._carry = block.carry("atb", dtype)
-        self._cross = False
-        self._values: Tensor
-        self._weights: Tensor
-        self.precision = block.precision
-        self.map: Tensor
-        self.delta: Tensor
-
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:
-        values = values.to(self._dtype)
-        batch, own_heads, keys, _ = values.shape
-        self._values = values if own_heads == heads else values.repeat_interleave(heads // own_heads, dim=1)
-        self._weights = values.new_empty(batch, heads, queries, keys)
-        self._cross = cross
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        self._weights[part.examples, :, part.rows] = weights.to(self._dtype)
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        if tensors is None:
-            raise ValueError("vectors need the tensors of the block")
-        tensors, carry = tensors.rows(slice(None), self._dtype), self._carry
-        weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
-        scales = carry.scales(tensors.projected, tensors.total)
-        scale = scales.divide(torch.ones_like(tensors.total[..., :1]))
-        whole = tensors.total if tensors.normed is None else tensors.normed
-        stream = carry.linear_final(tensors.residual)
-        stream = stream if scales.final is None else stream * scales.final
-        projection = carry.linear(weight.unflatten(0, (self._weights.shape[1], -1)))
-
-        context = (self._weights @ self._values).transpose(1, 2).flatten(2)
-        self.delta = self._error(context @ weight if bias is None else context @ weight + bias, tensors, scales)
-        scaled = self._weights * scale.squeeze(-1)[:, None, :, None]
-        length, most = whole.abs().sum(-1), piece_elements(self._budget, whole)
-        distances = torch.stack(
-            [
-                l1_distances(y, weights, values, projection, most)
-                for y, weights, values in zip(whole, scaled, self._values, strict=True)
-            ]
-        )
-        # Nothing is given without weight, which rounding would blur.
-        distances = distances.where((self._weights != 0).any(1), length.unsqueeze(-1))
-        if self._cross:
-            beside = (whole - stream).abs().sum(-1, keepdim=True)
-            self.map = normalize_rows(nearness(torch.cat([distances, beside], -1), length))[..., :-1]
-        else:
-            own_weights = scaled.diagonal(dim1=2, dim2=3).unsqueeze(-1)
-            own = carry.linear((self._values * own_weights).transpose(1, 2).flatten(2) @ weight) + stream
-            distances.diagonal(dim1=1, dim2=2).copy_((whole - own).abs().sum(-1))
-            self.map = normalize_rows(nearness(distances, length))
-        # Only the results outlive the layer.
-        del self._values, self._weights
-
-    def _error(self, projected: Tensor, tensors: BlockTensors, scales: Scales) -> Tensor:
-        """Relative completeness error of the vectors, (B,)."""
-        whole = tensors.total if tensors.normed is None else tensors.normed
-        carried = self._carry.constant(tensors.projected, tensors.residual, scales)
-        pairs = [(projected, tensors.projected), (carried, whole)]
-        errors = [relative_error(length(computed - actual), length(actual), self._real) for computed, actual in pairs]
-        return torch.stack(errors).amax(0)

@@ -4,8 +4,8 @@ from typing import Literal, Unpack
 
 from torch import nn
 
-from captum_norm.attr._scoped import ScopedNorms
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.meter import MeterOptions
+from captum_norm.attr.norms import ScopedNorms
 
 
 class AttentionBlockAttribution(ScopedNorms):

@@ -1,27 +1,28 @@
 """Attention weights times their gradients, rolled out."""
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._base import MapOptions, stacked_maps
-from captum_norm.attr._gradients import gradients_on
-from captum_norm.attr._layerwise import refuse_encoder_decoder
-from captum_norm.attr._target import TargetedAttribution, refuse_non_finite
-from captum_norm.attr._wanted import Wanted, layer_indices
+from captum_norm.attr.base import AttentionMapAttribution, Position
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.forward.checks import expect_number, finite_results
+from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.library import EagerAttention
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.libraries.registry import attention_through, no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
-from captum_norm.models.parameters import accumulation_dtype
-from captum_norm.models.seams import library_of, no_attention
-from captum_norm.models.stacks import Stacks
-from captum_norm.models.tracing import evaluating
+from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.stacks import StackName, Stacks
 
 
-class AttentionTimesGradient(TargetedAttribution):
+class AttentionTimesGradient(AttentionMapAttribution):
     """Rollout of gradient-weighted attention [Chefer et al. 2021].
 
     A layer's map is Ā = mean over heads of max(0, α ⊙ ∂t/∂α), t the number explained; ``attribute`` returns a row of
@@ -45,6 +46,10 @@ class AttentionTimesGradient(TargetedAttribution):
         torch.Size([1, 4])
     """
 
+    decomposes = False
+    one_stack = True
+    single_heads = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -56,26 +61,57 @@ class AttentionTimesGradient(TargetedAttribution):
         super().__init__(model, aggregation, differentiable=differentiable)
         self._readout = readout
 
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        refuse_encoder_decoder(self)
-        layers, differentiable = options.layers, self._meter.differentiable
+    def maps(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+        stacks: Collection[StackName] | None = None,
+        target: Any = None,
+        position: Position = None,
+    ) -> AttributionMaps:
+        """The map of every layer.
+
+        Args:
+            inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
+            per_head: one map a head instead of one a layer.
+            stacks: None; there is one stack.
+            target: which output to explain: see :meth:`attribute`.
+            position: at which position, where the model has outputs at each.
+
+        Returns:
+            the maps.
+
+        Raises:
+            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+        """
+        asked = Request(layers, stacks, per_head, target, position)
+        call, request = self.call_of(inputs, additional_forward_args, asked)
+        return finite_results(self.model, self._maps_and_head(call, request))
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """Weights times gradients of the layers requested, from one forward and one backward pass."""
+        differentiable = self.session.differentiable
+        self.session.expect_room(call, Request(weights=True, per_head=True))
         with gradients_on():
-            call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
-            self._meter._verify(call)
-            self._meter._expect_room(call, Wanted(weights=True, per_head=True))
+            call = call.outside_inference()
             attention = _KeptAttention(Stacks(self.model, several=call.positions.several))
-            with library_of(self.model).attention_through(self.model, attention), evaluating(self.model):
+            with attention_through(self.model, attention):
                 output = call.run()
             if not attention.weights:
                 raise UnsupportedModelError(no_attention(self.model))
-            causal = attention.stacks.causal
-            scores = output_scores(call, output, options.position, self._readout)
-            number = explained_number(scores, chosen_target(options.target, scores))
-            refuse_non_finite(self.model, number)
-            weights = [attention.weights[index] for index in layer_indices(layers, len(attention.weights))]
+            scores = output_scores(call, output, request.position, self._readout)
+            number = explained_number(scores, chosen_target(request.target, scores))
+            expect_number(self.model, number)
+            weights = [attention.weights[index] for index in layer_indices(request.layers, len(attention.weights))]
             gradients = torch.autograd.grad(number.sum(), weights, allow_unused=True, create_graph=differentiable)
-            maps = [self._map(*pair, per_head=options.per_head) for pair in zip(weights, gradients, strict=True)]
-        return stacked_maps(call, {"self": maps if differentiable else [m.detach() for m in maps]}, {}, causal=causal)
+            maps = [self._map(*pair, per_head=request.per_head) for pair in zip(weights, gradients, strict=True)]
+        maps = maps if differentiable else [layer.detach() for layer in maps]
+        return stacked_maps(call, {"self": maps}, {}, causal=attention.stacks.causal)
 
     def _map(self, weights: Tensor, gradient: Tensor | None, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
@@ -88,9 +124,10 @@ class AttentionTimesGradient(TargetedAttribution):
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)
         return positive if per_head else positive.mean(1)
 
-    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of (I + Ā_L) ··· (I + Ā_1)."""
         if self.aggregation != "rollout":
-            return super()._aggregate(stack, rows)
+            return super().aggregate(stack, rows)
         for layer in reversed(stack.unbind(1)):
             rows = rows + rows @ layer
         return rows
@@ -103,24 +140,10 @@ class _KeptAttention:
         self.stacks = stacks
         self.weights: list[Tensor] = []
 
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
-        self.stacks.begin(module, query, key, cross=cross)
-        if not query.requires_grad:
+    def __call__(self, call: AttentionCall) -> Tensor:
+        if not call.query.requires_grad:
             # In a model whose parameters are frozen the graph begins here.
-            query = query.detach().requires_grad_()
-        output, weights = eager(module, query, key, value, mask, **options)
-        self.stacks.look(weights)
-        self.stacks.end(module)
+            call = replace(call, query=call.query.detach().requires_grad_())
+        output, weights = self.stacks.attend(call)
         self.weights.append(weights)
         return output

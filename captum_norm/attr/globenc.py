@@ -1,43 +1,28 @@
 """The whole encoder layer by norms: both normalisations, both residual connections."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._base import MapOptions
-from captum_norm.attr._layerwise import LayerwiseAttribution, refuse_encoder_decoder
-from captum_norm.attr._products import ProductCache, carried_projection
-from captum_norm.attr._reducers import piece_elements
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.meter import MeterOptions
+from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.functional import (
-    Carry,
-    Normalization,
-    apply_linear,
-    estimated_length,
-    inverse_scale,
-    key_gram,
-    length,
-    normalize,
-    random_directions,
-    refined_summed_norms,
-    relative_error,
-    squared_difference,
-    summed_norms,
-    transformed_norms,
-)
+from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
+from captum_norm.forward.request import Request
+from captum_norm.functional import Carry, Normalization, Scales, apply_linear, inverse_scale
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall
-from captum_norm.models.parameters import NormReader
-from captum_norm.recording import BlockTensors, Part
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.layouts import Scope
+
+END: Scope = "atb_ff_res_ln"
 
 
-class GlobEnc(LayerwiseAttribution):
+class GlobEnc(AttentionMapAttribution):
     """N-Enc: norms at the end of a post-norm layer, multiplied layer by layer [Modarressi et al. 2022].
 
     The vectors of :class:`NormAttribution` at ``attn_res_ln`` go on through the residual connection around the
@@ -60,42 +45,25 @@ class GlobEnc(LayerwiseAttribution):
         (torch.Size([1, 4]), 1.0)
     """
 
-    feed_forward = True
+    one_stack = True
 
     def __init__(self, model: nn.Module, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
-        self._cache = ProductCache()
-        self._cached: Mapping[nn.Module, Block] = {}
 
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        refuse_encoder_decoder(self)
-        return super()._maps(inputs, additional_forward_args, options)
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The norms at the ends of the layers."""
+        return self.reduced_maps(call, request, _EndReducer, feed_forward=True)
 
-    def _reduced(self, call: ModelCall, blocks: Mapping[nn.Module, Block], options: MapOptions) -> AttributionMaps:
-        if blocks is not self._cached:
-            self._cache.clear()
-            self._cached = blocks
-        return super()._reduced(call, blocks, options)
 
-    def _reducer(self, block: Block, dtype: torch.dtype, budget: MemoryBudget, real: Tensor | None) -> "_Reducer":
-        behind = block.feed_forward
-        second = None if behind is None else behind.final_norm
-        if behind is not None and (behind.parallel or behind.residual_factor is not None):
-            raise UnsupportedModelError(
-                f'the feed-forward network behind "{block.name}" reads the stream before attention, or a factor '
-                "multiplies the stream around it; expected post-norm layers without one"
-            )
-        if second is None:
-            reason = block.without_feed_forward or f"its layout is {block.layout.style}"
-            raise UnsupportedModelError(
-                f'no normalisation of the feed-forward residual sum was found behind "{block.name}": {reason}; '
-                "expected post-norm layers"
-            )
-        return _Reducer(block, second, self._cache, dtype, budget, real)
+@dataclass(frozen=True)
+class _EndScales(Scales):
+    """1/σ of the block's norms, of which ``final`` has that of the second norm in it, and of this one alone."""
+
+    second: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EncoderCarry(Carry):
+class _EndCarry(Carry):
     """Through the attention block and the second norm."""
 
     second: Normalization
@@ -103,78 +71,49 @@ class _EncoderCarry(Carry):
     def linear_final(self, part: Tensor) -> Tensor:
         return apply_linear(self.second, super().linear_final(part))
 
+    def final_bias(self, scales: Scales) -> Tensor | None:
+        first = super().final_bias(scales)
+        if first is None or not isinstance(scales, _EndScales):
+            return self.second.bias
+        carried = apply_linear(self.second, first) * scales.second
+        return carried if self.second.bias is None else carried + self.second.bias
 
-class _Reducer:
-    """One layer."""
 
-    def __init__(
-        self,
-        block: Block,
-        second: NormReader,
-        cache: ProductCache,
-        dtype: torch.dtype,
-        budget: MemoryBudget,
-        real: Tensor | None,
-    ) -> None:
-        first = block.carry("atb", dtype)
-        self._block, self._cache, self._dtype, self._budget, self._real = block, cache, dtype, budget, real
-        self._carry = _EncoderCarry(first.branch, residual=True, final=first.final, second=second.read(dtype))
-        self._values: Tensor
-        self._form: Tensor
-        self._projected_keys: Tensor
-        self._sketch: Tensor
-        self._own_weights: Tensor
-        self.precision = max(block.precision, second.precision, key=lambda dtype: torch.finfo(dtype).eps)
-        self.map: Tensor
-        self.delta: Tensor
+class _EndReducer(NormReducer):
+    """The norms at the end of a post-norm layer, of vectors that go around its feed-forward network."""
 
-    def begin(self, values: Tensor, heads: int, queries: int, *, cross: bool) -> None:  # noqa: ARG002
-        values = values.transpose(1, 2).to(self._dtype)
-        batch, keys, own_heads, _ = values.shape
-        if own_heads < heads:
-            values = values.repeat_interleave(heads // own_heads, dim=2)
-        products = self._cache.get(self._block, self._carry, heads, self._dtype)
-        self._projection = lambda: carried_projection(self._block, self._carry, heads, torch.float64)
-        self._values = values
-        self._form = key_gram(values, products.gram, piece_elements(self._budget, values))
-        self._projected_keys = values.transpose(1, 2) @ products.sketch
-        self._sketch = values.new_empty(batch, queries, products.sketch.shape[-1])
-        self._own_weights = values.new_empty(batch, heads, queries)
-        self.map = values.new_empty(batch, queries, keys)
+    def __init__(self, block: Block, dtype: torch.dtype, budget: MemoryBudget, real: Tensor | None) -> None:
+        behind = block.feed_forward
+        if behind is not None and (behind.parallel or behind.residual_factor is not None):
+            raise UnsupportedModelError(
+                f'the feed-forward network behind "{block.name}" reads the stream before attention, or a factor '
+                "multiplies the stream around it; expected post-norm layers without one"
+            )
+        if behind is None or behind.final_norm is None:
+            reason = block.without_feed_forward or f"its layout is {block.layout.style}"
+            raise UnsupportedModelError(
+                f'no normalisation of the feed-forward residual sum was found behind "{block.name}": {reason}; '
+                "expected post-norm layers"
+            )
+        self._second = behind.final_norm.read(dtype)
+        super().__init__(block, [END], dtype, budget, "zero", per_head=False, with_maps=True, real=real)
 
-    def consume(self, weights: Tensor, part: Part) -> None:
-        weights = weights.to(self._dtype)
-        norms = summed_norms(weights, self._form[part.examples])
-        self.map[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._projection)
-        self._sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
-        own = weights.diagonal(part.rows.start, dim1=2, dim2=3)
-        self._own_weights[part.examples, :, part.rows] = own
+    @property
+    def map(self) -> Tensor:
+        return self.maps[END]
 
-    def finish(self, tensors: BlockTensors | None) -> None:
-        if tensors is None or tensors.behind is None or tensors.behind.normed is None:
-            raise ValueError("norms need the tensors of the attention block and of the feed-forward block behind it")
-        received, returned = (tensor.to(self._dtype) for tensor in (tensors.behind.total, tensors.behind.normed))
-        carry, tensors = self._carry, tensors.rows(slice(None), self._dtype)
-        weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
-        directions = random_directions(received.shape[-1], received)
-        own = (self._values * self._own_weights.transpose(1, 2).unsqueeze(-1)).flatten(2) @ weight
-        attention = tensors.projected if bias is None else tensors.projected - bias
-        own, attention = carry.linear(own), carry.linear(attention)
-        fast = self.map.diagonal(dim1=1, dim2=2)
-        scales, second = carry.scales(tensors.projected, tensors.total), inverse_scale(carry.second, received)
-        stream = carry.linear_final(tensors.residual)
-        joined = own + stream if scales.branch is None else own * scales.branch + stream
-        scale = second if scales.final is None else second * scales.final
+    def carry(self, scope: Scope) -> Carry:  # noqa: ARG002 - there is one
+        block = self.block.carry("atb", self.dtype)
+        return _EndCarry(block.branch, residual=True, final=block.final, second=self._second)
 
-        size = length(own) + length(attention - own) + (0 if bias is None else length(carry.linear(bias)))
-        heads = (self._own_weights * transformed_norms(self._form)).sum(1)
-        errors = [
-            (estimated_length(self._sketch - attention @ directions), size),
-            (squared_difference(fast, length(own), heads), torch.ones_like(heads)),
-            (length(normalize(carry.second, received) - returned), length(returned)),
-        ]
-        self.delta = torch.stack([relative_error(*error, self._real) for error in errors]).amax(0)
-        self.map = self.map * scales.divide(second)
-        self.map.diagonal(dim1=1, dim2=2).copy_(length(joined * scale))
-        # Only the results outlive the layer.
-        del self._values, self._form, self._projected_keys, self._sketch, self._own_weights
+    def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
+        first, end = super().scales(carry, tensors), cast(FeedForwardTensors, tensors.behind)
+        second = inverse_scale(self._second, end.total)
+        return _EndScales(first.branch, second if first.final is None else first.final * second, second)
+
+    def ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there is one
+        """The residual stream, and what the model computed at the end but for what the network gave."""
+        end = cast(FeedForwardTensors, tensors.behind)
+        written = end.total - (tensors.total if tensors.normed is None else tensors.normed)
+        around = apply_linear(self._second, written) * inverse_scale(self._second, end.total)
+        return tensors.residual, cast(Tensor, end.normed) - around

@@ -1,11 +1,57 @@
 """Attention explained by the norms of the vectors it adds up, not by its weights alone."""
 
-from typing import Literal, Unpack
+from dataclasses import replace
+from typing import ClassVar, Literal, Unpack
 
-from torch import nn
+from torch import Tensor, nn
 
-from captum_norm.attr._scoped import ScopedNorms
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.aggregation import add_half_identity, normalize_rows
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.measurements import Measurements, maps_of_stacks
+from captum_norm.attr.meter import MeterOptions, measure
+from captum_norm.errors import InvalidInputError, UnsupportedScopeError
+from captum_norm.forward.request import Request
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.layouts import Scope
+from captum_norm.models.stacks import StackName
+
+
+class ScopedNorms(AttentionMapAttribution):
+    """A method whose maps are the norms at one scope."""
+
+    scopes: ClassVar[tuple[Scope, ...]]
+    single_heads = True
+
+    def __init__(self, model: nn.Module, scope: Scope, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+        if str(scope) not in self.scopes:
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
+            )
+        super().__init__(model, aggregation, **options)
+        self.scope = scope
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The norms at the scope."""
+        if request.per_head and self.scope != "attn":
+            raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
+        request = replace(request, scopes=[self.scope], per_head=False, head_norms=request.per_head)
+
+        def choose(_: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
+            maps = stack.norms[self.scope] if stack.head_norms is None else stack.head_norms
+            return maps, stack.mixing_ratio[self.scope]
+
+        return maps_of_stacks(measure(self.session, call, request), choose)
+
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of one map made of all layers."""
+        # A rollout multiplies the ways through the layers; without the residual connection half of them are missing.
+        if self.scope == "attn" and self.aggregation == "rollout":
+            # A product goes layer by layer, without a second copy of all maps.
+            for layer in reversed(stack.split(1, dim=1)):
+                rows = super().aggregate(add_half_identity(normalize_rows(layer)), rows)
+            return rows
+        return super().aggregate(stack, rows)
 
 
 class NormAttribution(ScopedNorms):

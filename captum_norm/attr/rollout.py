@@ -1,19 +1,18 @@
 """Attention rollout."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
-from captum_norm.attr._assembly import Measurements
-from captum_norm.attr._base import MapOptions, attribution_maps, refuse_unknown
-from captum_norm.attr._wanted import Wanted, layer_indices
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.measurements import Measurements, maps_of_stacks
+from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
 from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
+from captum_norm.forward.request import Request, layer_indices
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.inputs import Inputs
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import StackName
 from captum_norm.models.verification import refuse_mixing
 
@@ -45,14 +44,14 @@ class AttentionRollout(AttentionWeights):
         refuse_unknown(type(self), options)
         super().__init__(model, "attn_res", "rollout", **options)
 
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        if options.per_head:
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The rollouts up to the layers requested."""
+        if request.per_head:
             raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
-        layers = options.layers
+        layers, asked = request.layers, request.stacks
         # What a decoder's layer takes from either sequence goes through all three stacks.
-        stacks = options.stacks if options.stacks is not None and set(options.stacks) == {"encoder"} else None
-        wanted = Wanted(weights=True, stacks=stacks, copied=len(layers or ()))
-        measured = self._meter._measured(inputs, additional_forward_args, wanted)
+        stacks = asked if asked is not None and set(asked) == {"encoder"} else None
+        measured = measure(self.session, call, Request(stacks=stacks, weights=True, copied=len(layers or ())))
         refuse_mixing(self.model)
         rolled = _rolled({name: with_residual(name, stack) for name, stack in measured.items()})
 
@@ -60,10 +59,11 @@ class AttentionRollout(AttentionWeights):
             maps = rolled[name]
             return maps if layers is None else maps[:, layer_indices(layers, maps.shape[1])], None
 
-        asked = measured.keys() if options.stacks is None else options.stacks
-        return attribution_maps({name: stack for name, stack in measured.items() if name in asked}, choose)
+        chosen = {name: stack for name, stack in measured.items() if asked is None or name in asked}
+        return maps_of_stacks(chosen, choose)
 
-    def _aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of the last layer's map."""
         # The last map is the product of all layers already.
         return rows @ stack[:, -1]
 

@@ -11,9 +11,9 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.arguments import as_count, as_truth, one_of
-from captum_norm.attr._base import delta_for
-from captum_norm.attr._tolerance import finite_results
+from captum_norm.attr.base import delta_for
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
+from captum_norm.forward.checks import finite_results
 from captum_norm.functional import length
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
@@ -25,6 +25,7 @@ from captum_norm.models.embeddings import (
     run_embedded,
     run_with_embeddings,
 )
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import (
     Place,
@@ -36,7 +37,6 @@ from captum_norm.models.outputs import (
     read_output,
     real_positions,
 )
-from captum_norm.models.tracing import evaluating
 
 Reduction = Literal["l2", "sum"]
 """What is made of a token's D numbers: their Euclidean norm, or their sum."""

@@ -1,36 +1,34 @@
 """Value zeroing: how much a layer's output turns when one token's value vector is taken away."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Unpack
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr._base import AttentionMapAttribution, MapOptions, stacked_maps
-from captum_norm.attr._layerwise import refuse_encoder_decoder, refuse_heads, refuse_other_libraries
-from captum_norm.attr._tolerance import TOLERANCE
-from captum_norm.attr._wanted import Wanted, layer_indices
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
+from captum_norm.forward.checks import TOLERANCE
+from captum_norm.forward.recording import CHUNK_BYTES, record
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import cosine_distance, length
 from captum_norm.maps import AttributionMaps
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import first_argument, first_tensor
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.library import EagerAttention
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import attention_through
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import evaluating, first_argument, first_tensor
-from captum_norm.recording import CHUNK_BYTES, record
 
 # How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.
 LAYER_COPIES = 16
 
-_Place = tuple[int | str, ...]
+_Path = tuple[int | str, ...]
 """Where a tensor is among nested arguments."""
 
 
@@ -44,8 +42,7 @@ class ValueZeroing(AttentionMapAttribution):
     Args:
         model: a model of Hugging Face; left exactly as it is.
         aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`; ``chunk_bytes`` is how much memory the changed outputs should
-            take at a time, within the budget.
+        options: see :class:`captum_norm.MeterOptions`.
 
     Example:
         >>> import torch
@@ -56,39 +53,34 @@ class ValueZeroing(AttentionMapAttribution):
         (torch.Size([1, 2, 3, 3]), True)
     """
 
-    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
-        super().__init__(model, aggregation, **options)
-        self._chunk_bytes = options.get("chunk_bytes")
+    decomposes = False
+    one_stack = True
+    batch_first = True
 
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        refuse_heads(self, options)
-        refuse_encoder_decoder(self)
-        refuse_other_libraries(self)
-        with torch.set_grad_enabled(self._meter.differentiable):
-            call = bind_inputs(self.model, inputs, additional_forward_args)
-            return self._meter._with_blocks(call, lambda blocks: self._zeroed(call, blocks, options.layers))
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The distances of the layers requested, which run once for each key."""
+        return self.session.explain(lambda: self._zeroed(call, request))
 
-    def _zeroed(
-        self, call: ModelCall, blocks: Mapping[nn.Module, Block], layers: Sequence[int] | None
-    ) -> AttributionMaps:
+    def _zeroed(self, call: ModelCall, request: Request) -> AttributionMaps:
+        session, budget = self.session, MemoryBudget(self.session.memory_budget)
+        around = set(layer_of(self.model, session.blocks(call)).values())
+        session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
-        budget = MemoryBudget(self._meter._memory_budget)
-        self._meter._expect_room(call, Wanted(weights=True, layers=layers))
-        around = set(layer_of(self.model, blocks).values())
-        causal = self._meter._record(call, lambda *_: None, None, budget, watching=_noted(around, calls))
-        shared = self._shared(call, around, budget) if call.batch > 1 else [set[_Place]()] * len(calls)
-        wanted = [(index, calls[index]) for index in layer_indices(layers, len(calls))]
+        with session.progress(call) as advance, _noted(around, calls):
+            causal = record(call, lambda *_: None, None, budget, advance)
+        shared = self._shared(call, around, budget) if call.batch > 1 else [set[_Path]()] * len(calls)
+        wanted = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
         keys = sum(one.output.shape[:2].numel() for _, one in wanted)
         maps = []
-        with bar(f"values of {type(self.model).__name__}", keys, "keys") as shown:
+        with bar(f"values of {session.name}", keys, "keys") as shown:
             for index, one in wanted:
-                dtype = torch.promote_types(self._meter._accumulate, one.output.dtype)
+                dtype = torch.promote_types(session.accumulate, one.output.dtype)
                 examples = (one.example(example, call.batch, shared[index]) for example in range(call.batch))
                 columns = [self._distances(example, index, dtype, budget, shown.update) for example in examples]
                 maps.append(torch.cat(columns))
         return stacked_maps(call, {"self": maps}, {}, causal=causal)
 
-    def _shared(self, call: ModelCall, layers: set[nn.Module], budget: MemoryBudget) -> list[set[_Place]]:
+    def _shared(self, call: ModelCall, layers: set[nn.Module], budget: MemoryBudget) -> list[set[_Path]]:
         """Of each call of a layer, the arguments that are as long as the batch without an axis of examples.
 
         They are as long for one example, as MPT's biases of positions are if there are as many heads as examples.
@@ -112,7 +104,7 @@ class ValueZeroing(AttentionMapAttribution):
         for start in range(0, queries, step):
             keys = slice(start, min(start + step, queries))
             zeroed = _Zeroed(keys)
-            with library_of(self.model).attention_through(self.model, zeroed), evaluating(self.model):
+            with attention_through(self.model, zeroed):
                 outputs = one.run(1 + keys.stop - keys.start).to(dtype)
             if zeroed.calls != 1:
                 raise UnsupportedModelError(
@@ -129,9 +121,7 @@ class ValueZeroing(AttentionMapAttribution):
         """How many copies of a layer's output, (1, Q, D), are made at a time."""
         size = output.numel() * output.element_size()
         copies = budget.on(output.device) // (size * LAYER_COPIES)
-        if self._chunk_bytes is not None:
-            copies = min(copies, self._chunk_bytes // size)
-        elif output.device.type == "cpu":
+        if output.device.type == "cpu":
             copies = min(copies, CHUNK_BYTES // size)
         return max(1, copies)
 
@@ -157,11 +147,11 @@ class _LayerCall:
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     output: Tensor
 
-    def as_long_as(self, batch: int) -> set[_Place]:
+    def as_long_as(self, batch: int) -> set[_Path]:
         """Where there are tensors whose first axis is as long as the batch."""
-        places = set[_Place]()
+        places = set[_Path]()
 
-        def note(place: _Place, tensor: Tensor) -> Tensor:
+        def note(place: _Path, tensor: Tensor) -> Tensor:
             if tensor.dim() > 1 and tensor.shape[0] == batch:
                 places.add(place)
             return tensor
@@ -169,7 +159,7 @@ class _LayerCall:
         _mapped(note, self.arguments)
         return places
 
-    def example(self, index: int, batch: int, shared: set[_Place]) -> "_LayerCall":
+    def example(self, index: int, batch: int, shared: set[_Path]) -> "_LayerCall":
         """One example alone; ``shared`` arguments stay, and those with another first axis, such as a mask for all."""
         batched, only = self.as_long_as(batch) - shared, slice(index, index + 1)
         arguments = _mapped(lambda place, tensor: tensor[only] if place in batched else tensor, self.arguments)
@@ -180,7 +170,7 @@ class _LayerCall:
         args, kwargs = self.arguments
         stream = first_argument(args, kwargs)
 
-        def repeat(_: _Place, tensor: Tensor) -> Tensor:
+        def repeat(_: _Path, tensor: Tensor) -> Tensor:
             return tensor.expand(copies, *tensor.shape[1:]).contiguous() if tensor is stream else tensor
 
         args, kwargs = _mapped(repeat, self.arguments)
@@ -210,22 +200,12 @@ class _Zeroed:
         self.calls = 0
         self.live: Tensor
 
-    def __call__(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,  # noqa: ARG002
-        **options: Any,
-    ) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
         self.calls += 1
-        output, weights = eager(module, query[:1], key[:1], value[:1], mask, **options)
+        first = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
+        output, weights = replace(call, **first).run()
         weights = weights[0, :, :, self._keys]
-        heads = value[0, :, self._keys].repeat_interleave(len(weights) // value.shape[1], dim=0)
+        heads = call.value[0, :, self._keys].repeat_interleave(len(weights) // call.value.shape[1], dim=0)
         self.live = weights.any(0)
         lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
         return torch.cat([output, output - lost])
@@ -251,7 +231,7 @@ def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
         yield
 
 
-def _mapped(function: Callable[[_Place, Tensor], Tensor], value: Any, place: _Place = ()) -> Any:
+def _mapped(function: Callable[[_Path, Tensor], Tensor], value: Any, place: _Path = ()) -> Any:
     """Nested arguments with a function applied to every tensor and its place."""
     if isinstance(value, Tensor):
         return function(place, value)

@@ -1,17 +1,18 @@
 """The baseline: attention weights themselves."""
 
-from typing import Any, Literal, Unpack, cast
+from dataclasses import replace
+from typing import Literal, Unpack, cast
 
 from torch import Tensor, nn
 
 from captum_norm.aggregation import add_half_identity, replaced
-from captum_norm.attr._assembly import Measurements
-from captum_norm.attr._base import AttentionMapAttribution, MapOptions, attribution_maps
-from captum_norm.attr._wanted import Wanted
-from captum_norm.attr.measure import MeterOptions
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.measurements import Measurements, maps_of_stacks
+from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
+from captum_norm.forward.request import Request
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.inputs import Inputs
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import StackName
 
 
@@ -37,6 +38,9 @@ class AttentionWeights(AttentionMapAttribution):
         tensor([1., 0., 0.])
     """
 
+    decomposes = False
+    single_heads = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -49,19 +53,18 @@ class AttentionWeights(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def _maps(self, inputs: Inputs, additional_forward_args: Any, options: MapOptions) -> AttributionMaps:
-        if options.per_head and self.scope != "attn":
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The weights of the layers requested."""
+        if request.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
-        layers, per_head, stacks, *_ = options
-        wanted = Wanted(weights=True, per_head=per_head, layers=layers, stacks=stacks)
-        measured = self._meter._measured(inputs, additional_forward_args, wanted)
+        measured = measure(self.session, call, replace(request, weights=True))
 
         def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
             if self.scope == "attn":
                 return cast(Tensor, stack.weights), stack.mixing_ratio["weights"]
             return with_residual(name, stack), stack.mixing_ratio["weights_res"]
 
-        return attribution_maps(measured, choose)
+        return maps_of_stacks(measured, choose)
 
 
 def with_residual(name: StackName, stack: Measurements) -> Tensor:

@@ -3,7 +3,7 @@
 import argparse
 import inspect
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
@@ -13,6 +13,9 @@ from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
+
+if TYPE_CHECKING:
+    from captum_norm.attr.base import AttentionMapAttribution
 
 _UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
 
@@ -106,14 +109,15 @@ def _run(options: argparse.Namespace) -> None:
         console.say(f"wrote {path}")
 
 
-def _method(model: Any, options: argparse.Namespace) -> Any:
+def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution":
     import captum_norm
 
     kind = getattr(captum_norm, METHODS[options.method].class_name)
     given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
     for name in given.keys() - inspect.signature(kind).parameters.keys():
         raise InvalidInputError(f"the method {options.method} has no --{name}")
-    return kind(model, **given)
+    method: AttentionMapAttribution = kind(model, **given)
+    return method
 
 
 def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:

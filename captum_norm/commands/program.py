@@ -124,4 +124,6 @@ class Program:
 
 def _drop_output() -> None:
     """Forget what standard output still holds: it would fail once more when Python flushes it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

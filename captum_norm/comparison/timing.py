@@ -16,8 +16,8 @@ from captum_norm.comparison.examples import Batch
 from captum_norm.comparison.methods import signature_of
 from captum_norm.comparison.seeding import seeded
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.outputs import real_positions
-from captum_norm.models.tracing import evaluating
 
 T = TypeVar("T")
 

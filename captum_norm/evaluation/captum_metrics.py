@@ -12,8 +12,8 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation.perturbation import PerturbedInputs
 from captum_norm.evaluation.scores import MOST, check_scores
 from captum_norm.models.embeddings import run_embedded
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.tracing import evaluating
 
 
 def infidelity(

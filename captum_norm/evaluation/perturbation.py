@@ -19,7 +19,9 @@ from captum_norm.models.embeddings import (
     run_with_embeddings,
 )
 from captum_norm.models.heads import has_sigmoids
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.outputs import (
     Difference,
     Place,
@@ -31,8 +33,6 @@ from captum_norm.models.outputs import (
     read_output,
     real_positions,
 )
-from captum_norm.models.seams import library_of
-from captum_norm.models.tracing import evaluating
 from captum_norm.models.wrappers import config_of
 
 Output = Literal["probability", "logit"]

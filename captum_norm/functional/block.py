@@ -104,8 +104,9 @@ def block_rows(
     if scales.final is not None:
         own_norm, others_norm = own_norm * scales.final.squeeze(-1), others_norm * scales.final.squeeze(-1)
         total = total * scales.final
-    if carry.final is not None and carry.final.bias is not None:
-        total = total + carry.final.bias @ directions
+    final_bias = carry.final_bias(scales)
+    if final_bias is not None:
+        total = total + final_bias @ directions
     return BlockRows(
         own_norm=own_norm,
         mixing_ratio=ratio(others_norm, own_norm),

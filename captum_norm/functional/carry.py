@@ -52,6 +52,11 @@ class Carry:
     residual: bool = False
     final: Normalization | None = None
 
+    @property
+    def norms(self) -> tuple[bool, bool]:
+        """Which norms it goes through: what M_b M_f is made of."""
+        return self.branch is not None, self.final is not None
+
     def linear(self, part: Tensor) -> Tensor:
         """A part of the attention output times M_b M_f, (..., D) -> (..., D).
 
@@ -62,6 +67,10 @@ class Carry:
     def linear_final(self, part: Tensor) -> Tensor:
         """A part of the residual stream times M_f, (..., D) -> (..., D)."""
         return part if self.final is None else apply_linear(self.final, part)
+
+    def final_bias(self, scales: Scales) -> Tensor | None:  # noqa: ARG002 - of a further norm behind it, it depends on σ
+        """What the final norm adds to every vector, (D,) or (B, Q, D), or None."""
+        return None if self.final is None else self.final.bias
 
     def vector(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
         """A part of the output and one of the residual stream, carried together.

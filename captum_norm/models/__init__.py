@@ -1,10 +1,10 @@
 """Where the parts of a model's layers are, and how to declare them where they are not found."""
 
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward, registered_feed_forwards
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.layout_files import register_layouts
 from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
 from captum_norm.models.outputs import Difference
-from captum_norm.models.tracing import evaluating
 
 __all__ = [
     "Difference",

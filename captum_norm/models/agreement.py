@@ -1,65 +1,43 @@
 """Whether a model computes while it is explained what it computes by itself."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.library import EagerAttention
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.registry import attention_through, library_of
+from captum_norm.models.stacks import Stacks
 from captum_norm.models.threads import here
-from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 
 
-class PlainAttention:
-    """Attends as the model's eager attention does.
-
-    Attributes:
-        queries: how many queries each module had that called it.
-    """
-
-    def __init__(self) -> None:
-        self.queries: dict[nn.Module, int] = {}
-
-    def attend(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,  # noqa: ARG002
-        **options: Any,
-    ) -> Tensor:
-        """Stands in for the model's attention function."""
-        self.queries[module] = query.shape[2]
-        return eager(module, query, key, value, mask, **options)[0]
+@contextmanager
+def attending_plainly(call: ModelCall) -> Iterator[Stacks]:
+    """While open, the model attends as it does while it is explained; gives the stacks that are seen."""
+    stacks = Stacks(call.model, several=call.positions.several)
+    with attention_through(call.model, lambda attention: stacks.attend(attention)[0]):
+        yield stacks
 
 
-def expect_same_output(call: ModelCall) -> dict[nn.Module, int]:
+def expect_same_output(call: ModelCall) -> Stacks:
     """Run a model by itself and as it runs while it is explained.
 
     Args:
         call: the model with few and short examples.
 
     Returns:
-        the modules that called attention, and how many queries they had.
+        the stacks of layers that were seen.
 
     Raises:
         UnsupportedModelError: if the outputs differ by more than rounding.
     """
-    attention = PlainAttention()
-    seam = partial(library_of(call.model).attention_through, call.model, attention.attend)
     with torch.no_grad(), evaluating(call.model):
-        with seam():
+        with attending_plainly(call) as stacks:
             explained = _outputs(call)
         own = _outputs(call)
         # While it is explained a model may return no attention weights, which come behind what it is for.
@@ -70,14 +48,14 @@ def expect_same_output(call: ModelCall) -> dict[nn.Module, int]:
         error = max((_error(first, second, call) for first, second in compared), default=0.0)
         if error > accepted and _eps(precision) > _eps(torch.float32):
             # A router may choose otherwise, and a head may cancel all that is not rounding.
-            error = max(_errors_of_modules(call, attention.queries, seam), default=error)
+            error = max(_errors_of_modules(call, stacks.queries), default=error)
     if error > accepted:
         raise UnsupportedModelError(
             f"{type(call.model).__name__} computes something else by itself than with attention weights that can be "
             f"explained: relative difference {error:.1e}, accepted {accepted:.0e} for {precision}; if it is these that "
             f"you want explained, run it so, too{library_of(call.model).with_weights}"
         )
-    return attention.queries
+    return stacks
 
 
 def _outputs(call: ModelCall) -> list[Tensor]:
@@ -93,9 +71,7 @@ def _run(call: ModelCall) -> Any:
         return call.run()
 
 
-def _errors_of_modules(
-    call: ModelCall, modules: Iterable[nn.Module], seam: Callable[[], AbstractContextManager[None]]
-) -> Iterator[float]:
+def _errors_of_modules(call: ModelCall, modules: Iterable[nn.Module]) -> Iterator[float]:
     """How far what each module of attention gives is off while the model is explained, for the same input."""
     given: list[Tensor] = []
     results: list[Tensor] = []
@@ -117,7 +93,7 @@ def _errors_of_modules(
         own, results = results, []
         for module in modules:
             stack.callback(module.register_forward_pre_hook(here(put), with_kwargs=True).remove)
-        with seam():
+        with attending_plainly(call):
             _run(call)
     if len(own) != len(results):
         yield math.inf

@@ -1,21 +1,21 @@
 """An attention block of a model: its parts, read off its modules and checked on the layer's own tensors."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import UnsupportedModelError
+from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
 from captum_norm.functional import Carry, scaled
 from captum_norm.models.factors import Factor, multiplied, read_factor
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.parameters import NormReader, Projection, equal, read_norm, read_projection, reproduces
-from captum_norm.models.tracing import Event, Trace
+from captum_norm.models.projections import NormReader, Projection, equal, read_norm, read_projection, reproduces
+from captum_norm.models.search.trace import Event, Trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Block:
     """One attention block of a model, with its parts found and checked.
 
@@ -118,6 +118,25 @@ class Block:
         if scope == "attn_res" or final is None:
             return Carry(branch, residual=True)
         return Carry(branch, residual=True, final=final.read(dtype))
+
+
+def check_scopes(name: str, scopes: Sequence[Scope], block: Block) -> None:
+    """Refuse scopes that a block does not have; ``name`` is the model's class for messages.
+
+    Raises:
+        UnsupportedScopeError: with what the block has, and why if its feed-forward network was not understood.
+    """
+    have = ", ".join(block.scopes)
+    for scope in scopes:
+        if scope in block.scopes:
+            continue
+        if scope in FEED_FORWARD_SCOPES and block.without_feed_forward is not None:
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}", but in {name} {block.without_feed_forward}. The layer has the scopes {have}'
+            )
+        raise UnsupportedScopeError(
+            f'got the scope "{scope}"; the layers of {name} are {block.layout.style}, which have the scopes {have}'
+        )
 
 
 def _is_queries_first(received: Tensor, context: Tensor) -> bool:

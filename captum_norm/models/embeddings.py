@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.library import Library
-from captum_norm.models.seams import library_of
+from captum_norm.models.libraries.library import Library
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.threads import here
 from captum_norm.models.wrappers import config_of
 

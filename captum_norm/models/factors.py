@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.offloading import present
-from captum_norm.models.tracing import Trace
+from captum_norm.models.search.trace import Trace
 
 FactorValue = Tensor | float
 

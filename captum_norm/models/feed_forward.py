@@ -12,7 +12,7 @@ from captum_norm.functional import Affine, Carry, Elementwise, Network, Use, sca
 from captum_norm.models.factors import Factor
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.offloading import present
-from captum_norm.models.parameters import NormReader, Projection
+from captum_norm.models.projections import NormReader, Projection
 
 
 @dataclass(frozen=True)

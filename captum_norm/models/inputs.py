@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
-from captum_norm.models.library import Library, SequenceNames, SequencesSeen
+from captum_norm.models.hooks import evaluating
+from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.main_input import check_main, check_shape, check_tensors
-from captum_norm.models.seams import library_of
 from captum_norm.models.stacks import Role, encoder_of
-from captum_norm.models.tracing import evaluating
 from captum_norm.models.wrappers import refuse_spread, unwrapped
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]

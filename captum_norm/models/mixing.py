@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import Received, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.library import EagerAttention
-from captum_norm.models.probing import drawn
-from captum_norm.models.seams import library_of
-from captum_norm.models.tracing import Received, evaluating, first_argument, first_tensor, with_argument
+from captum_norm.models.libraries.registry import attention_through
+from captum_norm.models.search.copies import drawn
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
@@ -34,8 +34,8 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
         the layer, one of a list with attention in it; None if there is none, or if neither tells.
     """
     watch = _Watch(_layers(call.model, queries))
-    seam = library_of(call.model).attention_through(call.model, watch.attend)
-    with torch.inference_mode(mode=False), torch.enable_grad(), seam, evaluating(call.model), watch.hooked():
+    attending = attention_through(call.model, watch.attend)
+    with torch.inference_mode(mode=False), torch.enable_grad(), attending, watch.hooked():
         try:
             call.outside_inference().run()
             watch.end()
@@ -86,25 +86,15 @@ class _Watch:
                     stack.callback(layer.register_forward_hook(leave).remove)
             yield
 
-    def attend(
-        self,
-        eager: EagerAttention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        *,
-        cross: bool,
-        **options: Any,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """What eager attention computes, of which a query's own value is all that a gradient sees; or that alone."""
-        own = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
-        if self._alone and not cross:
-            return own[:, -query.shape[2] :]  # behind those that a cache may hold of the layer's first run
+        heads, queries = call.query.shape[1:3]
+        own = call.value.repeat_interleave(heads // call.value.shape[1], dim=1).transpose(1, 2)
+        if self._alone and not call.cross:
+            return own[:, -queries:]  # behind those that a cache may hold of the layer's first run
         with torch.no_grad():
-            output, _ = eager(module, query, key, value, mask, **options)
-        return output if cross or own.shape != output.shape else output + (own - own.detach())
+            output, _ = call.run()
+        return output if call.cross or own.shape != output.shape else output + (own - own.detach())
 
     def _enter(self, level: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stream = first_argument(args, kwargs)

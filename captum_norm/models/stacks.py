@@ -1,13 +1,16 @@
 """The stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
 
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
-from captum_norm.models.seams import library_of
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.libraries.registry import library_of
 
 StackName = Literal["encoder", "decoder", "cross"]
 Role = Literal["self", "encoder", "decoder", "cross"]
@@ -31,6 +34,29 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     return None if halves is None else halves[0]
 
 
+@dataclass
+class StackSize:
+    """How large a stack of layers is in a forward pass.
+
+    Attributes:
+        batch: B.
+        heads: H.
+        queries: Q.
+        keys: K.
+        dtype: what its values are in.
+        device: where its first layer is.
+        layers: L.
+    """
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    dtype: torch.dtype
+    device: torch.device
+    layers: int = 0
+
+
 class Stacks:
     """Checks the attention calls of a forward pass, in their order.
 
@@ -39,30 +65,33 @@ class Stacks:
         several: whether some example has more than one real position, so that looking ahead can be seen.
 
     Attributes:
-        layers: how many calls each stack had.
+        sizes: how large each stack is.
+        queries: the modules that attended, and how many queries each had.
         causal: whether the one stack of a model that is no encoder–decoder looks back only.
     """
 
     def __init__(self, model: nn.Module, *, several: bool) -> None:
-        self.layers: Counter[Role] = Counter()
+        self.sizes: dict[Role, StackSize] = {}
+        self.queries: dict[nn.Module, int] = {}
         self.causal = False
         encoder = encoder_of(model)
         self._encoder = None if encoder is None else frozenset(encoder.modules())
         self._several = several
-        self._shapes: dict[Role, tuple[int, int, int]] = {}
         self._ahead = False
         self._place: Place
 
-    def begin(self, module: nn.Module, query: Tensor, key: Tensor, *, cross: bool) -> Place:
-        """An attention call begins, (B, H, Q, d) and (B, H or fewer, K, d).
+    @contextmanager
+    def attending(self, call: AttentionCall) -> Iterator[Place]:
+        """While open, the weights of a call are made and looked at, all examples' from their first query on.
 
         Raises:
             UnsupportedModelError: if queries and keys are different sequences where they must not be, or others than
-                in the calls before.
+                in the calls before, or if the call looks another way than those of its stack before it.
         """
-        role = self._role(module, cross=cross)
-        batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-        if role == "self" and (cross or queries != keys):
+        role, module = self._role(call), call.module
+        batch, heads, queries, _ = call.query.shape
+        keys = call.key.shape[2]
+        if role == "self" and (call.cross or queries != keys):
             raise UnsupportedModelError(
                 f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; of a decoder "
                 "alone only self-attention over the whole sequence is supported: pass no past_key_values, and the "
@@ -73,23 +102,33 @@ class Stacks:
                 f"{type(module).__name__} attends from {queries} to {keys} positions; expected as many keys as queries "
                 "in self-attention: pass no past_key_values"
             )
-        shape = self._shapes.setdefault(role, (batch, queries, keys))
-        if shape != (batch, queries, keys):
+        size = self.sizes.setdefault(role, StackSize(batch, heads, queries, keys, call.value.dtype, call.value.device))
+        if (size.batch, size.queries, size.keys) != (batch, queries, keys):
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends over {batch} × {queries} positions, unlike the {self.layers[role]} "
-                f"attention layers before it ({shape[0]} × {shape[1]}); pass one stack of layers alone"
+                f"{type(module).__name__} attends over {batch} × {queries} positions, unlike the {size.layers} "
+                f"attention layers before it ({size.batch} × {size.queries}); pass one stack of layers alone"
             )
-        self._place = Place(role, self.layers[role])
+        self._place = Place(role, size.layers)
         self._ahead = False
-        self.layers[role] += 1
-        return self._place
+        size.layers += 1
+        self.queries[module] = queries
+        yield self._place
+        if role == "self":
+            self._expect_same_direction(module)
 
-    def _role(self, module: nn.Module, *, cross: bool) -> Role:
+    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """Run a call whose weights are made all at once: its output and its weights."""
+        with self.attending(call):
+            output, weights = call.run()
+            self.look(weights)
+        return output, weights
+
+    def _role(self, call: AttentionCall) -> Role:
         if self._encoder is None:
             return "self"
-        if cross:
+        if call.cross:
             return "cross"
-        return "encoder" if module in self._encoder else "decoder"
+        return "encoder" if call.module in self._encoder else "decoder"
 
     def look(self, weights: Tensor) -> None:
         """The weights of some examples from their first query on, (B, H, Q, K).
@@ -102,14 +141,7 @@ class Stacks:
             raise NonFiniteError(f"the attention weights of {self._place} contain NaN or infinity")
         self._ahead |= bool(first[..., 1:].any())
 
-    def end(self, module: nn.Module) -> None:
-        """All examples of a call were seen.
-
-        Raises:
-            UnsupportedModelError: if the call looks another way than those of its stack before it.
-        """
-        if self._place.role != "self":
-            return
+    def _expect_same_direction(self, module: nn.Module) -> None:
         causal = not self._ahead if self._several else bool(getattr(module, "is_causal", False))
         if self._place.index > 0 and causal != self.causal:
             raise UnsupportedModelError(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.feed_forward import ExpertsReader
-from captum_norm.models.parameters import NormReader, Projection, read_norm, read_projection, reproduces
+from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, reproduces
 
 # A reading holds for all positions if it holds for these.
 ROWS = 8

@@ -1,22 +1,33 @@
 """What is made sure of once for each model, by a few forward passes over an excerpt of its first inputs."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.models.agreement import expect_same_output
+from captum_norm.models.agreement import attending_plainly, expect_same_output
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.mixing import mixing_layer
+from captum_norm.models.stacks import Role, StackSize
+
+Result = TypeVar("Result")
 
 
 class _Verified(NamedTuple):
-    """In which state a model was verified, and the layer that mixes positions otherwise than by attention, if any."""
+    """What was found of a model.
+
+    Attributes:
+        state: the state in which it was.
+        mixing: the layer that mixes positions otherwise than by attention, if any.
+        sizes: how large its stacks of layers are over the positions that it was given.
+    """
 
     state: tuple[object, ...]
     mixing: str | None
+    sizes: Mapping[Role, StackSize]
 
 
 _verified: WeakKeyDictionary[nn.Module, _Verified] = WeakKeyDictionary()
@@ -35,20 +46,42 @@ def verify(call: ModelCall, length: int) -> None:
     model, state = call.model, _state(call.model)
     known = _verified.get(model)
     # One position has nothing to attend to but itself.
-    if not call.positions.several or (known is not None and known.state == state):
-        return
+    if call.positions.several and (known is None or known.state != state):
+        _verified[model] = on_excerpt(call, length, lambda excerpt: _Verified(state, *_verify(excerpt)))
+
+
+def stack_sizes(call: ModelCall, length: int) -> Mapping[Role, StackSize]:
+    """How large a model's stacks of layers are, over an excerpt of these inputs or of others that it was given before.
+
+    Args:
+        call: the model and its inputs.
+        length: how many positions of the first example are enough.
+    """
+    known = _verified.get(call.model)
+    if known is None or known.state != _state(call.model):
+        return on_excerpt(call, length, _sizes)
+    return known.sizes
+
+
+def on_excerpt(call: ModelCall, length: int, work: Callable[[ModelCall], Result]) -> Result:
+    """What some work gives for the first example's first positions, or where these do not fit alone, for all."""
     try:
-        mixing = _verify(call.excerpt(length))
+        return work(call.excerpt(length))
     except InvalidInputError:
-        # Some argument does not fit an excerpt.
-        mixing = _verify(call)
-    _verified[model] = _Verified(state, mixing)
+        return work(call)
 
 
-def _verify(call: ModelCall) -> str | None:
-    layer = mixing_layer(call, expect_same_output(call))
+def _sizes(call: ModelCall) -> Mapping[Role, StackSize]:
+    with torch.no_grad(), attending_plainly(call) as stacks:
+        call.run()
+    return stacks.sizes
+
+
+def _verify(call: ModelCall) -> tuple[str | None, Mapping[Role, StackSize]]:
+    stacks = expect_same_output(call)
+    layer = mixing_layer(call, stacks.queries)
     names = {module: name for name, module in call.model.named_modules()}
-    return None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
+    return None if layer is None else f'"{names[layer]}" ({type(layer).__name__})', stacks.sizes
 
 
 def _state(model: nn.Module) -> tuple[object, ...]:

@@ -29,8 +29,8 @@ def test_maps_equal_the_oracle(seed: int, name: str) -> None:
     model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, dtype=torch.float64)
     layers = oracle.layers(FAMILIES[name], model, inputs)
     expected = torch.stack([shares(*layer.vectors("atb")) for layer in layers], 1)
-    for chunk_bytes in (2**22, 700):
-        maps = ALTI(model, chunk_bytes=chunk_bytes).maps(inputs)
+    for memory_budget in (None, 5600):
+        maps = ALTI(model, memory_budget=memory_budget).maps(inputs)
         assert (maps.self_attention - expected).abs().max() < tolerance
         assert maps.convergence_delta is not None
         assert maps.convergence_delta.max() < tolerance

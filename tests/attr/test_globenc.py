@@ -9,7 +9,8 @@ import transformers as hf
 from torch import Tensor
 
 from captum_norm import GlobEnc, IncompleteDecompositionError, UnsupportedModelError
-from captum_norm.attr._base import Position
+from captum_norm.attr.base import Position
+from captum_norm.functional import inverse_scale
 from captum_norm.loading import load
 from tests import encoder_decoders, families, oracle
 from tests.families import FAMILIES
@@ -111,7 +112,7 @@ def test_an_error_of_the_second_norm_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     model, ids = families.build("bert"), families.inputs("bert")
     method = GlobEnc(model)
     method.maps(ids)
-    monkeypatch.setattr("captum_norm.attr.globenc.normalize", lambda _, whole: 1.001 * whole)
+    monkeypatch.setattr("captum_norm.attr.globenc.inverse_scale", lambda *norm: 1.001 * inverse_scale(*norm))
     with pytest.raises(IncompleteDecompositionError, match="layer 0 do not add up"):
         method.maps(ids)
 

@@ -159,8 +159,8 @@ def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
         NormMeter(bert).measure(ids, scopes=["attn"], per_head=True)
     with pytest.raises(InvalidInputError, match=r'got scopes="attn"; expected a sequence, such as \["attn"\]'):
         NormMeter(bert).measure(ids, scopes="attn")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="chunk_bytes=-5; expected a positive number"):
-        NormMeter(bert, chunk_bytes=-5)
+    with pytest.raises(InvalidInputError, match="memory_budget=-5; expected at least 1"):
+        NormMeter(bert, memory_budget=-5)
     with pytest.raises(
         InvalidInputError, match=r"accumulate=torch\.int8; expected one of torch\.float32, torch\.float64"
     ):
@@ -200,11 +200,11 @@ def test_layers_come_as_often_as_they_are_asked_for(bert: Any, ids: Tensor) -> N
     assert torch.equal(NormAttribution(bert).maps(ids, layers=[1, 0, -1]).self_attention, every[:, [1, 0, 1]])
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 1024, 2**22])
-def test_one_short_example_does_not_make_a_model_causal(bert: Any, ids: Tensor, chunk_bytes: int) -> None:
+@pytest.mark.parametrize("memory_budget", [1, 8192, None])
+def test_one_short_example_does_not_make_a_model_causal(bert: Any, ids: Tensor, memory_budget: int | None) -> None:
     mask = torch.ones_like(ids)
     mask[0, 1:], mask[1, :5] = 0, 0
-    maps = NormAttribution(bert, chunk_bytes=chunk_bytes).maps(ids, mask)
+    maps = NormAttribution(bert, memory_budget=memory_budget).maps(ids, mask)
     whole = NormAttribution(bert).maps(ids, mask)
     assert maps.encoder is not None
     assert whole.encoder is not None
@@ -227,7 +227,7 @@ def test_models_that_are_not_understood_are_refused(method: Any, ids: Tensor) ->
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_inputs(bert: Any, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_norm.recording.ACCUMULATED_BYTES", None)
+    monkeypatch.setattr("captum_norm.forward.recording.ACCUMULATED_BYTES", None)
     with pytest.raises(TypeError, match="not supported between"):
         AttentionWeights(bert).maps(ids)
 

@@ -25,8 +25,8 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
-from captum_norm.attr import _tolerance
 from captum_norm.evaluation import Perturbation
+from captum_norm.forward import checks
 from captum_norm.models.stacks import Place
 from tests import encoder_decoders, families
 
@@ -156,17 +156,17 @@ def test_a_convergence_delta_of_captum_is_a_number() -> None:
 
 def test_sums_that_overflow_are_looked_at_again() -> None:
     large = torch.full((3,), 3e38)
-    assert _tolerance.finite_results(nn.Identity(), (large, None, {"a": large})) == (large, None, {"a": large})
+    assert checks.finite_results(nn.Identity(), (large, None, {"a": large})) == (large, None, {"a": large})
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(NonFiniteError, match=r"^a for Identity contains NaN"):
-            _tolerance.finite_results(nn.Identity(), {"a": torch.tensor([1.0, bad]), "b": large})
+            checks.finite_results(nn.Identity(), {"a": torch.tensor([1.0, bad]), "b": large})
     with pytest.raises(NonFiniteError, match=r"^a result for Identity contains NaN"):
-        _tolerance.finite_results(nn.Identity(), torch.tensor([torch.inf, -torch.inf]))
+        checks.finite_results(nn.Identity(), torch.tensor([torch.inf, -torch.inf]))
 
 
 def test_an_error_that_is_not_a_number_is_above_every_tolerance() -> None:
     with pytest.raises(IncompleteDecompositionError):
-        _tolerance.expect_complete(nn.Identity(), Place("self", 0), torch.tensor([torch.nan]), torch.float32)
+        checks.expect_complete(nn.Identity(), Place("self", 0), torch.tensor([torch.nan]), torch.float32)
 
 
 def test_gradients_of_translation_models_are_numbers() -> None:

@@ -115,10 +115,13 @@ def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_the_system_refuses_is_one_sentence(
-    error: OSError, message: str, capfd: pytest.CaptureFixture[str]
+    error: OSError, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert program(failing(error)).main(["say"]) == 2
-    assert capfd.readouterr().err == f"trial: error: {message}\n"
+    # A file of its own, since what its descriptor stands for may be exchanged.
+    with (tmp_path / "output").open("w", encoding="utf-8") as output, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        assert program(failing(error)).main(["say"]) == 2
+    assert capsys.readouterr() == ("", f"trial: error: {message}\n")
 
 
 def test_defect_is_not_hidden() -> None:

@@ -11,10 +11,10 @@ from transformers.models.auto import modeling_auto
 
 from captum_norm import AttentionWeights
 from captum_norm.models.heads import pooled_rows, read_position
+from captum_norm.models.hooks import first_tensor
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layers import layer_of
-from captum_norm.models.resolver import resolve
-from captum_norm.models.tracing import first_tensor
+from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
 from tests.classifiers import randomized
 from tests.families import FAMILIES
@@ -56,7 +56,7 @@ def positions_read(model: Any, inputs: Tensor) -> Tensor:
         seen.append(stream.detach().requires_grad_())
         return seen[0] if isinstance(output, Tensor) else (seen[0], *output[1:])
 
-    *_, last = dict.fromkeys(layer_of(model, resolve(call)).values())
+    *_, last = dict.fromkeys(layer_of(model, find_blocks(call)).values())
     with torch.enable_grad():
         handle = last.register_forward_hook(cut)
         logits = call.run().logits

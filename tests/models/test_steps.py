@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 from transformers.activations import ACT2FN
 
-from captum_norm.models.parameters import NormReader, Projection
+from captum_norm.models.projections import NormReader, Projection
 from captum_norm.models.steps import ActivationReader, read_step
 
 WIDTH = 6

@@ -29,9 +29,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         _say(console, f"{name}: {value}")
     console.print()
     _print_whole(console, _methods(comparison))
-    _say(
-        console, "Rows by falling gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass."
-    )
+    _say(console, "Rows by falling gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.")
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")

@@ -1,0 +1,411 @@
+"""The common interface of all methods: ``attribute`` and ``maps``. A method of one's own needs one function."""
+
+from abc import ABC
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol, Unpack, cast, overload
+
+import torch
+from captum.attr import Attribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_norm.aggregation import AGGREGATIONS
+from captum_norm.arguments import as_truth, one_of, shown
+from captum_norm.attr.meter import MeterOptions, count_layers, refuse_unknown
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.forward.checks import finite_results
+from captum_norm.forward.head import SeenPosition, seen_position
+from captum_norm.forward.layer import Layer, LayerReducer
+from captum_norm.forward.recording import Reducer
+from captum_norm.forward.request import Request, as_layers, as_stacks
+from captum_norm.forward.session import Session
+from captum_norm.forward.stacking import stacked_maps
+from captum_norm.maps import AttributionMaps
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.blocks import Block
+from captum_norm.models.heads import HeadPosition, ReadPosition, pooled_rows, positions_of_examples, read_position
+from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
+from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.stacks import Place, StackName, encoder_of
+from captum_norm.models.verification import refuse_mixing
+
+Position = int | ReadPosition | Sequence[int] | Tensor | None
+
+
+class MapReducer(Reducer, Protocol):
+    """Makes the map of one layer.
+
+    Attributes:
+        map: (B, [H,] Q, K).
+        delta: completeness error, (B,).
+    """
+
+    @property
+    def map(self) -> Tensor: ...  # noqa: D102
+
+    delta: Tensor
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse results that are not finite, or not what the model computed."""
+        ...
+
+
+class AttentionMapAttribution(Attribution, ABC):
+    """Base of the methods that explain a Transformer by one map a layer.
+
+    A method of one's own derives from it and says in :meth:`layer_map` what the map of a layer is.
+
+    Args:
+        model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq; left
+            exactly as it is.
+        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps),
+            ``"product"`` (of the maps themselves, its row normalised) or ``"mean"``.
+        options: see :class:`captum_norm.MeterOptions`.
+
+    Attributes:
+        decomposes: of the class: whether its maps come from vectors that add up to what the model computed.
+        one_stack: of the class: whether encoder–decoder models are refused.
+        single_heads: of the class: whether it has maps of single heads.
+        batch_first: of the class: whether it runs layers by itself, on copies of an example along the first axis, as
+            they are in models of Hugging Face alone.
+
+    Raises:
+        InvalidInputError: if the model is no module or the aggregation is unknown.
+    """
+
+    decomposes: ClassVar[bool] = True
+    one_stack: ClassVar[bool] = False
+    single_heads: ClassVar[bool] = False
+    batch_first: ClassVar[bool] = False
+
+    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+        refuse_unknown(type(self), options)
+        super().__init__(model)
+        self.model = model
+        self.aggregation = one_of("aggregation", aggregation, AGGREGATIONS)
+        self.session = Session(model, **options)
+        self._head: tuple[list[nn.Module], SeenPosition | None] | None = None
+
+    def maps(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+        stacks: Collection[StackName] | None = None,
+    ) -> AttributionMaps:
+        """The map of every layer.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
+                tokenizer's output. A left-padded batch is explained as its examples would be alone: each is moved to
+                begin at position 0 before the model sees it, which matters where positions are absolute (GPT-2, BERT).
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
+            per_head: one map a head instead of one a layer.
+            stacks: which stacks of an encoder–decoder model to explain, of ``encoder``, ``decoder`` and ``cross``; all
+                if None.
+
+        Returns:
+            the maps, with mixing ratios and completeness errors where the method defines them.
+
+        Raises:
+            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+        """
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers, stacks, per_head))
+        return finite_results(self.model, self._maps_and_head(call, request))
+
+    @overload
+    def attribute(
+        self,
+        inputs: Tensor | Mapping[str, Any],
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: Tensor | Mapping[str, Any],
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: tuple[Tensor, ...],
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: bool = False,
+    ) -> tuple[Any, ...]: ...
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: bool = False,
+    ) -> Tensor | tuple[Any, ...]:
+        """How much each input position contributes to one output position.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            target: the output to explain, as everywhere in Captum, for methods that explain one. It is not used by
+                methods whose maps do not depend on an output class.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            position: the output position to explain: an index (negative from the end), one index for each example,
+                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: what the model's
+                head reads; of a model with an output at every position the last if it is causal, else the mean.
+            layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
+                aggregates all layers.
+            return_convergence_delta: also return the largest completeness error of the layers, (B,).
+
+        Returns:
+            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout or product sum to
+            1. A tuple of this one tensor if ``inputs`` is a tuple, as everywhere in Captum.
+
+        Raises:
+            InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
+                one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method that has none.
+            CaptumNormError: see :meth:`maps`.
+        """
+        if as_truth("return_convergence_delta", return_convergence_delta) and not self.decomposes:
+            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        layers = None if layer is None else [layer]
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
+        scores, delta = finite_results(self.model, self.explain(call, request))
+        # As everywhere in Captum, a tuple in gives a tuple out.
+        attributions = (scores,) if isinstance(inputs, tuple) else scores
+        if delta is None or not return_convergence_delta:
+            return attributions
+        return attributions, delta
+
+    def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Tensor:
+        """What :meth:`attribute` returns, from maps that are already there: of long inputs, or for several positions.
+
+        (Not of :class:`captum_norm.DecompX` with a target, whose scores come from no map.)
+
+        Args:
+            maps: of :meth:`maps`, of all layers or of one.
+            position: the output position to explain, as for :meth:`attribute`.
+            aggregate: make one map of all layers; False explains the one layer that ``maps`` has.
+
+        Returns:
+            (B, S).
+
+        Raises:
+            InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
+                one position nor the mean, or several layers where there must be one.
+            UnsupportedModelError: if the layers of a model are aggregated that mixes positions by more than attention.
+        """
+        if not isinstance(maps, AttributionMaps):
+            raise InvalidInputError(f"got maps {shown(maps)}; expected what maps() returns")
+        if aggregate:
+            refuse_mixing(self.model)
+        with torch.set_grad_enabled(self.session.differentiable):
+            return finite_results(self.model, self.scores_of(maps, position, aggregate=aggregate))
+
+    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
+        """How many layers there are to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
+        return count_layers(self.session, inputs, additional_forward_args)
+
+    def compute_convergence_delta(
+        self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None
+    ) -> Tensor:
+        """The largest completeness error of the layers for some inputs.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+
+        Returns:
+            (B,): max over layers of ‖Σ_j v_ij + bias − what the model computed‖ relative to the latter.
+
+        Raises:
+            InvalidInputError: if the method has no convergence delta, or the attributions are of other inputs.
+        """
+        delta = self.maps(inputs, additional_forward_args).convergence_delta
+        if delta is None:
+            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        return delta_for(attributions, delta.amax(1))
+
+    def has_convergence_delta(self) -> bool:
+        """Whether the method's vectors must add up to what the model computed."""
+        return self.decomposes
+
+    def layer_map(self, layer: Layer) -> Tensor:
+        """The map of one layer, (B, Q, K) or with ``single_heads`` (B, H, Q, K): what a method of one's own defines.
+
+        Args:
+            layer: its attention weights, values and hidden states, held as long as this runs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither layer_map nor maps_of")
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The maps requested: :meth:`layer_map` of each layer; for methods that go another way, theirs."""
+        return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map))
+
+    def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
+        """The scores of the position explained, (B, S), and the completeness error, (B,)."""
+        maps = self._maps_and_head(call, request)
+        scores = self.scores(maps, request.position, aggregate=request.layers is None)
+        return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
+
+    def reduced_maps(
+        self,
+        call: ModelCall,
+        request: Request,
+        make: Callable[[Block, torch.dtype, MemoryBudget, Tensor | None], MapReducer],
+        *,
+        feed_forward: bool = False,
+    ) -> AttributionMaps:
+        """The maps that reducers make of the layers requested, each checked.
+
+        Args:
+            call: of the model.
+            request: which layers.
+            make: makes the reducer of a block, given what to compute in, how much memory pieces of the computation may
+                take, and True at real queries, (B, Q), or None where all are.
+            feed_forward: whether the reducers need the tensors of the feed-forward blocks.
+        """
+        session, budget = self.session, MemoryBudget(self.session.memory_budget)
+
+        def reducer(place: Place, block: Block | None) -> MapReducer:
+            queries, _ = call.positions_of(place.role)
+            known = cast(Block, block)  # blocks are given below
+            dtype = torch.promote_types(session.accumulate, known.projection.parameter.dtype)
+            return make(known, dtype, budget, queries.real)
+
+        def work() -> AttributionMaps:
+            blocks = session.blocks(call, feed_forward=feed_forward)
+            # One map of each layer is kept, as it is of attention weights.
+            reduced = session.reduce(call, replace(request, weights=True), reducer, blocks, feed_forward=feed_forward)
+            for role, reducers in reduced.stacks.items():
+                for index, made in zip(reduced.indices[role], reducers, strict=True):
+                    made.check(self.model, Place(role, index))
+            maps = {role: [made.map for made in reducers] for role, reducers in reduced.stacks.items()}
+            deltas = {role: [made.delta for made in reducers] for role, reducers in reduced.stacks.items()}
+            return stacked_maps(call, maps, deltas, causal=reduced.causal)
+
+        return session.explain(work)
+
+    def call_of(self, inputs: Inputs, additional_forward_args: Any, request: Request) -> tuple[ModelCall, Request]:
+        """The inputs bound to the model, and a request that the method can answer."""
+        if as_truth("per_head", request.per_head) and not self.single_heads:
+            raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
+        if self.one_stack and encoder_of(self.model) is not None:
+            raise UnsupportedModelError(
+                f"got the encoder–decoder model {self.session.name}; {type(self).__name__} explains one stack of "
+                "layers: pass the encoder alone, as model.get_encoder()"
+            )
+        if self.batch_first and library_of(self.model) is not HUGGING_FACE:
+            raise UnsupportedModelError(
+                f"got {self.session.name}, which is no model of Hugging Face; {type(self).__name__} explains those "
+                "alone, whose layers have the batch first"
+            )
+        request = replace(request, layers=as_layers(request.layers), stacks=as_stacks(self.model, request.stacks))
+        with torch.set_grad_enabled(self.session.differentiable):
+            return self.session.bind(inputs, additional_forward_args), request
+
+    def _maps_and_head(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The maps; of a model whose class does not tell where its head reads, that is seen, too, once."""
+        maps = self.maps_of(call, request)
+        if maps.cross is None and read_position(self.model, causal=maps.decoder is not None) is None:
+            modules = list(self.model.modules())
+            if (self._head is None or self._head[0] != modules) and _several(maps):
+                self._head = modules, seen_position(call)
+        return maps
+
+    def _head_position(self, maps: AttributionMaps) -> HeadPosition:
+        """Where the head reads."""
+        causal = maps.decoder is not None
+        known = read_position(self.model, causal=causal)
+        if known is None and self._head is not None:
+            _, seen = self._head
+            known = ("last" if causal else "mean") if seen == "each" else seen
+        if known is None and _several(maps):
+            raise InvalidInputError(
+                f"got no position, and the head of {type(self.model).__name__} reads neither the first, nor the last, "
+                'nor the mean of all, or cannot be seen through; pass position=, an index, "first", "last" or "mean"'
+            )
+        return known or "mean"
+
+    def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
+        """What :meth:`scores` returns, of maps as they are."""
+        stack = maps.self_attention
+        head = self._head_position(maps) if position is None else None
+        rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)
+        return (self.aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
+
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
+        return AGGREGATIONS[self.aggregation](stack, rows)
+
+
+def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
+    """The completeness error, (B,), of attributions, which must be of as many examples."""
+    given: Any = attributions[0] if isinstance(attributions, tuple) and len(attributions) == 1 else attributions
+    if not isinstance(given, Tensor) or given.is_nested or given.dim() == 0:
+        raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")
+    if len(given) != len(delta):
+        raise InvalidInputError(f"got attributions of {len(given)} examples for {len(delta)} inputs")
+    return delta
+
+
+def only_layer(stack: Tensor) -> Tensor:
+    """The map of a stack that has one: (B, 1, Q, K) -> (B, Q, K)."""
+    if stack.shape[1] != 1:
+        raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
+    return stack[:, 0]
+
+
+def _several(maps: AttributionMaps) -> bool:
+    """Whether some example has several positions to choose from."""
+    return bool(maps.real.sum(1).max() > 1)
+
+
+def position_rows(
+    position: Position, head: HeadPosition | None, real: Tensor, like: Tensor, model: nn.Module
+) -> Tensor:
+    """How much each query's row counts, (B, Q).
+
+    Args:
+        position: see :meth:`AttentionMapAttribution.attribute`.
+        head: what the head reads, where no position is given.
+        real: True at real positions, (B, Q).
+        like: a tensor of the dtype and on the device wanted.
+        model: the model, whose configuration says how many tokens stand before the patches.
+
+    Raises:
+        InvalidInputError: for a position outside the sequence or in its padding.
+    """
+    chosen = head if position is None else position
+    # By name a user asks for the mean alone.
+    if isinstance(chosen, str) and (position is None or chosen == "mean"):
+        pooled = pooled_rows(chosen, real, model)
+        if pooled is not None:
+            return pooled.to(like)
+    rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
+    rows[torch.arange(len(real), device=like.device), positions_of_examples(chosen, real)] = 1
+    return rows

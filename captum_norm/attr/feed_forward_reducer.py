@@ -1,0 +1,297 @@
+"""What is kept of a layer at the scopes that go through its feed-forward network: vectors are formed, some at a time.
+
+The slopes of the activations belong to the query, so norms do not follow from inner products of the model's weights as
+they do for attention. The sum over keys is that of the vectors themselves.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.forward.checks import expect_complete, expect_finite
+from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
+from captum_norm.functional import (
+    Baseline,
+    Carry,
+    FrozenFeedForward,
+    Normalization,
+    Scales,
+    apply_linear,
+    inverse_scale,
+    length,
+    normalize,
+    ratio,
+    relative_error,
+)
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import AttentionCall, Part
+from captum_norm.models.blocks import Block
+from captum_norm.models.factors import multiplied
+from captum_norm.models.feed_forward import FeedForwardBlock, Routing
+from captum_norm.models.layouts import Scope
+from captum_norm.models.stacks import Place
+
+# The vectors, and what they pass through, take no more memory than this at a time.
+VECTOR_BYTES = 256 * 2**20
+# What is held at a time for each vector (copies of its value, the steps before and behind the networks) and for each
+# query (pre-activations, their origins, slopes and what these are made of).
+VALUES_PER_VECTOR, STEPS_PER_VECTOR, NEURONS_PER_QUERY = 2, 9, 12
+
+
+class _Reading:
+    """What a feed-forward block's networks read at some queries, and the networks frozen there.
+
+    Args:
+        behind: the block.
+        stream: the whole stream that they read, (n, D).
+        constant: the part of it that belongs to no key, (n, D).
+        routing: of a mixture of experts, at these queries.
+        baseline: where the paths of the integrated gradients start.
+    """
+
+    def __init__(
+        self, behind: FeedForwardBlock, stream: Tensor, constant: Tensor, routing: Routing | None, baseline: Baseline
+    ) -> None:
+        self._norm: Normalization | None = None if behind.norm is None else behind.norm.read(stream.dtype)
+        self._scale = stream.new_ones(1, 1) if self._norm is None else inverse_scale(self._norm, stream)
+        whole, unowned = stream, constant
+        if self._norm is not None:
+            whole, unowned = normalize(self._norm, stream), apply_linear(self._norm, constant) * self._scale
+            unowned = unowned if self._norm.bias is None else unowned + self._norm.bias
+        self.frozen = FrozenFeedForward(behind.uses(whole, routing), whole, unowned, baseline)
+
+    def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
+        """Parts of the stream, (m, D), at their queries, (m,), carried to the networks' output, (m, D)."""
+        if self._norm is not None:
+            parts = apply_linear(self._norm, parts) * self._scale[queries]
+        return self.frozen.through(parts, queries, numbers)
+
+
+def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What the networks of a parallel layer make of the residual stream at some queries, as it enters the sum.
+
+    Nothing in their input comes from another position.
+
+    Returns:
+        the query's own part, and what belongs to no key, (B, Q, D) each.
+    """
+    if block.feed_forward is None or tensors.behind is None:
+        raise ValueError("a parallel feed-forward block is needed")
+    stream = tensors.residual.to(dtype).flatten(0, 1)
+    reading = _Reading(block.feed_forward, stream, torch.zeros_like(stream), tensors.behind.routing, baseline)
+    own = reading.through(stream, torch.arange(len(stream), device=stream.device), 0)
+    carry = block.feed_forward.carry("atb_ff_res", dtype)
+    scales = carry.scales(own + reading.frozen.constant, stream)
+    own, constant = carry.vector(own, None, scales), carry.constant(reading.frozen.constant, None, scales)
+    return own.reshape(tensors.residual.shape), constant.reshape(tensors.residual.shape)
+
+
+class FeedForwardReducer:
+    """Norms of one layer at one or several scopes behind its feed-forward network.
+
+    Args:
+        block: the attention block; the feed-forward block behind it must not be a parallel one.
+        scopes: the scopes to measure, each in the feed-forward block's.
+        dtype: what to compute in.
+        budget: how much memory pieces of the computation may take.
+        baseline: where the paths of the integrated gradients start.
+        real: True at real positions, (B, Q), or None where all are.
+
+    Attributes:
+        block: the attention block.
+        maps: (B, Q, K) of each scope.
+        mixing_ratio: (B, Q) of each scope.
+        delta: completeness error, the largest of the scopes', (B,).
+        precision: the least precise dtype of the layer's own computation, which sets the tolerance.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        scopes: Sequence[Scope],
+        dtype: torch.dtype,
+        budget: MemoryBudget,
+        baseline: Baseline,
+        *,
+        real: Tensor | None,
+    ) -> None:
+        if block.feed_forward is None:
+            raise ValueError("the block has no feed-forward block behind it")
+        self.precision = block.precision_at(scopes)
+        self.block = block
+        self._behind = block.feed_forward
+        self._dtype = dtype
+        self._budget = budget
+        self._numbers = 0
+        self._baseline: Baseline = baseline
+        self._real = real
+        self._carries = {scope: self._behind.carry(scope, dtype) for scope in scopes}
+        self._values: Tensor
+        self._heads = 0
+        self._shape = (0, 0, 0)
+        self._cross = False
+        self.maps: dict[Scope, Tensor] = {}
+        self.mixing_ratio: dict[Scope, Tensor] = {}
+        self.delta: Tensor
+
+    def begin(self, call: AttentionCall) -> None:
+        batch, self._heads, queries, _ = call.query.shape
+        self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
+        self._shape = (batch, queries, call.key.shape[2])
+        self._numbers = min(VECTOR_BYTES, self._budget.on(call.value.device)) // self._dtype.itemsize
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        """Nothing: weights come once more when the slopes are known."""
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        if tensors is None or tensors.behind is None:
+            raise ValueError("feed-forward scopes need the tensors of the feed-forward block")
+        self._finish(tensors, tensors.behind)
+        # Only the results outlive the layer.
+        del self._values
+
+    def _finish(self, tensors: BlockTensors, behind: FeedForwardTensors) -> None:
+        def rows(tensor: Tensor) -> Tensor:
+            return tensor.to(self._dtype).flatten(0, 1)
+
+        projected, residual, total = rows(tensors.projected), rows(tensors.residual), rows(tensors.total)
+        end = total if tensors.normed is None else rows(tensors.normed)
+        written, summed = rows(behind.written), rows(behind.total)
+        references = {"atb_ff": written, "atb_ff_res": summed}
+        if behind.normed is not None:
+            references["atb_ff_res_ln"] = rows(behind.normed)
+        carry = self.block.carry("atb", self._dtype)
+        start = _Start(carry, carry.scales(projected, total), residual)
+        bias = self.block.projection.bias(self._dtype)
+        constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, start.scales)
+        onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
+        sums = {scope: _Sums(end, self._shape) for scope in self._carries}
+        left = len(end)
+        for chosen in self._queries(behind):
+            flat, done = chosen.flat, 0
+            routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
+            reading = _Reading(self._behind, end[flat], constant[flat], routing, self._baseline)
+            for vectors, local, key, own in self._vectors(start, chosen, reading.frozen.numbers_per_part):
+                through = reading.through(vectors, local, self._numbers // 2)
+                stream = multiplied(self._behind.residual_factor, vectors)
+                for scope, steps in self._carries.items():
+                    carried = steps.vector(through, stream, onward[scope].at(flat[local]))
+                    sums[scope].add(carried, flat[local], key, own=own)
+                # Vectors come query by query, and the queries' own at last.
+                reached = int(local[-1])
+                behind.advance(reached - done)
+                done = reached
+            stream = multiplied(self._behind.residual_factor, constant[flat])
+            for scope, steps in self._carries.items():
+                unowned = steps.constant(reading.frozen.constant, stream, onward[scope].at(flat))
+                sums[scope].constant[flat] = unowned
+            behind.advance(len(flat) - done)
+            left -= len(flat)
+        behind.advance(left)
+        for scope, summed_up in sums.items():
+            self.maps[scope], self.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
+        deltas = [summed_up.error(references[scope], self._real) for scope, summed_up in sums.items()]
+        self.delta = torch.stack(deltas).amax(0)
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse what is not finite, or not what the model computed: see :meth:`NormReducer.check`."""
+        expect_finite(model, place, self.delta)
+        expect_complete(model, place, self.delta, self.precision)
+
+    def _queries(self, behind: FeedForwardTensors) -> Iterator["_Queries"]:
+        """Some real queries at a time."""
+        fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * sum(self._behind.neurons)))
+        for part, weights in behind.attend():
+            asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
+            if self._real is not None:
+                asked = self._real[part.examples, part.rows].to(asked.device)
+            found = asked.nonzero()
+            for index in found.split(fitting) if len(found) else ():
+                example, row = index.unbind(1)
+                chosen = weights[example, :, row].to(self._dtype)
+                example, position = example + part.examples.start, row + part.rows.start
+                yield _Queries(chosen, example, position, example * self._shape[1] + position)
+
+    def _vectors(
+        self, start: "_Start", chosen: "_Queries", numbers_per_part: int
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, bool]]:
+        """Vectors at the end of the attention block, (m, D), their queries among the chosen and their keys, (m,).
+
+        Last comes whether they are the queries' own, with the residual stream; in cross-attention that is at no key.
+        Vectors of weight zero are left out.
+        """
+        weights, example, position, flat = chosen
+        everyone = torch.arange(len(flat), device=flat.device)
+        live = weights.ne(0).any(1)
+        if not self._cross:
+            live[everyone, position] = False
+        reduced, width = self._heads * self._values.shape[-1], start.residual.shape[-1]
+        held = VALUES_PER_VECTOR * reduced + STEPS_PER_VECTOR * width + numbers_per_part
+        found = live.nonzero()
+        for index in found.split(max(1, self._numbers // 2 // held)) if len(found) else ():
+            local, key = index.unbind(1)
+            formed = self._formed(weights[local, :, key], example[local], key)
+            yield start.carry.vector(formed, None, start.scales.at(flat[local])), local, key, False
+        stream = start.residual[flat]
+        formed = (
+            torch.zeros_like(stream) if self._cross else self._formed(weights[everyone, :, position], example, position)
+        )
+        own = start.carry.vector(formed, stream, start.scales.at(flat))
+        yield own, everyone, None if self._cross else position, True
+
+    def _formed(self, weights: Tensor, example: Tensor, key: Tensor) -> Tensor:
+        """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
+        values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
+        values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
+        return (values * weights.unsqueeze(-1)).flatten(1) @ self.block.projection.weight(self._dtype)
+
+
+class _Start(NamedTuple):
+    """The steps to the end of the attention block, 1/σ of their norms, (N, 1), and the residual stream, (N, D)."""
+
+    carry: Carry
+    scales: Scales
+    residual: Tensor
+
+
+class _Queries(NamedTuple):
+    """Some queries: weights (n, H, K), examples, positions, and places among all N = B·Q, (n,) each."""
+
+    weights: Tensor
+    example: Tensor
+    position: Tensor
+    flat: Tensor
+
+
+class _Sums:
+    """What is kept of the vectors at one scope, for N = B·Q queries.
+
+    Attributes:
+        constant: what belongs to no key, (N, D).
+        norms: (B, Q, K).
+    """
+
+    def __init__(self, like: Tensor, shape: tuple[int, int, int]) -> None:
+        self._others, self._own, self.constant = (torch.zeros_like(like) for _ in range(3))
+        self.norms = like.new_zeros(shape)
+
+    def add(self, vectors: Tensor, query: Tensor, key: Tensor | None, *, own: bool) -> None:
+        """Vectors (m, D) of queries and keys; no query has more than one of its own, which may be at no key."""
+        if own:
+            self._own[query] = vectors
+        else:
+            self._others.index_add_(0, query, vectors)
+        if key is not None:
+            self.norms.flatten(0, 1)[query, key] = length(vectors)
+
+    def mixing_ratio(self) -> Tensor:
+        """(B, Q)."""
+        return ratio(length(self._others), length(self._own)).reshape(self.norms.shape[:2])
+
+    def error(self, reference: Tensor, real: Tensor | None) -> Tensor:
+        """The completeness error against what the model computed, (N, D) -> (B,)."""
+        error = self._others + self._own + self.constant - reference
+        shape = self.norms.shape[:2]
+        return relative_error(length(error).reshape(shape), length(reference).reshape(shape), real)

@@ -1,0 +1,368 @@
+"""DecompX: the decomposition of hidden states, and of any number of the output, into the tokens' vectors."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.arguments import as_truth, one_of
+from captum_norm.attr.base import AttentionMapAttribution, Position, delta_for
+from captum_norm.attr.frozen.graph import GraphRules
+from captum_norm.attr.frozen.network import frozen
+from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
+from captum_norm.bars import bar
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
+from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
+from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.stacking import stacked_maps
+from captum_norm.functional import length, relative_error
+from captum_norm.maps import AttributionMaps
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.outputs import (
+    Difference,
+    Readout,
+    Target,
+    chosen_target,
+    explained_number,
+    output_scores,
+    rounded_size,
+)
+from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
+from captum_norm.models.stacks import Stacks
+from captum_norm.models.steps import Step
+from captum_norm.models.verification import refuse_mixing
+
+Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
+
+
+class Decomposition(NamedTuple):
+    """A number of each example's output in parts.
+
+    Attributes:
+        scores: what each token adds to it, (B, S), 0 at padding.
+        bias: what the biases add to it, (B,); 0 if they are shared among the tokens.
+        number: the number, (B,).
+        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or how far the frozen network came
+            from the model if that is more, (B,). Of a difference of two outputs, the error is relative to their sizes
+            if these are more: they are what was rounded.
+    """
+
+    scores: Tensor
+    bias: Tensor
+    number: Tensor
+    convergence_delta: Tensor
+
+
+class TokenVectors(NamedTuple):
+    """Hidden states in parts.
+
+    Attributes:
+        vectors: what each token (K) gives to each layer's output at each position (Q), (B, L, Q, K, D).
+        bias: what the biases give, (B, L, Q, D); 0 if they are shared among the tokens.
+    """
+
+    vectors: Tensor
+    bias: Tensor
+
+
+class DecompX(AttentionMapAttribution):
+    """DecompX [Modarressi et al. 2023], to hidden states and to any number of the output, through pooler and head.
+
+    With attention weights, the statistics of norms, what routers decide and the slopes of activations frozen, the
+    network from the first layer's input on is linear in the tokens' vectors. A slope is (g(z) − g(0)) / z, the paper's
+    zero-origin line; in a gated feed-forward network both factors share their product along the straight path from
+    zero.
+
+    With a ``target`` or a ``readout``, ``attribute`` gives what each token adds to that number of the output, signed:
+    one backward pass of the frozen network, gradient × input. Without, it gives the norms of what each token gives to
+    the last layer's output (or ``layer``'s) at the position explained, from vectors that are propagated; so are the
+    maps.
+
+    Args:
+        model: a model of Hugging Face with one stack of layers; left exactly as it is.
+        bias: what becomes of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias
+            among the tokens' vectors where it is added, that of attention before the residual connection, in proportion
+            to their products with it (``"absdot"``), their cosines (``"abssim"``), their ``"norm"``, alike
+            (``"equal"``), or give it to the first token (``"cls"``). These propagate the vectors of all tokens
+            together.
+        propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
+            forward pass.
+        readout: what a target is of instead of logits, linear in the hidden states: see
+            :data:`captum_norm.models.outputs.Readout`.
+        memory_budget: how many bytes vectors may take at a time while they are propagated; None: a quarter of what is
+            free.
+
+    Raises:
+        InvalidInputError: for an unknown treatment of biases.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+        >>> method, ids = DecompX(BertForSequenceClassification(config)), torch.tensor([[2, 7, 9, 3]])
+        >>> parts = method.decompose(ids, target=1)
+        >>> bool((parts.scores.sum(1) + parts.bias - parts.number).abs().max() < 1e-5)
+        True
+    """
+
+    one_stack = True
+    batch_first = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bias: Bias = "apart",
+        *,
+        propagate: bool = False,
+        readout: Readout | None = None,
+        memory_budget: int | None = None,
+    ) -> None:
+        super().__init__(model, "mean", memory_budget=memory_budget)
+        self.bias: Bias = one_of("bias", bias, get_args(Bias))
+        self._readout = readout
+        self._propagate = as_truth("propagate", propagate) or bias != "apart"
+        self._steps: dict[nn.Module, Step] = {}
+        self._dtypes: list[torch.dtype] = []
+
+    def decompose(
+        self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
+    ) -> Decomposition:
+        """A number of each example's output in parts.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            target: which number: a class or token for all examples, one for each, or a :class:`Difference`. None:
+                the one that the model predicts. An output at each position is taken at ``position``.
+            additional_forward_args: as for :meth:`maps`.
+            position: as for :meth:`attribute`.
+
+        Returns:
+            the parts.
+
+        Raises:
+            InvalidInputError: for a target outside the output.
+            IncompleteDecompositionError: the parts do not add up to the number, as where the model computes something
+                that is neither linear nor a norm, an activation or a gated pair.
+            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+        """
+        return self._decompose(
+            *self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
+        )
+
+    def vectors(
+        self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
+    ) -> TokenVectors:
+        """What each token gives to each layer's output, (S + 2) times the forward pass: for small inputs.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+            layers: as for :meth:`maps`.
+
+        Returns:
+            the vectors, 0 at padding.
+
+        Raises:
+            CaptumNormError: see :meth:`decompose`.
+        """
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers))
+        call, positions = self._prepared(call), call.positions
+
+        def work() -> TokenVectors:
+            count = max(stack.layers for stack in self.session.sizes(call).values())
+            wanted = layer_indices(request.layers, count)
+            found, _ = self._parts(call, torch.clone, wanted)
+            self._deltas(found, wanted, call)
+            vectors = by_layer([parts.kept for parts in found], wanted)
+            bias = by_layer([parts.bias for parts in found], wanted)
+            vectors = positions.restored(positions.restored(vectors.transpose(2, 3), 2), 3)
+            return finite_results(self.model, TokenVectors(vectors, positions.restored(bias, 2)))
+
+        return self.session.explain(work)
+
+    def compute_convergence_delta(
+        self,
+        attributions: Tensor | tuple[Tensor],
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        target: Target = None,
+        position: Position = None,
+    ) -> Tensor:
+        """The completeness error for some inputs: of the number ``target`` names, else the layers' largest.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+            target: as for :meth:`attribute`.
+            position: as for :meth:`attribute`.
+
+        Returns:
+            (B,), relative: see :class:`Decomposition`.
+
+        Raises:
+            InvalidInputError: if the attributions are of other inputs.
+        """
+        if not self._explains_output(target):
+            return super().compute_convergence_delta(attributions, inputs, additional_forward_args)
+        parts = self.decompose(inputs, target, additional_forward_args, position=position)
+        return delta_for(attributions, parts.convergence_delta)
+
+    def _explains_output(self, target: Target) -> bool:
+        return target is not None or self._readout is not None
+
+    def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
+        """Parts of the output if a number of it is named, else norms of parts of hidden states."""
+        if not self._explains_output(request.target):
+            return super().explain(call, request)
+        if request.layers is not None:
+            raise InvalidInputError("got a layer and a target; parts of hidden states are no parts of the output")
+        parts = self._decompose(call, request)
+        return parts.scores, parts.convergence_delta
+
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Rows of the last layer's map."""
+        # The last layer's parts hold all layers already.
+        return rows @ stack[:, -1]
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """The norms of what each token gives to the layers requested."""
+        call = self._prepared(call)
+
+        def work() -> AttributionMaps:
+            found, causal = self._parts(call, length)
+            wanted = layer_indices(request.layers, len(found[0].kept))
+            deltas = self._deltas(found, wanted, call)
+            maps = by_layer([parts.kept for parts in found], wanted).transpose(2, 3)
+            return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
+
+        return self.session.explain(work)
+
+    def _prepared(self, call: ModelCall) -> ModelCall:
+        """The call outside of inference mode, of a model whose layers can be chained."""
+        dtypes = [parameter.dtype for parameter in self.model.parameters()]
+        if dtypes != self._dtypes:
+            # What precision its norms work in is known of the model as it was.
+            self._steps, self._dtypes = {}, dtypes
+        refuse_mixing(self.model)
+        with gradients_on():
+            return call.outside_inference()
+
+    def _decompose(self, call: ModelCall, request: Request) -> Decomposition:
+        call = self._prepared(call)
+        return self.session.explain(lambda: self._decomposed(call, request))
+
+    @contextmanager
+    def _propagation(self, call: ModelCall) -> Iterator[Propagation]:
+        """What runs the parts of a call's examples, with a bar."""
+        name, length = type(self.model).__name__, call.positions.length
+        sharing, budget = None if self.bias == "apart" else self.bias, MemoryBudget(self.session.memory_budget)
+        with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
+            yield Propagation(self.model, self.session.blocks(call), self._steps, sharing, budget, shown.update)
+
+    def _decomposed(self, call: ModelCall, request: Request) -> Decomposition:
+        if self._propagate:
+            with self._propagation(call) as propagation:
+                each = [
+                    self._propagated_number(propagation, call.example(index), one_of_each(request, index, call.batch))
+                    for index in range(call.batch)
+                ]
+            scores, bias, number, rounded, deviation = map(torch.cat, zip(*each, strict=True))
+        else:
+            scores, bias, number, rounded, deviation = self._gradient(call, request)
+        expect_number(self.model, number)
+        if call.positions.real is not None:
+            scores = scores.where(call.positions.real.to(scores.device), 0)
+        size = torch.maximum(scores.abs().sum(1) + bias.abs(), rounded).clamp(min=torch.finfo(scores.dtype).tiny)
+        delta = torch.maximum((scores.sum(1) + bias - number).abs() / size, deviation)
+        finite_results(self.model, (scores, bias, delta))
+        self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
+        return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
+
+    def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        rules = GraphRules(call.batch, Stacks(self.model, several=call.positions.several))
+        with gradients_on():
+            with frozen(self.model, self.session.blocks(call), rules, self._steps):
+                output = call.run()
+            found = output_scores(call, output, request.position, self._readout)
+            chosen = chosen_target(request.target, found)
+            number = explained_number(found, chosen)
+            (gradient,) = torch.autograd.grad(number.sum(), rules.stream)
+        number, dtype = number.detach(), accumulation_dtype(number.dtype)
+        scores = (gradient.to(dtype) * rules.stream.detach().to(dtype)).sum(-1)
+        bias = (
+            torch.stack([part.to(scores) for part in rules.biases]).sum(0)
+            if rules.biases
+            else scores.new_zeros(call.batch)
+        )
+        rounded = rounded_size(found.detach(), chosen).to(dtype)
+        return scores, bias, number.to(dtype), rounded, torch.stack(rules.deviations).max().to(scores)
+
+    def _parts(
+        self,
+        call: ModelCall,
+        keep: Callable[[Tensor], Tensor],
+        layers: Collection[int] | None = None,
+    ) -> tuple[list[LayerParts], bool]:
+        """Each example's parts at the layers, and whether the model looks back only."""
+        found, causal = [LayerParts(keep, layers) for _ in range(call.batch)], False
+        with self._propagation(call) as propagation:
+            for index, parts in enumerate(found):
+                for _, _, stacks in propagation.run(call.example(index), parts):
+                    causal = stacks.causal
+        return found, causal
+
+    def _propagated_number(
+        self, propagation: Propagation, example: ModelCall, request: Request
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        scores = []
+        for copies, output, _ in propagation.run(example):
+            found = output_scores(copies, output, request.position, self._readout)
+            chosen = chosen_target(request.target, found[:1])
+            numbers = explained_number(found, chosen)
+            numbers = numbers.to(accumulation_dtype(numbers.dtype))
+            scores.append(numbers[1:-1])
+        rounded = rounded_size(found[:1], chosen).to(numbers)
+        return torch.cat(scores)[None], numbers[-1:], numbers[:1], rounded, torch.zeros_like(rounded)
+
+    def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], call: ModelCall) -> Tensor:
+        """How far the parts of the layers' outputs are from adding up, (B, L)."""
+        error = length(by_layer([parts.left for parts in found], layers))
+        size, real = by_layer([parts.size for parts in found], layers), call.positions.real
+        real = None if real is None else real[:, None].expand(error.shape).flatten(0, 1)
+        delta = relative_error(error.flatten(0, 1), size.flatten(0, 1), real).reshape(error.shape[:2])
+        finite_results(self.model, delta)
+        self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
+        return delta
+
+    def _accept(self, delta: Tensor, problem: str) -> None:
+        norms = (step.precision for step in self._steps.values() if isinstance(step, NormReader))
+        weights = (step.parameter.dtype for step in self._steps.values() if isinstance(step, Projection))
+        precision = max((delta.dtype, *norms, *weights), key=lambda dtype: torch.finfo(dtype).eps)
+        if not bool((delta <= TOLERANCE[precision]).all()):
+            raise IncompleteDecompositionError(
+                f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "
+                f"{precision}"
+            )
+
+
+def one_of_each(request: Request, index: int, batch: int) -> Request:
+    """The request for one example of a batch."""
+
+    def one(value: Any, what: str) -> Any:
+        if isinstance(value, Difference):
+            return Difference(one(value.target, what), one(value.other, what))
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return value
+        if len(value) not in (1, batch):
+            raise InvalidInputError(f"got {len(value)} {what} for {batch} examples")
+        return value[index % len(value)]
+
+    return replace(request, target=one(request.target, "targets"), position=one(request.position, "positions"))

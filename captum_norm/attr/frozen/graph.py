@@ -1,0 +1,121 @@
+"""The frozen network as a graph: gradient × input of one number is its decomposition."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from captum_norm.functional import (
+    Elementwise,
+    FrozenFeedForward,
+    Normalization,
+    Use,
+    apply_linear,
+    gate_slopes,
+    inverse_scale,
+    length,
+    secant_slope,
+)
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.stacks import Stacks
+
+
+class GraphRules:
+    """Rules (:class:`captum_norm.attr.frozen.network.Rules`) under which autograd sees the frozen network.
+
+    Args:
+        batch: number of examples.
+        stacks: the model's stacks of layers.
+
+    Attributes:
+        stream: the first layer's input, a leaf, (B, S, D).
+        biases: what each constant adds to the number whose gradient was last taken, (B,) each.
+        deviations: how far each step of the frozen network is from the model's own, relative.
+        copies: 1.
+    """
+
+    copies = 1
+
+    def __init__(self, batch: int, stacks: Stacks) -> None:
+        self.stacks = stacks
+        self.stream: Tensor
+        self.biases: list[Tensor] = []
+        self.deviations: list[Tensor] = []
+        self._batch = batch
+
+    def enter(self, stream: Tensor) -> Tensor:
+        self.stream = stream.detach().clone().requires_grad_()
+        # The model may write into what it is given, as a leaf does not allow.
+        return self.stream.clone()
+
+    def leave(self, stream: Tensor) -> None:
+        """Hidden states are not decomposed."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def given(self, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        mask = None if call.mask is None else call.mask.detach()
+        output, _ = self.stacks.attend(replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask))
+        return output
+
+    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
+        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        linear = apply_linear(norm, inputs) * inverse_scale(norm, inputs.detach())
+        return self._replaced(linear, norm.bias, output)
+
+    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
+        self._count(output, bias)
+        return output
+
+    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        zero, point = inputs.new_zeros(1), inputs.detach()
+        constant = function(zero).detach()
+        linear = inputs * secant_slope(function, zero, point)
+        return self._replaced(linear, constant if constant.any() else None, output)
+
+    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
+        zero = gate.new_zeros(1)
+        slope, other_slope = gate_slopes(function, None, (zero, zero), (gate.detach(), other.detach()))
+        return self._replaced(slope * gate + other_slope * other, None, output)
+
+    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
+        inputs, every = inputs.to(accumulation_dtype(inputs.dtype)), rows[0]
+        with torch.no_grad():
+            networks = FrozenFeedForward(uses, inputs, torch.zeros_like(inputs), "zero")
+        constant = networks.constant
+        return self._replaced(networks.through(inputs, every, 0), constant if constant.any() else None, output)
+
+    def begin_attention(self) -> None:
+        """Biases are counted one by one."""
+
+    def end_attention(self, output: Tensor) -> None:
+        """Biases are counted one by one."""
+
+    def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
+        new = (linear if constant is None else linear + constant).to(output.dtype)
+        with torch.no_grad():
+            error, size = (length(tensor.float().flatten()) for tensor in (new - output, output))
+            self.deviations.append(error / size.clamp(min=torch.finfo(size.dtype).tiny))
+        if constant is not None:
+            self._count(new, constant)
+        return new
+
+    def _count(self, tensor: Tensor, constant: Tensor) -> None:
+        """Note what a constant that was added to ``tensor`` adds to the number, once its gradient is known."""
+        constant = constant.detach()
+
+        def count(gradient: Tensor) -> None:
+            shares = (gradient.to(constant.dtype) * constant).sum(-1)
+            self.biases.append(shares.reshape(self._batch, -1).sum(1))
+
+        if tensor.requires_grad:
+            tensor.register_hook(count)

@@ -1,0 +1,172 @@
+"""The frozen network on vectors: one example and its parts, propagated together."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import (
+    Affine,
+    Elementwise,
+    Network,
+    Normalization,
+    Use,
+    add_bias,
+    apply_linear,
+    gate_slopes,
+    inverse_scale,
+    secant_slope,
+)
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.stacks import Stacks
+
+
+class PartsRules:
+    """Rules (:class:`captum_norm.attr.frozen.network.Rules`) for copies of one example.
+
+    The first copy is the example, whose norms, activations and attention weights the others use. Then come what each
+    of the tokens gives, and last what the biases give; shared biases leave it zero. Attention has one bias [Modarressi
+    et al. 2023, eq. 3, 5]: what is added from its first linear map on stays apart until behind its output projection,
+    where it is shared, before the residual joins.
+
+    Args:
+        tokens: which tokens' parts, K of them; all if biases are shared.
+        stacks: the model's stacks of layers.
+        sharing: how biases are shared among the tokens: see :data:`captum_norm.functional.BIAS_SHARES`; None keeps
+            them apart.
+        watch: told each layer's index and output, (K + 2, S, D).
+
+    Attributes:
+        copies: number of copies, K + 2.
+    """
+
+    def __init__(
+        self, tokens: range, stacks: Stacks, sharing: str | None, watch: Callable[[int, Tensor], None]
+    ) -> None:
+        self.stacks = stacks
+        self.copies = len(tokens) + 2
+        self._tokens = tokens
+        self._sharing = sharing
+        self._watch = watch
+        self._left = 0
+        self._in_attention = False
+
+    def enter(self, stream: Tensor) -> Tensor:
+        parts = torch.zeros_like(stream)
+        tokens = torch.arange(self._tokens.start, self._tokens.stop, device=stream.device)
+        parts[0] = stream[0]
+        parts[1 + tokens - self._tokens.start, tokens] = stream[0, tokens]
+        return parts
+
+    def leave(self, stream: Tensor) -> None:
+        self._watch(self._left, stream)
+        self._left += 1
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor[: len(tensor) // self.copies]
+
+    def given(self, tensor: Tensor) -> Tensor:
+        return self.whole(tensor).repeat(self.copies, *[1] * (tensor.dim() - 1)) if self.carries(tensor) else tensor
+
+    def carries(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 1 and len(tensor) % self.copies == 0
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        if self._sharing is not None and not self._in_attention:
+            raise UnsupportedModelError(
+                f"{type(call.module).__name__} receives values projected outside of it, so the bias of attention "
+                'cannot be told from those before it; expected its linear maps inside, or bias="apart"'
+            )
+
+        def first(option: Any) -> Any:
+            return option[:1] if isinstance(option, Tensor) and option.dim() > 2 else option
+
+        tensors = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
+        options = {name: first(option) for name, option in call.options.items()}
+        output, weights = self.stacks.attend(replace(call, **tensors, mask=first(call.mask), options=options))
+        heads = call.value[1:].repeat_interleave(weights.shape[1] // call.value.shape[1], dim=1)
+        return torch.cat([output, (weights @ heads).transpose(1, 2)])
+
+    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
+        copies = self._copies(inputs).to(accumulation_dtype(inputs.dtype))
+        return self._result(apply_linear(norm, copies) * inverse_scale(norm, copies[:1]), norm.bias, output)
+
+    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
+        copies = self._copies(output).to(bias.dtype)
+        return self._result(copies - bias, bias, output)
+
+    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        copies, zero = self._copies(inputs), inputs.new_zeros(1)
+        return self._with_origin(copies * secant_slope(function, zero, copies[:1]), function(zero), output)
+
+    def product(
+        self,
+        function: Elementwise,
+        gate: Tensor,
+        other: Tensor,
+        output: Tensor,
+        factor: Elementwise | None = None,
+    ) -> Tensor:
+        gates, others, zero = self._copies(gate), self._copies(other), gate.new_zeros(1)
+        slope, other_slope = gate_slopes(function, factor, (zero, zero), (gates[:1], others[:1]))
+        origin = zero if factor is None else function(zero) * factor(zero)
+        return self._with_origin(slope * gates + other_slope * others, origin, output)
+
+    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
+        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        total = torch.zeros_like(inputs)
+        for use in uses:
+            chosen = (rows if use.queries is None else rows[:, use.queries]).flatten()
+            written = self._through(use.network, inputs[chosen])
+            if use.coefficient is not None:
+                written = written * use.coefficient.repeat(self.copies, 1)
+            total.index_add_(0, chosen, written)
+        total[rows[0]] = output[rows[0]].to(total)
+        return total.to(output.dtype)
+
+    def _through(self, network: Network, inputs: Tensor) -> Tensor:
+        points = [self._mapped(affine, inputs) for affine in network.inner]
+        hidden = network.hidden(points)
+        if len(points) == 1:
+            hidden = self.activation(network.activation, points[0], hidden)
+        else:
+            gate, other = points
+            hidden = self.product(network.activation, gate, other, hidden, network.factor)
+        return self._mapped(network.outer, hidden)
+
+    def _mapped(self, affine: Affine, inputs: Tensor) -> Tensor:
+        output = affine.whole(inputs)
+        return output if affine.bias is None else self.affine(affine.bias.to(output.dtype), output)
+
+    def _with_origin(self, linear: Tensor, origin: Tensor, output: Tensor) -> Tensor:
+        """With what the function gives at zero, (1,), as a constant."""
+        return self._result(linear, origin.expand(linear.shape[-1]) if origin.any() else None, output)
+
+    def begin_attention(self) -> None:
+        self._in_attention = True
+
+    def end_attention(self, output: Tensor) -> Tensor | None:
+        self._in_attention = False
+        if self._sharing is None:
+            return None
+        *copies, bias = self._copies(output).to(accumulation_dtype(output.dtype))
+        return self._result(torch.stack([*copies, torch.zeros_like(bias)]), bias, output)
+
+    def _copies(self, tensor: Tensor) -> Tensor:
+        """(K + 2, R, D), whatever axes the model gives the positions."""
+        return tensor.reshape(self.copies, -1, tensor.shape[-1])
+
+    def _result(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
+        """The linear map of all copies with a constant added: to the biases' copy, or shared."""
+        tokens, biases = linear[1:-1], linear[-1:]
+        if constant is not None:
+            if self._sharing is None or self._in_attention:
+                biases = biases + constant
+            else:
+                tokens = add_bias(tokens, constant, self._sharing)
+        whole = self._copies(output)[:1].to(linear.dtype)
+        return torch.cat([whole, tokens, biases]).to(output.dtype).reshape(output.shape)

@@ -1,0 +1,1 @@
+"""Runs a model once and hands on what passes through its attention layers."""

@@ -1,0 +1,139 @@
+"""Checks results: that they are numbers, and that vectors add up to what the model computed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
+from captum_norm.models.offloading import present
+from captum_norm.models.stacks import Place
+
+TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
+    {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+)
+"""The largest relative completeness error accepted, by the model's dtype.
+
+Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
+few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
+"""
+
+
+Results = TypeVar("Results")
+
+
+def finite_results(model: nn.Module, results: Results) -> Results:
+    """The results of a method as they are, where all their numbers are finite.
+
+    Args:
+        model: the model.
+        results: a tensor, or a (named) tuple, mapping or dataclass of results.
+
+    Raises:
+        NonFiniteError: if there is NaN or infinity in them, with the name of a weight that has it, too.
+    """
+    found = [(name, tensor.detach()) for name, tensor in _tensors(results) if tensor.is_floating_point()]
+    # A sum takes one pass and no memory. It may overflow where all numbers are finite, so it does not decide alone.
+    sums = [tensor.sum().to(found[0][1]) for _, tensor in found]
+    if sums and not torch.stack(sums).isfinite().all():
+        for name, tensor in found:
+            if not tensor.isfinite().all():
+                refuse_non_finite_weights(model)
+                raise NonFiniteError(
+                    f"{name or 'a result'} for {type(model).__name__} contains NaN or infinity: its numbers do, or "
+                    f"leave the range of {tensor.dtype}; check the inputs, or convert the model to a wider dtype"
+                )
+    return results
+
+
+def _tensors(results: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors in nested results, with the names of the fields that they are in."""
+    fields = _fields(results)
+    if isinstance(results, Tensor):
+        yield name, results
+    elif fields:
+        for field, entry in fields.items():
+            yield from _tensors(entry, f"{name}.{field}" if name else field)
+    elif isinstance(results, tuple):
+        for entry in results:
+            yield from _tensors(entry, name)
+
+
+def _fields(results: Any) -> Mapping[str, Any]:
+    """Those of a mapping, dataclass or named tuple; none of anything else."""
+    if isinstance(results, Mapping):
+        return results
+    if is_dataclass(results):
+        return vars(results)
+    return results._asdict() if isinstance(results, tuple) and hasattr(results, "_asdict") else {}
+
+
+def expect_finite(model: nn.Module, place: Place, *results: Tensor) -> None:
+    """Refuse a layer's results with NaN or infinity.
+
+    Raises:
+        NonFiniteError: if there are any.
+    """
+    if not all(result.isfinite().all() for result in results):
+        raise NonFiniteError(f"what {type(model).__name__} computes in {place} contains NaN or infinity")
+
+
+def expect_complete(model: nn.Module, place: Place, delta: Tensor, precision: torch.dtype) -> None:
+    """Refuse a layer whose vectors do not add up.
+
+    Args:
+        model: the model.
+        place: the layer's place in it.
+        delta: completeness error, (B,).
+        precision: the dtype that the layer computes in.
+
+    Raises:
+        IncompleteDecompositionError: if an error is above the tolerance.
+    """
+    largest = delta.max().item()
+    if not largest <= TOLERANCE[precision]:  # nor is NaN accepted
+        raise IncompleteDecompositionError(
+            f"the vectors of {place} do not add up to what {type(model).__name__} computed: relative error "
+            f"{largest:.1e}, accepted {TOLERANCE[precision]:.0e} for {precision}"
+        )
+
+
+def refuse_non_finite_weights(model: nn.Module) -> None:
+    """Refuse a model with a weight that is NaN or infinity.
+
+    Raises:
+        NonFiniteError: with its name.
+    """
+    for path, module in model.named_modules():
+        with present(module):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                if not parameter.detach().isfinite().all():
+                    raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
+
+
+def refuse_autocast(model: nn.Module) -> None:
+    """Refuse automatic mixed precision, in which norms, too, would be computed in half precision.
+
+    Raises:
+        InvalidInputError: if it is on for the model's device.
+    """
+    devices = {parameter.device.type for parameter in model.parameters()}
+    if any(torch.is_autocast_enabled(device) for device in devices - {"meta"}):
+        raise InvalidInputError(
+            "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
+            "(model.bfloat16()), whose vectors are added up in float32"
+        )
+
+
+def expect_number(model: nn.Module, number: Tensor) -> None:
+    """Refuse an output that is no number.
+
+    Raises:
+        NonFiniteError: if it is NaN or infinite.
+    """
+    if not number.isfinite().all():
+        refuse_non_finite_weights(model)
+        raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")

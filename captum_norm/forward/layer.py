@@ -1,0 +1,160 @@
+"""One attention block as a method sees it: its weights, values and hidden states, in one precision."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.forward.checks import expect_complete, expect_finite
+from captum_norm.forward.recording import BlockTensors
+from captum_norm.functional import Carry, Scales, length, relative_error
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import AttentionCall, Part
+from captum_norm.models.blocks import Block
+from captum_norm.models.stacks import Place
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One attention block in one forward pass.
+
+    Attributes:
+        weights: α, (B, H, Q, K).
+        values: of every head, (B, H, K, d).
+        tensors: the hidden states.
+        block: the block's parts.
+        cross: whether the keys are positions of another sequence than the queries.
+        budget: how much memory pieces of a computation may take.
+    """
+
+    weights: Tensor
+    values: Tensor
+    tensors: BlockTensors
+    block: Block
+    cross: bool
+    budget: MemoryBudget
+
+    @cached_property
+    def carry(self) -> Carry:
+        """The steps from attention's output to the block's end, linear with the statistics of its norms frozen."""
+        return self.block.carry("atb", self.weights.dtype)
+
+    @cached_property
+    def scales(self) -> Scales:
+        """1/σ of these norms at each query."""
+        return self.carry.scales(self.tensors.projected, self.tensors.total)
+
+    @property
+    def output(self) -> Tensor:
+        """What the model computed at the block's end, (B, Q, D): behind the norm on the residual sum, or the sum."""
+        return self.tensors.total if self.tensors.normed is None else self.tensors.normed
+
+    @cached_property
+    def stream(self) -> Tensor:
+        """What the residual connection gives to the output, (B, Q, D)."""
+        stream = self.carry.linear_final(self.tensors.residual)
+        return stream if self.scales.final is None else stream * self.scales.final
+
+    @cached_property
+    def projection(self) -> Tensor:
+        """The rows of the output projection of each head, carried to the block's end but for 1/σ, (H, d, D)."""
+        return self.carry.linear(self._weight.unflatten(0, (self.weights.shape[1], -1)))
+
+    @cached_property
+    def scaled_weights(self) -> Tensor:
+        """The weights times 1/σ, (B, H, Q, K): what keys give is by these, ``values`` and ``projection``."""
+        scale = self.scales.divide(torch.ones_like(self.output[..., :1]))
+        return self.weights * scale.squeeze(-1)[:, None, :, None]
+
+    def vectors(self) -> Tensor:
+        """What each key gives to the block's output, (B, Q, K, D), the residual connection with j = i.
+
+        All at once, so for short inputs; in cross-attention without the residual connection, which is at no key.
+        """
+        given = torch.einsum("bhqk,bhkd,hde->bqke", self.scaled_weights, self.values, self.projection)
+        if not self.cross:
+            given.diagonal(dim1=1, dim2=2).add_(self.stream.transpose(1, 2))
+        return given
+
+    def own_vectors(self) -> Tensor:
+        """What each query gives to itself, the residual connection included, (B, Q, D)."""
+        weights = self.scaled_weights.diagonal(dim1=2, dim2=3).unsqueeze(-1)
+        return self.carry.linear((self.values * weights).transpose(1, 2).flatten(2) @ self._weight) + self.stream
+
+    def error(self, real: Tensor | None) -> Tensor:
+        """The relative completeness error of the vectors, (B,); ``real`` is True at real queries, (B, Q)."""
+        bias = self.block.projection.bias(self.weights.dtype)
+        projected = (self.weights @ self.values).transpose(1, 2).flatten(2) @ self._weight
+        projected = projected if bias is None else projected + bias
+        carried = self.carry.constant(self.tensors.projected, self.tensors.residual, self.scales)
+        pairs = [(projected, self.tensors.projected), (carried, self.output)]
+        errors = [relative_error(length(computed - actual), length(actual), real) for computed, actual in pairs]
+        return torch.stack(errors).amax(0)
+
+    @cached_property
+    def _weight(self) -> Tensor:
+        return self.block.projection.weight(self.weights.dtype)
+
+
+class LayerReducer:
+    """Collects the tensors of one layer, and keeps its map.
+
+    Args:
+        layer_map: makes the map of the layer.
+        block: its attention block.
+        dtype: what to compute in.
+        budget: how much memory pieces of the computation may take.
+        real: True at real queries, (B, Q), or None where all are.
+
+    Attributes:
+        map: (B, [H,] Q, K).
+        delta: completeness error, (B,).
+        precision: the least precise dtype of the block's own computation, which sets the tolerance.
+    """
+
+    def __init__(
+        self,
+        layer_map: Callable[[Layer], Tensor],
+        block: Block,
+        dtype: torch.dtype,
+        budget: MemoryBudget,
+        real: Tensor | None,
+    ) -> None:
+        self._block, self._layer_map, self._budget, self._real = block, layer_map, budget, real
+        self._dtype = dtype
+        self.precision = block.precision
+        self._cross = False
+        self._values: Tensor
+        self._weights: Tensor
+        self.map: Tensor
+        self.delta: Tensor
+
+    def begin(self, call: AttentionCall) -> None:
+        """Attention starts."""
+        self._values, self._cross = call.values_by_head.to(self._dtype), call.cross
+        self._weights = self._values.new_empty(*call.query.shape[:3], call.key.shape[2])
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        """The attention weights of a part."""
+        self._weights[part.examples, :, part.rows] = weights.to(self._dtype)
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        """The block's tensors: only results outlive the layer."""
+        if tensors is None:
+            raise ValueError("a map needs the tensors of the block")
+        tensors = tensors.rows(slice(None), self._dtype)
+        layer = Layer(self._weights, self._values, tensors, self._block, self._cross, self._budget)
+        self.delta, self.map = layer.error(self._real), self._layer_map(layer)
+        del self._values, self._weights
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse results that are not finite, or vectors that do not add up.
+
+        Raises:
+            NonFiniteError: if there is NaN or infinity.
+            IncompleteDecompositionError: if the vectors are not what the model computed.
+        """
+        expect_finite(model, place, self.map.detach().sum(), self.delta)
+        expect_complete(model, place, self.delta, self.precision)

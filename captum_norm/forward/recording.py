@@ -1,0 +1,364 @@
+"""One forward pass with every attention block's tensors handed to a reducer as soon as they exist.
+
+Attention weights are produced for a few query rows at a time and reduced at once, so they are never held for a whole
+long sequence; the other tensors of a block live until its last one has come. The model is left as it was.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import length
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import AttentionCall, Part
+from captum_norm.models.blocks import Block
+from captum_norm.models.factors import multiplied
+from captum_norm.models.feed_forward import End, Routing
+from captum_norm.models.hooks import Received, hooked
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.layouts import Site
+from captum_norm.models.libraries.registry import attention_through, no_attention
+from captum_norm.models.offloading import present
+from captum_norm.models.search.experts import routing_of, routing_of_scores
+from captum_norm.models.stacks import Place, Stacks
+
+# Attention weights of this size stay in a processor's cache between their making and their reduction,
+CHUNK_BYTES = 4 * 2**20
+# but with fewer queries than this the products of a part wait for the keys to come from memory.
+CHUNK_ROWS = 64
+ACCUMULATED_BYTES = 4
+# How many tensors as large as a part's weights its making and reduction need: scores, masked scores, softmax, ...
+WORKING_COPIES = 8
+
+
+@dataclass(frozen=True)
+class FeedForwardTensors:
+    """The tensors of one feed-forward block in one forward pass, (B, Q, D) each but for the routing.
+
+    Attributes:
+        written: what its networks gave.
+        total: its sum with the residual stream; in a parallel layer with the attention output, too.
+        read: the output of the norm before the networks, or None where there is none.
+        normed: the final norm's output, or None where there is none.
+        routing: what the router of a mixture of experts decided, or None.
+        attend: attention's weights once more, all parts in the order of the first time: (examples, H, rows, K) each.
+        advance: to be told how many queries were treated with these.
+    """
+
+    written: Tensor
+    total: Tensor
+    read: Tensor | None
+    normed: Tensor | None
+    routing: Routing | None
+    attend: Callable[[], Iterator[tuple[Part, Tensor]]]
+    advance: Callable[[int], object]
+
+    def rows(self, rows: slice, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
+        """The tensors at some query positions, on a device and in another dtype."""
+        batch, queries = self.written.shape[:2]
+        routing = self.routing
+        if routing is not None:
+            tables = (table.unflatten(0, (batch, queries))[:, rows].flatten(0, 1) for table in routing)
+            routing = Routing(*tables)
+        read, normed = (None if t is None else t[:, rows].to(device, dtype) for t in (self.read, self.normed))
+        written, total = (t[:, rows].to(device, dtype) for t in (self.written, self.total))
+        return FeedForwardTensors(written, total, read, normed, routing, self.attend, self.advance)
+
+
+@dataclass(frozen=True)
+class BlockTensors:
+    """The tensors of one block in one forward pass, each (B, Q, D) but for the context.
+
+    Attributes:
+        context: attention's output, which the projection receives, (B, Q, H·d).
+        projected: the output projection's output.
+        residual: the residual stream before the block, as it enters the sum.
+        total: their sum as the model computed it; without the feed-forward output in a parallel layer.
+        normed: the final norm's output, or None where the block has none.
+        behind: the tensors of the feed-forward block behind it, if these were asked for.
+    """
+
+    context: Tensor
+    projected: Tensor
+    residual: Tensor
+    total: Tensor
+    normed: Tensor | None
+    behind: FeedForwardTensors | None = None
+
+    def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
+        """The tensors at some query positions, all but the context in another dtype and on one device.
+
+        Where two devices share a model, a layer receives its inputs on that of the layer before.
+        """
+        device = self.projected.device
+        normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
+        projected, residual, total = (t[:, rows].to(device, dtype) for t in (self.projected, self.residual, self.total))
+        behind = None if self.behind is None else self.behind.rows(rows, device, dtype)
+        return BlockTensors(self.context[:, rows], projected, residual, total, normed, behind)
+
+
+class Reducer(Protocol):
+    """What is made of one attention block while the forward pass goes through it."""
+
+    def begin(self, call: AttentionCall) -> None:
+        """Attention starts."""
+        ...
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        """The attention weights of a part, (examples, H, rows, K); every part comes once."""
+        ...
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        """The block's tensors; None where blocks are not needed."""
+        ...
+
+
+ReducerFactory = Callable[[Place, Block | None], Reducer | None]
+
+
+def record(
+    call: ModelCall,
+    make_reducer: ReducerFactory,
+    blocks: Mapping[nn.Module, Block] | None,
+    budget: MemoryBudget | None = None,
+    advance: Callable[[int], object] = lambda _: None,
+    *,
+    feed_forward: bool = False,
+) -> bool:
+    """Run a model once and reduce each of its attention blocks.
+
+    Args:
+        call: the model and its inputs.
+        make_reducer: called with the layer's place, in the order of the forward pass, and its block; None for a layer
+            that is not requested.
+        blocks: the model's blocks by attention module; None if only attention weights are needed.
+        budget: how much memory the making and reduction of attention weights may take at a time.
+        advance: told how many queries have been treated since it was last called; a reducer that attends to them once
+            more tells it, too.
+        feed_forward: also hand on the tensors of the feed-forward blocks; each attention block is then finished when
+            the one behind it is.
+
+    Returns:
+        whether the one stack of a model that is no encoder–decoder only looked back (a causal model).
+
+    Raises:
+        UnsupportedModelError: if no attention was seen, or queries and keys are different sequences where they should
+            not be.
+    """
+    stacks = Stacks(call.model, several=call.positions.several)
+    recorder = _Recorder(make_reducer, blocks, budget or MemoryBudget(), advance, stacks, feed_forward)
+    # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
+    with attention_through(call.model, recorder.attention), hooked(recorder.hooks()):
+        call.run()
+    if not stacks.sizes:
+        raise UnsupportedModelError(no_attention(call.model))
+    recorder.expect_nothing_open()
+    return stacks.causal
+
+
+def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
+    """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
+    itemsize = max(query.element_size(), ACCUMULATED_BYTES)
+    rows = budget.on(query.device) // (row * itemsize * WORKING_COPIES)
+    if query.device.type == "cpu":
+        rows = min(rows, max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES)))
+    return max(1, rows)
+
+
+@dataclass
+class _OpenBlock:
+    """A block that the forward pass is in, and how many examples and queries its attention had."""
+
+    tensors: dict[Site, Tensor] = field(default_factory=dict)
+    behind: dict[End, Tensor] = field(default_factory=dict)
+    routing: Routing | None = None
+    attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
+    reducer: Reducer | None = None
+    context: Tensor | None = None
+    batch: int = 0
+    queries: int = 0
+
+
+class _Recorder:
+    def __init__(
+        self,
+        make_reducer: ReducerFactory,
+        blocks: Mapping[nn.Module, Block] | None,
+        budget: MemoryBudget,
+        advance: Callable[[int], object],
+        stacks: Stacks,
+        feed_forward: bool,
+    ) -> None:
+        self._stacks = stacks
+        self._feed_forward = feed_forward
+        self._make_reducer = make_reducer
+        self._blocks = blocks
+        self._budget = budget
+        self._advance = advance
+        self._open = {module: _OpenBlock() for module in blocks or ()}
+
+    def hooks(self) -> Iterator[Any]:
+        """A hook at every site of every block."""
+        for block in (self._blocks or {}).values():
+            for site in block.layout.sites:
+                try:
+                    module = block.layer.get_submodule(site.module)
+                except AttributeError:
+                    raise UnsupportedModelError(f'the layer "{block.name}" has no "{site.module}" any more') from None
+                yield module, site.end, partial(self._arrive, block, site)
+            for end in self._ends(block):
+                yield end.module, end.end, partial(self._arrive_behind, block, end)
+            experts = None if block.feed_forward is None else block.feed_forward.experts
+            if self._feed_forward and experts is not None:
+                if experts.scorer is None:
+                    yield experts.module, "arguments", partial(self._route, block)
+                else:
+                    yield experts.scorer, "output", partial(self._score, block)
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        """Stands in for the model's attention function."""
+        block, module, queries = self._block_of(call.module), call.module, call.query.shape[2]
+        outputs: list[Tensor] = []
+        with self._stacks.attending(call) as place:
+            reducer = self._make_reducer(place, block)
+            if reducer is not None:
+                reducer.begin(call)
+            # Heads come as strided views, which every part's product would copy anew.
+            heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
+            call = replace(call, **heads)
+            parts = list(self._parts(call))
+            for part in parts:
+                output, weights = _attend(call, part)
+                if part.rows.start == 0:
+                    self._stacks.look(weights)
+                if reducer is not None:
+                    reducer.consume(weights, part)
+                outputs.append(output)
+                self._advance(output.shape[0] * output.shape[1])
+        context = _joined(outputs, len(call.query))
+        if block is not None:
+            opened = self._open[module]
+            opened.reducer, opened.batch, opened.queries = reducer, len(call.query), queries
+            opened.context = None if reducer is None else context.flatten(2)
+            if self._feed_forward and reducer is not None:
+                opened.attend = lambda: ((part, _attend(call, part)[1]) for part in parts)
+        elif reducer is not None:
+            reducer.finish(None)
+        return context
+
+    def _block_of(self, module: nn.Module) -> Block | None:
+        if self._blocks is None:
+            return None
+        if module not in self._blocks:
+            raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
+        return self._blocks[module]
+
+    def expect_nothing_open(self) -> None:
+        """Every block that began must have been finished by the tensors it waits for."""
+        for module, opened in self._open.items():
+            if opened.reducer is not None:
+                raise UnsupportedModelError(
+                    f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
+                    "not run in this forward pass"
+                )
+
+    def _parts(self, call: AttentionCall) -> Iterator[Part]:
+        """Whole examples as far as they fit, else rows of single examples."""
+        batch, heads, queries, _ = call.query.shape
+        fitting_rows = rows_at_once(call.query, heads * call.key.shape[2], self._budget)
+        examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
+        if (examples < batch or rows < queries) and not _parts_are_independent(call):
+            examples, rows = batch, queries
+        for first in range(0, batch, examples):
+            for start in range(0, queries, rows):
+                yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
+
+    def _arrive(self, block: Block, site: Site, _module: nn.Module, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            self._open[block.attention].tensors[site] = tensor.clone() if site in block.overwritten else tensor
+        self._finish_if_complete(block)
+
+    def _arrive_behind(self, block: Block, end: End, _module: nn.Module, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            overwritten = block.feed_forward is not None and end in block.feed_forward.overwritten
+            self._open[block.attention].behind[end] = tensor.clone() if overwritten else tensor
+        self._finish_if_complete(block)
+
+    def _route(self, block: Block, _module: nn.Module, received: Received) -> None:
+        self._open[block.attention].routing = routing_of(received)
+
+    def _score(self, block: Block, _module: nn.Module, scores: Tensor) -> None:
+        self._open[block.attention].routing = routing_of_scores(scores)
+
+    def _ends(self, block: Block) -> frozenset[End]:
+        """Where tensors of the feed-forward block are seen that are wanted."""
+        if not self._feed_forward or block.feed_forward is None:
+            return frozenset()
+        return block.feed_forward.ends
+
+    def _finish_if_complete(self, block: Block) -> None:
+        opened = self._open[block.attention]
+        if opened.tensors.keys() >= block.layout.sites and opened.behind.keys() >= self._ends(block):
+            self._open[block.attention] = _OpenBlock()
+            if opened.reducer is not None:
+                opened.reducer.finish(_block_tensors(block, opened, self._advance))
+
+
+def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
+    layout = block.layout
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return block.batch_first(tensor, opened.batch, opened.queries)
+
+    def at(site: Site) -> Tensor:
+        return shaped(opened.tensors[site])
+
+    total = at(layout.total)
+    if layout.minus is not None:
+        total = total - at(layout.minus).to(total.device)
+    residual = multiplied(block.factor(layout.residual_factor), at(layout.residual))
+    normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
+    behind, parts = None, block.feed_forward
+    if opened.attend is not None and parts is not None:
+        read, behind_normed = (
+            None if norm is None else shaped(opened.behind[End(norm.module, "output")])
+            for norm in (parts.norm, parts.final_norm)
+        )
+        written, behind_total = shaped(opened.behind[parts.written]), shaped(opened.behind[parts.total])
+        routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
+        behind = FeedForwardTensors(written, behind_total, read, behind_normed, routing, opened.attend, advance)
+    context = cast(Tensor, opened.context)  # wherever there is a reducer
+    return BlockTensors(context, at(Site(layout.projection, "output")), residual, total, normed, behind)
+
+
+def _joined(outputs: list[Tensor], batch: int) -> Tensor:
+    """The attention output of all parts, (B, Q, H, d)."""
+    if len(outputs) == 1:
+        return outputs[0]
+    per_example = len(outputs) // batch
+    if per_example > 1:
+        outputs = [torch.cat(outputs[at : at + per_example], dim=1) for at in range(0, len(outputs), per_example)]
+    return torch.cat(outputs)
+
+
+def _attend(call: AttentionCall, part: Part, keys: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    """Output and weights of a part of a call."""
+    # When weights are asked for once more, the module's own parameters (sinks) may have been taken away.
+    with present(call.module):
+        return call.part(part, keys).run()
+
+
+def _parts_are_independent(call: AttentionCall) -> bool:
+    """Whether single examples and rows get what they get among all; seen on a corner of the attention."""
+    corner, examples = min(8, call.query.shape[2]), min(2, len(call.query))
+    whole, _ = _attend(call, Part(slice(0, examples), slice(0, corner)), slice(0, corner))
+    part, _ = _attend(call, Part(slice(examples - 1, examples), slice(corner // 2, corner)), slice(0, corner))
+    expected = whole[-1:, corner // 2 :].float()
+    error, size = (length(tensor.flatten()) for tensor in (part.float() - expected, expected))
+    return bool(error <= torch.finfo(part.dtype).eps ** 0.5 * size)

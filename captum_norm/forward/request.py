@@ -1,0 +1,122 @@
+"""Says which maps are requested of a model, and checks that the model has them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, get_args
+
+from torch import nn
+
+from captum_norm.arguments import as_indices, entries, shown
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.forward.recording import Reducer
+from captum_norm.forward.room import Kept, Sizes
+from captum_norm.models.layouts import Scope
+from captum_norm.models.stacks import Place, Role, StackName, StackSize, encoder_of
+
+Kind = TypeVar("Kind", bound=Reducer)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which maps are requested, and for methods that explain a number of the output, which one.
+
+    Attributes:
+        layers: 0-based indices, negative ones from the last; all if None.
+        stacks: of an encoder–decoder model; all if None.
+        per_head: maps of single heads.
+        target: the number of the output.
+        position: where the output is read.
+        scopes: how far vectors are carried.
+        weights: attention weights, of each head with ``per_head``.
+        head_norms: norms of each head's vectors.
+        maps: norms of pairs; without them there are mixing ratios and lengths of transformed vectors alone.
+        copied: how many layers' maps are copied out of these in the end.
+    """
+
+    layers: Sequence[int] | None = None
+    stacks: Collection[StackName] | None = None
+    per_head: bool = False
+    target: Any = None
+    position: Any = None
+    scopes: Sequence[Scope] = ()
+    weights: bool = False
+    head_norms: bool = False
+    maps: bool = True
+    copied: int = 0
+
+    def has_stack(self, role: Role) -> bool:
+        """Whether a stack is among those asked for."""
+        return self.stacks is None or role in self.stacks
+
+    def has(self, place: Place) -> bool:
+        """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
+        some = self.layers is None or self.reach > 0 or place.index in self.layers
+        return some and self.has_stack(place.role)
+
+    @property
+    def reach(self) -> int:
+        """How far back from the last layer the negative indices go."""
+        return max(0, -min(self.layers or (), default=0))
+
+    def counted(self, stacks: Sizes) -> "Request":
+        """The same without negative indices, where the stacks asked for have as many layers as each other."""
+        counts = {stack.layers for role, stack in stacks.items() if self.has_stack(role)}
+        return replace(self, layers=layer_indices(self.layers, *counts)) if len(counts) == 1 else self
+
+    def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
+        """Add a layer's reducer to those found; drop that of an unwanted layer too far back for negative indices."""
+        stack, last = found.setdefault(place.role, []), place.index - self.reach
+        stack.append(reducer)
+        if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
+            stack[last] = None
+
+    def kept(self, stack: StackSize) -> Kept:
+        """What is kept of a stack."""
+        maps = self.weights * (stack.heads if self.per_head else 1)
+        if self.maps:
+            maps += len(self.scopes) + self.head_norms * stack.heads
+        return Kept(stack.layers if self.layers is None else len(self.layers), maps, self.copied)
+
+
+def as_layers(layers: object) -> list[int] | None:
+    """Indices of layers from any sequence of integers; None stays None."""
+    return None if layers is None else as_indices("layer", layers)
+
+
+def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
+    """Indices into ``count`` layers, negative ones from the last; all of them for None."""
+    chosen = range(count) if layers is None else layers
+    if not chosen:
+        raise InvalidInputError(f"got an empty selection of layers; the model has {count}")
+    for layer in chosen:
+        if not -count <= layer < count:
+            raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}, or -{count} to -1")
+    return [layer % count for layer in chosen]
+
+
+def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
+    """Some of an encoder–decoder model's stacks from any sequence of their names; None stays None."""
+    if stacks is None:
+        return None
+    names = get_args(StackName)
+    found = entries("stacks", stacks, "names")
+    if not found or any(name not in names for name in found):
+        raise InvalidInputError(f"got stacks={shown(stacks)}; expected some of {', '.join(names)} in a list")
+    if encoder_of(model) is None:
+        raise InvalidInputError(f"got stacks={shown(stacks)}, but {type(model).__name__} is no encoder–decoder model")
+    return found
+
+
+def check_seen(model: nn.Module, seen: Collection[Role], request: Request) -> None:
+    """A stack whose attention has another form than the others' must not be left out in silence."""
+    encoder = encoder_of(model)
+    if encoder is None:
+        return
+    # A decoder's layer by itself is given what an encoder computed, and has none.
+    stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
+    missing = [name for name in stacks if request.has_stack(name) and name not in seen]
+    if missing:
+        raise UnsupportedModelError(
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "
+            f"stacks={[name for name in get_args(StackName) if name in seen]}"
+        )

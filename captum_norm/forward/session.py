@@ -1,0 +1,228 @@
+"""Runs a model and hands what passes its attention layers to reducers; the model is left as it was."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast, get_args
+
+import torch
+from torch import nn
+
+from captum_norm.arguments import as_count, as_truth, one_of
+from captum_norm.bars import bar, is_asked
+from captum_norm.errors import (
+    IncompleteDecompositionError,
+    InvalidInputError,
+    NonFiniteError,
+    UnsupportedModelError,
+    UnsupportedScopeError,
+)
+from captum_norm.forward.checks import refuse_autocast, refuse_non_finite_weights
+from captum_norm.forward.recording import Reducer, record
+from captum_norm.forward.request import Request, check_seen, layer_indices
+from captum_norm.forward.room import expect_room, may_be_large, total_queries
+from captum_norm.functional import Baseline
+from captum_norm.memory import MemoryBudget
+from captum_norm.models.blocks import Block
+from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.search.attention_blocks import find_blocks
+from captum_norm.models.stacks import Place, Role, StackSize
+from captum_norm.models.verification import on_excerpt, stack_sizes, verify
+
+Result = TypeVar("Result")
+Kind = TypeVar("Kind", bound=Reducer)
+Blocks = Mapping[nn.Module, Block]
+"""The attention blocks of a model, by the modules that attend."""
+# So many positions of one example show what a model is made of.
+EXCERPT = 16
+
+
+@dataclass(frozen=True)
+class Reduced(Generic[Kind]):
+    """What reducers made of the layers of a model.
+
+    Attributes:
+        stacks: for each stack requested, its layers' reducers in the order of the request.
+        indices: the layers' indices in their stacks, alike.
+        causal: whether the one stack of a model that is no encoder–decoder only looks back.
+    """
+
+    stacks: Mapping[Role, list[Kind]]
+    indices: Mapping[Role, list[int]]
+    causal: bool
+
+
+class Session:
+    """A model, understood once and run as often as asked.
+
+    Args:
+        model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
+            mode and dtype, on any device; left as it is.
+        accumulate: see :class:`captum_norm.MeterOptions`.
+        memory_budget: see :class:`captum_norm.MeterOptions`.
+        baseline: see :class:`captum_norm.MeterOptions`.
+        differentiable: see :class:`captum_norm.MeterOptions`.
+
+    Raises:
+        InvalidInputError: for a model that is no module, or an unknown option.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+        >>> session = Session(BertModel(config))
+        >>> call = session.bind(torch.tensor([[2, 7, 9, 3]]))
+        >>> [block.layout.style for block in session.blocks(call).values()]
+        ['post-norm', 'post-norm']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        accumulate: torch.dtype = torch.float32,
+        memory_budget: int | None = None,
+        baseline: Baseline = "zero",
+        differentiable: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        self.model = model
+        self.accumulate = one_of("accumulate", accumulate, (torch.float32, torch.float64))
+        self.memory_budget = None if memory_budget is None else as_count("memory_budget", memory_budget)
+        self.baseline: Baseline = one_of("baseline", baseline, get_args(Baseline))
+        self.differentiable = as_truth("differentiable", differentiable)
+        self._blocks: Blocks | None = None
+
+    @property
+    def name(self) -> str:
+        """The class of the model, for messages."""
+        return type(self.model).__name__
+
+    def bind(self, inputs: Inputs, additional_forward_args: Any = None) -> ModelCall:
+        """A call of the model, which is known to compute while it is explained what it computes by itself.
+
+        Args:
+            inputs: see :meth:`captum_norm.NormMeter.measure`.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+
+        Raises:
+            InvalidInputError: the inputs do not fit the model.
+            UnsupportedModelError: the model computes something else than with attention weights.
+            NonFiniteError: its weights contain NaN or infinity.
+        """
+        call = bind_inputs(self.model, inputs, additional_forward_args)
+        with self._naming_weights():
+            verify(call, EXCERPT)
+        return call
+
+    def sizes(self, call: ModelCall) -> Mapping[Role, StackSize]:
+        """How large the model's stacks are; the positions are those of an excerpt."""
+        return stack_sizes(call, EXCERPT)
+
+    def blocks(self, call: ModelCall, *, feed_forward: bool = False) -> Blocks:
+        """The model's attention blocks, found on first use.
+
+        Args:
+            call: any call of the model; its inputs do not change the answer.
+            feed_forward: with the feed-forward blocks behind them.
+
+        Raises:
+            UnsupportedModelError: the model's attention blocks could not be understood.
+        """
+        refuse_autocast(self.model)
+        known = self._blocks
+        if known is None or any(
+            block.projection.parameter.dtype != block.dtype or (feed_forward and not block.searched)
+            for block in known.values()
+        ):
+            try:
+                known = on_excerpt(call, EXCERPT, lambda excerpt: find_blocks(excerpt, feed_forward=feed_forward))
+            except UnsupportedModelError:
+                refuse_non_finite_weights(self.model)
+                raise
+            self._blocks = known
+        return known
+
+    def explain(self, work: Callable[[], Result]) -> Result:
+        """What some work with the model's blocks gives; done once more if those known before do not hold.
+
+        A weight written through ``.data`` changes without a trace, and so does a module that was exchanged.
+        """
+        known = self._blocks is not None
+        with torch.set_grad_enabled(self.differentiable), self._naming_weights():
+            try:
+                return work()
+            except (IncompleteDecompositionError, UnsupportedModelError):
+                if not known:
+                    raise
+                self._blocks = None
+                return work()
+
+    def reduce(
+        self,
+        call: ModelCall,
+        request: Request,
+        make: Callable[[Place, Block | None], Kind],
+        blocks: Blocks | None = None,
+        *,
+        feed_forward: bool = False,
+        twice: bool = False,
+    ) -> Reduced[Kind]:
+        """Run the model once and reduce the layers requested, each as soon as its tensors exist.
+
+        Args:
+            call: of the model.
+            request: which layers; refused if what is kept of them does not fit in memory.
+            make: makes the reducer of a layer, of which the block is given where blocks are.
+            blocks: the model's blocks; None if only attention weights are needed.
+            feed_forward: also hand on the tensors of the feed-forward blocks.
+            twice: whether the reducers attend to every query once more, for the progress bar.
+
+        Raises:
+            NotEnoughMemoryError: the maps requested take more memory than is free.
+            UnsupportedModelError: a stack that was requested was not seen.
+        """
+        found: dict[Role, list[Kind | None]] = {}
+
+        def requested(place: Place, block: Block | None) -> Kind | None:
+            reducer = make(place, block) if request.has(place) else None
+            request.note(place, reducer, found)
+            return reducer
+
+        self.expect_room(call, request)
+        with self.progress(call, request if twice else None) as advance:
+            budget = MemoryBudget(self.memory_budget)
+            causal = record(call, requested, blocks, budget, advance, feed_forward=feed_forward)
+        check_seen(self.model, found, request)
+        stacks = {role: reducers for role, reducers in found.items() if request.has_stack(role)}
+        indices = {role: layer_indices(request.layers, len(reducers)) for role, reducers in stacks.items()}
+        kept = {role: [cast(Kind, stacks[role][index]) for index in chosen] for role, chosen in indices.items()}
+        return Reduced(kept, indices, causal)
+
+    def expect_room(self, call: ModelCall, request: Request) -> None:
+        """Refuse maps that will not fit in memory.
+
+        Raises:
+            NotEnoughMemoryError: if they will not.
+        """
+        if may_be_large(call):
+            sizes = self.sizes(call)
+            kept = {role: request.kept(size) for role, size in sizes.items() if request.has_stack(role)}
+            expect_room(call, sizes, kept, self.accumulate)
+
+    @contextmanager
+    def progress(self, call: ModelCall, twice: Request | None = None) -> Iterator[Callable[[int], object]]:
+        """A bar over the queries of all layers, told of those treated; those of layers in ``twice`` count twice."""
+        total = total_queries(call, self.sizes(call), None if twice is None else twice.has) if is_asked() else None
+        with bar(self.name, total, "queries") as shown:
+            yield shown.update
+
+    @contextmanager
+    def _naming_weights(self) -> Iterator[None]:
+        """With NaN or infinity in its weights nothing of a network is understood: then the error names one of these."""
+        try:
+            yield
+        except (NonFiniteError, UnsupportedScopeError):
+            refuse_non_finite_weights(self.model)
+            raise

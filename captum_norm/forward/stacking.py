@@ -1,0 +1,81 @@
+"""Puts the results of single layers together, at the positions that the user's inputs had."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from captum_norm.maps import AttributionMaps
+from captum_norm.models.inputs import ModelCall, Positions
+from captum_norm.models.stacks import Role, StackName
+
+
+def stacked(
+    parts: Iterable[Tensor], axes: Mapping[int, Positions], places: Sequence[Sequence[int]] | None = None
+) -> Tensor:
+    """(B, L, ...) from each layer's (B, ...), on the device of the first layer, one layer at a time.
+
+    Args:
+        parts: of one layer or more.
+        axes: the axes along positions; they become as the user's inputs were, zero at padded positions.
+        places: at which of the L places each layer belongs; at the next one if None.
+    """
+    if places is None:
+        parts = list(parts)
+        places = [[place] for place in range(len(parts))]
+    count = sum(map(len, places))
+    whole: Tensor | None = None
+    for part, where in zip(parts, places, strict=True):
+        layer = part.unsqueeze(1)
+        for axis, positions in axes.items():
+            layer = positions.restored(layer, axis)
+        if count == 1:
+            return layer
+        if whole is None:
+            whole = layer.new_empty(len(layer), count, *layer.shape[2:])
+        whole[:, where] = layer.to(whole.device)
+    return cast(Tensor, whole)  # no selection of layers is empty
+
+
+def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
+    """True at the real ones among the ``count`` query positions that a stack has in the user's inputs, (B, Q)."""
+    queries, _ = call.positions_of(role)
+    if queries.real is None:
+        return torch.ones(call.batch, count, dtype=torch.bool, device="cpu")
+    return queries.unshift(queries.real, -1)
+
+
+def stack_name(role: Role, *, causal: bool) -> StackName:
+    """What a stack is called: the one stack of a model that is no encoder–decoder by where it looks."""
+    return role if role != "self" else "decoder" if causal else "encoder"
+
+
+def stacked_maps(
+    call: ModelCall, maps: Mapping[Role, Sequence[Tensor]], deltas: Mapping[Role, Sequence[Tensor]], *, causal: bool
+) -> AttributionMaps:
+    """Maps of all stacks, at the positions that the user's inputs had.
+
+    Args:
+        call: the call that was explained.
+        maps: each layer's map, (B, [H,] Q, K).
+        deltas: each layer's completeness error, (B,), empty for a method without one.
+        causal: whether the one stack of a model that is no encoder–decoder looks back only.
+    """
+    stacks: dict[StackName, Tensor] = {}
+    for role, parts in maps.items():
+        queries, keys = call.positions_of(role)
+        stacks[stack_name(role, causal=causal)] = stacked(parts, {-2: queries, -1: keys})
+    every = [delta for found in deltas.values() for delta in found]
+    cross = stacks.get("cross")
+    first = next(iter(maps))
+    return AttributionMaps(
+        encoder=stacks.get("encoder"),
+        decoder=stacks.get("decoder"),
+        cross=cross,
+        mixing_ratio=None,
+        convergence_delta=stacked(every, {}) if every else None,
+        real=real_queries(call, first, maps[first][0].shape[-2]),
+        tokens=call.tokens,
+        decoder_real=None if cross is None else real_queries(call, "cross", cross.shape[-2]),
+    )

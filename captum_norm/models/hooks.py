@@ -1,0 +1,111 @@
+"""Hooks on a model's modules, and what passes them: called in this thread alone, removed when their context ends."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.models.threads import EXPLAINING, explaining, here
+
+Hook = Callable[..., Any]
+Received = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a module was called with: its arguments by place and by name."""
+End = Literal["input", "output", "arguments", "result"]
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first floating-point tensor with at least two axes in (nested) arguments or outputs."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() and value.dim() >= 2 else None
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, Sequence) or isinstance(value, str):
+        return None
+    return next((tensor for item in value if (tensor := first_tensor(item)) is not None), None)
+
+
+def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The first such tensor that a module is called with."""
+    tensor = first_tensor(args)
+    return first_tensor(kwargs) if tensor is None else tensor
+
+
+def with_argument(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, new: Tensor) -> Received:
+    """The same arguments with one tensor in place of another."""
+    exchanged = tuple(new if value is old else value for value in args)
+    return exchanged, {name: new if value is old else value for name, value in kwargs.items()}
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in (nested) arguments."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, Sequence) or isinstance(value, str):
+        return []
+    return [tensor for item in value for tensor in tensors_in(item)]
+
+
+@contextmanager
+def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
+    """Hooks at ends of modules while open, called in this thread alone.
+
+    Args:
+        hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
+            none), or at ``"arguments"`` all that it receives, as (args, kwargs), or at ``"result"`` all that it
+            returns, in whose place the function may give something else.
+    """
+
+    def at_start(hook: Hook, chosen: Callable[[Any, Any], Any]) -> Hook:
+        return here(lambda module, args, kwargs: hook(module, chosen(args, kwargs)))
+
+    def at_output(hook: Hook, chosen: Callable[[Any], Any]) -> Hook:
+        return here(lambda module, _, output: hook(module, chosen(output)))
+
+    with ExitStack() as stack:
+        for module, end, hook in hooks:
+            if end in ("output", "result"):
+                handle = module.register_forward_hook(at_output(hook, first_tensor if end == "output" else _whole))
+            else:
+                chosen = first_argument if end == "input" else _all_arguments
+                handle = module.register_forward_pre_hook(at_start(hook, chosen), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+def _whole(output: Any) -> Any:
+    return output
+
+
+def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received:
+    return args, kwargs
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """``eval()`` for a while, with compiled modules run as they were written; every module's own mode is restored.
+
+    Other threads that explain a model wait, and if the mode is another than before, those that call this one.
+    """
+    with EXPLAINING, ExitStack() as stack:
+        # Seen only now: until this thread's turn came, another one may have had the model in eval mode.
+        training = [module for module in model.modules() if module.training]
+        if training:
+            stack.enter_context(explaining(model))
+        if any(map(_is_compiled, model.modules())):
+            # A compiler would trace what is put into the model, too, and once for every call.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

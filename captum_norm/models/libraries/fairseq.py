@@ -1,0 +1,124 @@
+"""Sends every attention call of a fairseq model through one function of ours; fairseq itself is never imported.
+
+fairseq has no place where attention can be exchanged, and most of its attention never calls its projections as modules.
+So the forward function of every attention module is one of ours while a context is open: it computes the same from the
+module's own projections.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
+
+# What an attention module's forward function takes, in this order, and what the module consists of.
+PARAMETERS = (
+    "query",
+    "key",
+    "value",
+    "key_padding_mask",
+    "incremental_state",
+    "need_weights",
+    "static_kv",
+    "attn_mask",
+    "before_softmax",
+    "need_head_weights",
+)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
+SETTINGS = ("num_heads", "head_dim", "scaling", "encoder_decoder_attention")
+# By this the encoder layers of 0.12.2 tell whether they may run as one fused operation.
+FAST_PATH = "can_use_fastpath"
+
+
+@contextmanager
+def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
+    """While open, every call of an attention module of ``model`` runs ``function``.
+
+    The modules are left as they were, also when the body raises. Other threads that explain or call the
+    model wait. Attention weights are not in the model's output.
+    """
+    thread = threading.get_ident()
+
+    def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+        if _is_attention(module):
+            yield "forward", _Forward(module, module.forward, function, thread)
+        if getattr(module, FAST_PATH, False):
+            yield FAST_PATH, False
+
+    with exchanged(model, attributes_of):
+        yield
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return (
+        forward_parameters(module) == PARAMETERS
+        and all(isinstance(getattr(module, name, None), nn.Module) for name in PROJECTIONS)
+        and all(hasattr(module, name) for name in SETTINGS)
+    )
+
+
+class _Forward(AttentionForward):
+    parameters = PARAMETERS
+    not_supported = "additional keys (add_bias_kv, add_zero_attn), xFormers and dropout in eval mode"
+
+    def run(self, given: dict[str, Any]) -> tuple[Tensor, None]:
+        """Query (Q, B, D), key and value (K, B, D or another width) -> output (Q, B, D), and no attention weights."""
+        if given.get("incremental_state") is not None or given.get("before_softmax"):
+            raise UnsupportedModelError(
+                f"{type(self.module).__name__} was called with incremental_state or before_softmax; only forward "
+                "passes over whole sequences are supported: give the decoder all of prev_output_tokens at once"
+            )
+        query, key, value = given["query"], given["key"], given["value"]
+        padding = given.get("key_padding_mask")
+        padding = None if padding is None else padding.bool()
+        mask = additive_mask(given.get("attn_mask"), padding, self.module.num_heads, query.dtype)
+        module = self.module
+        q = self.heads(module.q_proj(query)) * module.scaling
+        k, v = self.heads(module.k_proj(key)), self.heads(module.v_proj(value))
+        # With static_kv fairseq takes the softmax itself; else it leaves that to torch.
+        options = {"softmax_dtype": torch.float32 if given.get("static_kv") else None}
+        call = AttentionCall(attend, module, q, k, v, mask, module.encoder_decoder_attention, options)
+        context = self.function(call)
+        output = self.module.out_proj(context.transpose(0, 1).flatten(2))
+
+        def expected() -> Tensor:
+            """For the first example, by a path on which none of the module's parts is called as a module."""
+            first = [sequence[:, :1] for sequence in (query, key, value)]
+            first_mask = None if mask is None else mask[0, 0].expand(len(query), len(key))
+            return self.own(*first, attn_mask=first_mask, need_weights=False)[0]
+
+        self.compare(output[:, :1], expected)
+        return output, None
+
+
+def _halves(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
+    if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module):
+        return (encoder, decoder) if DECODER in forward_parameters(model) else None
+    return None
+
+
+def _embeddings(model: nn.Module) -> nn.Module | None:
+    tables = (getattr(module, "embed_tokens", None) for module in model.modules())
+    return next((table for table in tables if isinstance(table, nn.Module)), None)
+
+
+SOURCE, DECODER = "src_tokens", "prev_output_tokens"
+FAIRSEQ = Library(
+    models="a model of fairseq whose attention modules are its MultiheadAttention",
+    fits=lambda model: SOURCE in forward_parameters(model),
+    attention_through=attention_through,
+    halves=_halves,
+    embeddings=_embeddings,
+    inputs=SequenceNames((SOURCE,)),
+    decoder=SequenceNames((DECODER,)),
+    decoder_prefixes=(DECODER,),
+    without_decoder=f"pass {SOURCE}, src_lengths and {DECODER} in a mapping, or the encoder alone: model.encoder",
+)

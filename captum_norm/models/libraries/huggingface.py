@@ -1,0 +1,204 @@
+"""Sends every attention call of a Hugging Face model through one function of ours.
+
+Most models look their attention function up by name in ``AttentionInterface`` each time they run. We register one name
+whose function calls the model file's own ``eager_attention_forward``, and select it in the model's configuration while
+a context is open. Files that do not look it up are told to attend eagerly, and watched
+(:mod:`captum_norm.models.libraries.own_code`).
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.own_code import AttentionProducts
+from captum_norm.models.threads import explaining, here
+from captum_norm.models.wrappers import config_of, unwrapped
+
+NAME = "captum_norm"
+# The name by which a file that uses the interface imports its functions.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+CONFIG_KEY = "_attn_implementation_internal"
+
+
+@dataclass
+class _Seam:
+    """What an open context sends attention through.
+
+    Attributes:
+        function: what attention goes through.
+        crossing: the modules that last read another sequence's keys.
+        products: watches the files that do not use the interface; None where all do.
+    """
+
+    function: AttentionFunction
+    crossing: set[nn.Module] = field(default_factory=set)
+    products: AttentionProducts | None = None
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        """One call of attention, whose ``eager`` is not watched itself."""
+        eager, products = call.eager, self.products
+
+        def unwatched(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            with nullcontext() if products is None else products.pause():
+                return eager(*args, **options)
+
+        return self.function(replace(call, eager=unwatched, cross=call.module in self.crossing))
+
+
+_current: ContextVar[_Seam] = ContextVar("current seam")
+# The implementations that the models explained now were told to use, by the configurations' ids.
+_before: dict[int, str | None] = {}
+# How the modules that call attention name the sequence that cross-attention reads.
+OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
+
+
+@contextmanager
+def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
+    """While open, every attention call of ``model`` runs ``function``.
+
+    The configuration is left as it was, also when the body raises. Other threads that explain or call the model wait.
+    """
+    AttentionInterface.register(NAME, _dispatch)
+    AttentionMaskInterface.register(NAME, _mask)
+    with explaining(model):
+        choices = _choices(model)
+        seam = _Seam(function)
+        if not all(_uses_interface(module) for module in model.modules() if _is_model(module, model)):
+            seam.products = AttentionProducts(model, seam.attend)
+        token = _current.set(seam)
+        before = [getattr(config, CONFIG_KEY) for config, _ in choices]
+        # One that is explained inside the explanation of another was told so before that.
+        own = {id(config): told for (config, _), told in zip(choices, before, strict=True) if told != NAME}
+        _before.update(own)
+        try:
+            for config, name in choices:
+                setattr(config, CONFIG_KEY, name)
+            products = nullcontext() if seam.products is None else seam.products.watching()
+            with _watching(model, seam.crossing), products:
+                yield
+        finally:
+            for (config, _), told in zip(choices, before, strict=True):
+                setattr(config, CONFIG_KEY, told)
+            for key in own:
+                del _before[key]
+            _current.reset(token)
+
+
+@contextmanager
+def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
+    """While open, keeps the set of those modules whose last call was given another sequence to read."""
+    config = config_of(model)
+    may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = kwargs | dict(zip(forward_parameters(module), args, strict=False))
+        other = (given.get(name) for name in OTHER_SEQUENCE)
+        if any(value is not None and value is not given.get("query") for value in other):
+            crossing.add(module)
+        else:
+            crossing.discard(module)
+
+    with ExitStack() as stack:
+        for module in model.modules() if may_cross else ():
+            if not set(OTHER_SEQUENCE).isdisjoint(forward_parameters(module)):
+                stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
+        yield
+
+
+def _choices(model: nn.Module) -> list[tuple[Any, str]]:
+    """The configurations in a model, and what to choose in each: ours only if some file that reads it knows it."""
+    found: dict[int, tuple[Any, str]] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config and hasattr(config, CONFIG_KEY) and found.get(id(config), (None, ""))[1] != NAME:
+            found[id(config)] = (config, NAME if _uses_interface(module) else "eager")
+    return list(found.values())
+
+
+def _is_model(module: nn.Module, model: nn.Module) -> bool:
+    """Whether a module is the model, or one in it that could stand alone."""
+    return module is model or isinstance(module, PreTrainedModel)
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    """Whether the file that defines the module's class uses the attention interface."""
+    return hasattr(sys.modules.get(type(module).__module__), INTERFACE)
+
+
+def _dispatch(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Stands in for an attention function; to a thread that explains nothing it gives what the model's own gives."""
+    eager, seam = _in_file_of(module, "eager_attention_forward"), _current.get(None)
+    if seam is None:
+        own = _in_file_of(module, INTERFACE).get_interface(_own_implementation(module.config), eager)
+        return own(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+    if eager is None:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
+            "eager_attention_forward to get the attention weights from"
+        )
+    return seam.attend(AttentionCall(eager, module, query, key, value, attention_mask, options=options)), None
+
+
+def _mask(*args: Any, config: Any = None, **options: Any) -> Any:
+    """Stands in for the function that makes a mask for an attention function."""
+    make = eager_mask
+    if _current.get(None) is None and config is not None:
+        make = ALL_MASK_ATTENTION_FUNCTIONS.get(_own_implementation(config), eager_mask)
+    return make(*args, config=config, **options)
+
+
+def _own_implementation(config: Any) -> Any:
+    """What a model that another thread explains was told to use."""
+    present = getattr(config, CONFIG_KEY)
+    # Meanwhile that thread may have put it back.
+    return _before.get(id(config), getattr(config, CONFIG_KEY)) if present == NAME else present
+
+
+def _in_file_of(module: nn.Module, name: str) -> Any:
+    """What the file that defines the module's class, or a class it derives from, calls so; None if none does."""
+    files = (sys.modules.get(base.__module__) for base in type(module).__mro__)
+    return next((getattr(file, name) for file in files if hasattr(file, name)), None)
+
+
+def _halves(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    whole: Any = unwrapped(model)
+    if not getattr(config_of(model), "is_encoder_decoder", False):
+        return None
+    encoder = whole.get_encoder()
+    return None if encoder is whole else (encoder, whole.get_decoder())
+
+
+def _embeddings(model: nn.Module) -> nn.Module | None:
+    get_embeddings = getattr(unwrapped(model), "get_input_embeddings", None)
+    try:
+        return get_embeddings() if callable(get_embeddings) else None
+    except NotImplementedError:  # models of several towers
+        return None
+
+
+SIGNALS = ("pixel_values", "input_features", "input_values")
+HUGGING_FACE = Library(
+    models="a model that attends through transformers' attention interface, by softmax(scores) @ values or by "
+    "scaled_dot_product_attention",
+    fits=lambda _: True,
+    attention_through=attention_through,
+    halves=_halves,
+    embeddings=_embeddings,
+    inputs=SequenceNames(("input_ids", "inputs_embeds", *SIGNALS), "attention_mask", SIGNALS),
+    decoder=SequenceNames(("decoder_input_ids", "decoder_inputs_embeds"), "decoder_attention_mask"),
+    decoder_prefixes=("decoder_", "labels"),
+    with_weights=': attn_implementation="eager"',
+    without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",
+)

@@ -1,0 +1,165 @@
+"""Replaces the forward function of attention modules for a while by one that computes the same from their projections.
+
+Each module's first result is compared with what its own forward function gives.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import length
+from captum_norm.models.attention import AttentionFunction
+from captum_norm.models.threads import explaining
+
+_compared: WeakSet[nn.Module] = WeakSet()
+_comparing: ContextVar[bool] = ContextVar("whether modules are compared with themselves", default=True)
+
+
+@contextmanager
+def not_compared() -> Iterator[None]:
+    """While open, no module's result is compared, since other numbers are put in place of its projections'."""
+    token = _comparing.set(False)
+    try:
+        yield
+    finally:
+        _comparing.reset(token)
+
+
+@contextmanager
+def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tuple[str, Any]]]) -> Iterator[None]:
+    """While open, attributes of the model's modules have other values.
+
+    They are left as they were, also when the body raises. Other threads that explain or call the model wait.
+
+    Args:
+        model: the model.
+        attributes_of: names and values for one of its modules.
+    """
+    with explaining(model), ExitStack() as stack:
+        for module in model.modules():
+            for name, value in attributes_of(module):
+                stack.enter_context(_replaced(module, name, value))
+        yield
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Another value of an attribute for a while; the class's own is seen again afterwards if the module had none."""
+    attributes = vars(module)
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        del attributes[name]
+        attributes.update(before)
+
+
+@dataclass(frozen=True)
+class AttentionForward(ABC):
+    """Stands in for the forward function of an attention module.
+
+    Attributes:
+        module: the attention module.
+        own: its own forward function.
+        function: what its attention goes through.
+        thread: the one that explains; any other gets what the module's own function gives.
+        parameters: what the forward function takes, in this order.
+        not_supported: what may make attention another than ours, for messages.
+    """
+
+    module: Any
+    own: Callable[..., tuple[Tensor, Tensor | None]]
+    function: AttentionFunction
+    thread: int
+    parameters: ClassVar[tuple[str, ...]]
+    not_supported: ClassVar[str]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """What the attention module returns: its output and attention weights."""
+        if threading.get_ident() != self.thread:
+            return self.own(*args, **kwargs)
+        return self.run(dict(zip(self.parameters, args, strict=False)) | kwargs)
+
+    @abstractmethod
+    def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """The same from the arguments by name."""
+
+    def heads(self, projected: Tensor) -> Tensor:
+        """(S, B, H·d) -> (B, H, S, d)."""
+        heads: Tensor = projected.unflatten(-1, (self.module.num_heads, self.module.head_dim))
+        return heads.permute(1, 2, 0, 3)
+
+    def compare(self, output: Tensor, expected: Callable[[], Tensor]) -> None:
+        """Once for each module: ``output`` and what its own forward function gives for the same input."""
+        if self.module in _compared or not _comparing.get():
+            return
+        with torch.no_grad():
+            own = expected()
+            difference, size = (length(tensor.float().flatten()) for tensor in (output - own, own))
+        if not difference.isfinite():
+            return  # it is told of where its cause can be named
+        precision = max(torch.finfo(dtype).eps for dtype in (output.dtype, torch.float32))
+        if difference > precision**0.5 * size:
+            raise UnsupportedModelError(
+                f"{type(self.module).__name__} computes something else than scaled dot-product attention over its "
+                f"projections; {self.not_supported} are not supported"
+            )
+        _compared.add(self.module)
+
+
+def attend(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    softmax_dtype: torch.dtype | None = None,
+    nothing_from_masked: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Scaled queries (B, H, Q, d), keys and values (B, H, K, d) -> output (B, Q, H, d), weights (B, H, Q, K).
+
+    A query whose keys are all masked by −∞ gets weights 0 if ``nothing_from_masked``, else NaN.
+    """
+    scores = query @ key.transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1, dtype=softmax_dtype).to(scores.dtype)
+    if mask is not None and nothing_from_masked:
+        weights = weights.masked_fill((mask == -torch.inf).all(-1, keepdim=True), 0)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def additive_mask(attention: Tensor | None, padding: Tensor | None, heads: int, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the scores: (1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K) or (B, H, Q, K).
+
+    Args:
+        attention: (Q, K) or (B·H, Q, K), a summand or, of bool, True where no attention is.
+        padding: (B, K), the same for keys.
+        heads: H.
+        dtype: of the scores.
+    """
+    if attention is not None:
+        attention = _summand(attention, dtype)
+        attention = attention[None, None] if attention.dim() == 2 else attention.unflatten(0, (-1, heads))
+    if padding is None:
+        return attention
+    padded = _summand(padding, dtype)[:, None, None]
+    return padded if attention is None else attention + padded
+
+
+def _summand(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of bool as −∞ where it is True; any other as it is."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

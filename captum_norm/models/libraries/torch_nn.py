@@ -1,0 +1,238 @@
+"""Sends every attention call of ``nn.MultiheadAttention`` through one function of ours, whatever the model's class.
+
+``nn.MultiheadAttention`` never calls its input projections as modules and hands out no values. So its forward function
+is one of ours while a context is open. The operations that fuse whole encoder layers are off meanwhile, by the
+attributes of the modules that allow them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.libraries.library import Library, SeenSequence, SequenceNames, forward_parameters
+from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
+from captum_norm.models.threads import here
+
+PARAMETERS = (
+    "query",
+    "key",
+    "value",
+    "key_padding_mask",
+    "need_weights",
+    "attn_mask",
+    "average_attn_weights",
+    "is_causal",
+)
+# The attributes by which encoders and their layers tell whether they may run as one fused operation, and what says no.
+FAST_PATHS = {"use_nested_tensor": False, "activation_relu_or_gelu": 0}
+# How a decoder's layer calls the one of its attention modules that does not read the encoder's output.
+SELF = "self"
+
+
+@contextmanager
+def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
+    """While open, every call of an ``nn.MultiheadAttention`` of ``model`` runs ``function``.
+
+    The modules are left as they were, also when the body raises. Other threads that explain or call the
+    model wait.
+    """
+    thread = threading.get_ident()
+    decoder = _decoder_attention(model)
+
+    def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+        if _is_attention(module):
+            yield "forward", _Forward(module, module.forward, function, thread, module in decoder)
+        yield from _without_fast_path(module)
+
+    with exchanged(model, attributes_of):
+        yield
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention) and forward_parameters(module) == PARAMETERS
+
+
+def _without_fast_path(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    if isinstance(module, (nn.TransformerEncoder, nn.TransformerEncoderLayer)):
+        yield from ((name, value) for name, value in FAST_PATHS.items() if hasattr(module, name))
+
+
+@dataclass(frozen=True)
+class _Forward(AttentionForward):
+    """See :class:`AttentionForward`; ``in_decoder`` says whether the module is of a decoder's layer."""
+
+    in_decoder: bool
+    parameters = PARAMETERS
+    not_supported = "forward functions of other classes' own"
+
+    def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """Query, key and value, (Q, B, D) or (B, Q, D) each by ``batch_first`` -> output, and weights if needed."""
+        module, axis = self.module, _batch_axis(self.module)
+        if module.bias_k is not None or module.add_zero_attn:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} attends to a key of its own beside those of the sequence (add_bias_kv, "
+                "add_zero_attn), which belongs to no position; that is not supported"
+            )
+        cross = _batched(module, given["query"]) is not given["key"]
+        if cross and not self.in_decoder:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} was given keys that are another tensor than its queries; that is understood "
+                f'only in the layers of a decoder, which hold an attention module named "{SELF}..." and another one'
+            )
+        query, key, value = (given[name].transpose(axis, 1) for name in ("query", "key", "value"))
+        need_weights, average = given.get("need_weights", True), given.get("average_attn_weights", True)
+        mask = self._mask(given, (query.shape[1], len(query), len(key)), query.dtype, need_weights=need_weights)
+        q, k, v = (self.heads(linear(*parts)) for parts in zip((query, key, value), *self._projections(), strict=True))
+        q = q * module.head_dim**-0.5
+        # Without weights torch takes a function that gives nothing to a query whose keys are all masked.
+        options = {"nothing_from_masked": not need_weights}
+        context = self.function(AttentionCall(attend, module, q, k, v, mask, cross, options))
+        output = module.out_proj(context.flatten(2).transpose(0, axis))
+        first = [sequence[:, :1].transpose(axis, 1) for sequence in (query, key, value)]
+
+        def expected() -> Tensor:
+            first_mask = None if mask is None else mask[0].expand(module.num_heads, len(query), len(key))
+            return self.own(*first, attn_mask=first_mask, need_weights=need_weights)[0]
+
+        self.compare(output.narrow(axis, 0, 1), expected)
+        if not need_weights:
+            return output, None
+        _, weights = attend(module, q, k, v, mask)
+        return output, weights.mean(1) if average else weights
+
+    def _projections(self) -> tuple[Any, Any]:
+        """The weights and the biases of queries, keys and values."""
+        module = self.module
+        if module.in_proj_weight is None:
+            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        else:
+            weights = module.in_proj_weight.chunk(3)
+        return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+
+    def _mask(
+        self, given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype, *, need_weights: bool
+    ) -> Tensor | None:
+        """What is added to the scores, of ``shape`` (B, Q, K)."""
+        batch, queries, keys = shape
+        heads = self.module.num_heads
+        attention = self._checked(given, "attn_mask", (queries, keys), (batch * heads, queries, keys))
+        padding = self._checked(given, "key_padding_mask", (batch, keys))
+        if given.get("is_causal"):
+            if attention is None:
+                raise InvalidInputError(
+                    f"{type(self.module).__name__} was called with is_causal, a hint about attn_mask, and without one"
+                )
+            if padding is None and not need_weights:
+                # Here torch follows the hint and does not look at the mask.
+                attention = torch.ones(queries, keys, dtype=torch.bool, device=attention.device).triu(1)
+        return additive_mask(attention, padding, heads, dtype)
+
+    def _checked(self, given: dict[str, Any], name: str, *shapes: tuple[int, ...]) -> Tensor | None:
+        mask: Tensor | None = given.get(name)
+        if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise InvalidInputError(f"got {name} of dtype {mask.dtype}; expected bool or floating-point numbers")
+        if mask is not None and tuple(mask.shape) not in shapes:
+            expected = " or ".join(map(str, shapes))
+            raise InvalidInputError(f"got {name} of shape {tuple(mask.shape)}; expected {expected}")
+        return mask
+
+
+def _batched(module: nn.Module, query: Tensor) -> Tensor:
+    if query.is_nested or query.dim() != 3:
+        got = "a nested tensor" if query.is_nested else f"a sequence of shape {tuple(query.shape)}"
+        raise InvalidInputError(f"{type(module).__name__} was given {got}; expected a batch of sequences, three axes")
+    return query
+
+
+def _batch_axis(attention: nn.Module) -> int:
+    return 0 if getattr(attention, "batch_first", False) else 1
+
+
+class _AllSeen(BaseException):
+    """Ends a forward pass of whose remainder nothing is wanted; no error, so no handler of errors stops it."""
+
+
+def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[SeenSequence | None, SeenSequence | None]:
+    """The first sequence and the decoder's, as the first attention modules that read them are given them.
+
+    Only there is it sure which axis is the batch's and what is padded: a model may do with its arguments what it likes.
+
+    Args:
+        model: the model.
+        run: runs it. It is stopped as soon as all is known.
+    """
+    decoder = _decoder_attention(model)
+    seen: dict[str, SeenSequence] = {}
+
+    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
+        query, key = _batched(module, given["query"]), given["key"]
+        axis = _batch_axis(module)
+        real = _real(given.get("key_padding_mask"))
+        name = "decoder" if module in decoder and query is key else "first"
+        seen.setdefault(name, SeenSequence(key.shape[axis], key.shape[1 - axis], real))
+        if "first" in seen and (not decoder or "decoder" in seen):
+            raise _AllSeen
+
+    with exchanged(model, _without_fast_path), ExitStack() as stack:
+        for module in filter(_is_attention, model.modules()):
+            stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
+        with suppress(_AllSeen):
+            run()
+    return seen.get("first"), seen.get("decoder")
+
+
+def _real(padding: Tensor | None) -> Tensor | None:
+    """Where a mask over keys masks none."""
+    if padding is None:
+        return None
+    padded = padding if padding.dtype == torch.bool else padding == -torch.inf
+    return ~padded if padded.any() else None
+
+
+def _decoder_attention(model: nn.Module) -> dict[nn.Module, None]:
+    """The attention modules of a decoder: of the layers that directly hold one named after itself and another one."""
+    found: dict[nn.Module, None] = {}
+    for layer in model.modules():
+        held = {name: child for name, child in layer.named_children() if _is_attention(child)}
+        if 0 < sum(name.startswith(SELF) for name in held) < len(held):
+            found |= dict.fromkeys(held.values())
+    return found
+
+
+def _halves(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    decoder = _decoder_attention(model)
+    if not decoder:
+        return None
+    encoder = (module for module in model.modules() if _is_attention(module) and module not in decoder)
+    return nn.ModuleList(encoder), nn.ModuleList(decoder)
+
+
+def _fits(model: nn.Module) -> bool:
+    """Whether a model has such attention, and no module of transformers, which may have others."""
+    modules = list(model.modules())
+    packages = {type(module).__module__.partition(".")[0] for module in modules}
+    return "transformers" not in packages and any(map(_is_attention, modules))
+
+
+TORCH_NN = Library(
+    models="a model whose attention modules are torch's nn.MultiheadAttention",
+    fits=_fits,
+    attention_through=attention_through,
+    halves=_halves,
+    embeddings=lambda _: None,
+    inputs=SequenceNames(("src",)),
+    decoder=SequenceNames(("tgt",)),
+    decoder_prefixes=("tgt", "trg", "target"),
+    without_decoder="where the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
+    with_weights=": torch.backends.mha.set_fastpath_enabled(False)",
+    sequences=sequences,
+)

@@ -1,0 +1,302 @@
+"""Finding the parts of a model's attention blocks from the tensors that one forward pass shows.
+
+No family is named here. The output projection is the module that received attention's output; the residual stream is
+the tensor that, added to the projection's (perhaps normalised) output, gives a tensor the layer goes on with; and the
+layer's own output must follow from it. The smallest module in which all this holds is the layer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.blocks import Block, bind, sum_of
+from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
+from captum_norm.models.hooks import first_tensor, hooked
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.layouts import Layout, Site, registered_layouts
+from captum_norm.models.libraries.registry import attention_through, no_attention
+from captum_norm.models.libraries.replaced_forward import not_compared
+from captum_norm.models.projections import Same, equal, read_norm, read_projection, reproduces
+from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
+from captum_norm.models.search.trace import Call, Event, Trace
+from captum_norm.models.stacks import Stacks
+
+HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
+
+EXCHANGED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
+"""The modules in place of whose output the model goes on with numbers of our choosing."""
+
+
+@dataclass
+class _Attended:
+    """A finished call: its module, its output (B, Q, H·d) and its place among the events."""
+
+    module: nn.Module
+    output: Tensor
+    order: int
+
+
+@dataclass
+class _Probe:
+    """Watches all modules during one forward pass and settles each layer when it ends.
+
+    The model goes on with random numbers in place of what embeddings and linear maps give, so that no equation holds by
+    accident: no part of a sum vanishes beside another, no activation is seen near 0 alone, and no two tensors are the
+    same unless the model's code makes them so.
+    """
+
+    model: nn.Module
+    stacks: Stacks
+    names: dict[nn.Module, str]
+    feed_forwards: FeedForwardSearch | None
+    blocks: dict[nn.Module, Block] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    open_calls: list[_Attended] = field(default_factory=list)
+    last_trace: Trace | None = None
+    device: torch.device | None = None
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        if self.feed_forwards is not None:
+            self.feed_forwards.attention_begins(call.module, cross=call.cross)
+        output, _ = self.stacks.attend(call)
+        if call.module not in self.blocks:
+            context = output.to(self._device_for(output)).flatten(2)
+            self.open_calls.append(_Attended(call.module, context, len(self.events)))
+        return output
+
+    def hooks(self) -> Iterator[Any]:
+        """A hook at both ends of every module."""
+        for module in self.names:
+            yield module, "input", self.enter
+            yield module, "result", self.leave
+            if self.feed_forwards is not None and any(p.dim() == 3 for p in module.parameters(recurse=False)):
+                yield module, "arguments", self.feed_forwards.routed
+
+    def enter(self, module: nn.Module, tensor: Tensor | None) -> None:
+        self.starts.append(len(self.events))
+        self._note(module, "input", tensor)
+
+    def leave(self, module: nn.Module, result: Any) -> Tensor | None:
+        start, tensor, chosen = self.starts.pop(), first_tensor(result), None
+        if tensor is not None and tensor is result and isinstance(module, EXCHANGED):
+            chosen = torch.randn(tensor.shape, generator=self.generator, device="cpu").to(tensor)
+        self._note(module, "output", tensor if chosen is None else chosen, None if chosen is None else tensor)
+        inside = [call for call in self.open_calls if call.order >= start]
+        feed_forwards = self.feed_forwards
+        if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
+            trace = Trace(module, self.events[start:])
+            for call in inside:
+                block = self._settle(trace, call, start)
+                if block is not None:
+                    self.blocks[call.module] = block
+                    self.open_calls.remove(call)
+                    if feed_forwards is not None:
+                        feed_forwards.expect(block, trace)
+            self.last_trace = trace
+            if feed_forwards is not None:
+                feed_forwards.look(trace)
+        if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
+            # What happened inside is of no more use; the module's own ends are, to the layer around it.
+            self.events[start:] = [event for event in self.events[start:] if event.module is module]
+        return chosen
+
+    def _note(self, module: nn.Module, end: Any, tensor: Tensor | None, computed: Tensor | None = None) -> None:
+        if tensor is not None:
+            self.events.append(Event.of(module, end, tensor, self._device_for(tensor), computed))
+
+    def _device_for(self, tensor: Tensor) -> torch.device:
+        """One device, on which tensors of a sharded model can be compared."""
+        if self.device is None:
+            self.device = tensor.device
+        return self.device
+
+    def _settle(self, trace: Trace, call: _Attended, start: int) -> Block | None:
+        declared = registered_layouts().get(type(trace.layer).__name__)
+        # A model adds as we do, so its sums are met to the last bit; only where it adds in another order they are not.
+        # Rounding alone cannot tell a stream from its norm in a new model, whose layers change next to nothing.
+        found = (
+            layout
+            for same, factored in product((equal, reproduces), (False, True))
+            for layout in _candidates(trace, call.module, call.output, call.order - start, same, factored=factored)
+        )
+        layout = declared or next(found, None)
+        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, call.output)
+
+
+def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
+    """Find the attention blocks of a model by one forward pass.
+
+    Args:
+        call: the model with few and short examples: the structure does not depend on them.
+        feed_forward: also find the feed-forward block behind each; a block has ``feed_forward=None`` where it is not
+            understood, and says why.
+
+    Returns:
+        the blocks by their attention module.
+
+    Raises:
+        UnsupportedModelError: if no attention was seen, or the parts of a block cannot be told or do not reproduce the
+            layer's output.
+    """
+    model = call.model
+    names = {module: name for name, module in model.named_modules()}
+    search = FeedForwardSearch() if feed_forward else None
+    probe = _Probe(model, Stacks(model, several=call.positions.several), names, search)
+    with torch.no_grad(), not_compared(), attention_through(model, probe.attention), hooked(probe.hooks()):
+        call.run()
+    if not probe.stacks.sizes:
+        raise UnsupportedModelError(no_attention(model))
+    if probe.open_calls and probe.last_trace is not None:
+        raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))
+    if search is None:
+        return probe.blocks
+    search.give_up()
+    return {
+        module: replace(
+            block, searched=True, feed_forward=search.found.get(module), without_feed_forward=search.missing.get(module)
+        )
+        for module, block in probe.blocks.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """What the sums in a layer are held to.
+
+    Attributes:
+        output: the layer's output, which must follow from them.
+        same: how a sum is compared.
+        factors: what its parts may be multiplied by.
+    """
+
+    output: Tensor
+    same: Same
+    factors: list[Factors]
+
+
+def _candidates(
+    trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same, *, factored: bool
+) -> Iterator[Layout]:
+    """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
+    output = trace.at(Site("", "output"))
+    for projection in _projections(trace, context):
+        if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
+            continue
+        size = output.numel()
+        streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
+        before = _distinct(event for event in streams if event in trace.events[:order])
+        after = [event for event in streams if event in trace.events[projection.order + 1 :]]
+        # A norm that receives attention's output is what the layer adds, even if rounding hides it behind the stream.
+        branches: list[tuple[str | None, Tensor]] = [
+            (trace.name(call.module), call.output)
+            for call in trace.calls_on(projection.output)
+            if read_norm(call.module, call.inputs, call.output) is not None
+        ]
+        branches.append((None, projection.output))
+        received = trace.call_of(attention)
+        goal = _Goal(output, same, possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED])
+        scales = [scale for _, branch in branches for scale in layer_scales(trace, branch)] if factored else []
+        factors = [*goal.factors, *product((held for held, added in goal.factors if added is None), scales)]
+        if factored and factors == [UNFACTORED]:
+            continue
+        for (residual_factor, branch_factor), (branch_norm, branch) in product(factors, branches):
+            added = multiplied(branch_factor, branch)
+            for stream in before:
+                residual = multiplied(residual_factor, stream.tensor)
+                end = _end(trace, residual, added, streams, after, goal)
+                # A residual that vanishes beside attention's output cannot be told from none.
+                if end is None or same(sum_of(residual, added), added):
+                    continue
+                total, minus, final_norm = end
+                yield Layout(
+                    attention=trace.name(attention),
+                    projection=trace.name(projection.module),
+                    residual=trace.site(stream),
+                    total=total,
+                    minus=minus,
+                    branch_norm=branch_norm,
+                    final_norm=final_norm,
+                    normed_input=received is not None and not torch.equal(received.inputs, stream.tensor),
+                    branch_factor=None if branch_factor is None else branch_factor.name,
+                    residual_factor=None if residual_factor is None else residual_factor.name,
+                )
+
+
+def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
+    orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
+    for received in orders:
+        for call in trace.calls_on(received):
+            if read_projection(call.module, call.inputs, call.own) is not None:
+                yield call
+
+
+def _end(
+    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], goal: _Goal
+) -> tuple[Site, Site | None, str | None] | None:
+    """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
+    total = sum_of(residual, branch)
+    sums = [event for event in after if goal.same(total, event.tensor, residual, branch)]
+    if sums:
+        if _continues(trace, total, after, goal):
+            return trace.site(sums[0]), None, None
+        for call in trace.calls_on(sums[0].tensor):
+            if read_norm(call.module, call.inputs, call.output) and _continues(trace, call.output, after, goal):
+                name = trace.name(call.module)
+                return Site(name, "input"), None, name
+        return None
+    for other in reversed(streams):
+        whole = sum_of(total, other.tensor)
+        follows = other.end == "output" and goal.same(whole, goal.output, residual, branch, other.tensor)
+        if follows and not goal.same(whole, other.tensor):
+            return Site("", "output"), trace.site(other), None
+    return None
+
+
+def _continues(trace: Trace, stream: Tensor, after: list[Event], goal: _Goal) -> bool:
+    """Whether the layer's output is the stream, or follows from it by adding what modules computed and by norms."""
+    if goal.same(stream, goal.output):
+        return True
+    outputs = [event for event in after if event.end == "output"]
+    for other, (residual_factor, factor) in product(outputs, goal.factors):
+        residual, added = multiplied(residual_factor, stream), multiplied(factor, other.tensor)
+        total = sum_of(residual, added)
+        if goal.same(total, goal.output, residual, added):
+            return True
+        for place, event in enumerate(after):
+            if event.end == "input" and goal.same(total, event.tensor, residual, added):
+                call = trace.call_of(event.module)
+                onward = [total] if call is None or call.output.numel() != total.numel() else [call.output, total]
+                if any(_continues(trace, further, after[place + 1 :], goal) for further in onward):
+                    return True
+    return False
+
+
+def _distinct(events: Iterator[Event]) -> list[Event]:
+    """The first event of each tensor, and of each value that was written into it."""
+    kept: dict[int, list[Event]] = {}
+    for event in events:
+        same = kept.setdefault(event.source.data_ptr(), [])
+        if not any(equal(event.tensor, other.tensor) for other in same):
+            same.append(event)
+    return [event for same in kept.values() for event in same]
+
+
+def _description(probe: _Probe, trace: Trace, call: _Attended) -> str:
+    projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
+    norms = [trace.name(c.module) for c in trace.calls if read_norm(c.module, c.inputs, c.output)]
+    found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'
+    if projections:
+        missing = "a residual sum of its output from which the layer's output follows"
+        found += f', output projection "{projections[0]}", norms {norms or "none"}'
+    else:
+        missing = "a linear module that receives attention's output"
+    return f"{type(probe.model).__name__} is not understood. Found: {found}. Missing: {missing}. {HOW_TO}"

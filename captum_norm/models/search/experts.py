@@ -1,0 +1,237 @@
+"""Finding the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import permutations, product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.functional import Elementwise, written_by
+from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
+from captum_norm.models.hooks import Received, first_tensor, tensors_in
+from captum_norm.models.projections import accumulation_dtype, equal, reproduces
+from captum_norm.models.search.copies import copy_with, drawn, output_of
+from captum_norm.models.search.networks import KNOWN, cuts_of, is_elementwise
+from captum_norm.models.search.trace import Call, Trace
+
+
+def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's own parameters that hold a matrix for each expert, by name; none unless there are several."""
+    own = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
+    counts = {len(parameter) for parameter in own.values()}
+    return own if len(own) > 1 and len(counts) == 1 and counts != {1} else {}
+
+
+def routers_beside(module: nn.Module) -> list[nn.Module]:
+    """Those of a module's children that score the experts of another: one of their matrices has a row for each."""
+    children = list(module.children())
+    counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
+    return [
+        child
+        for child in children
+        if any(parameter.dim() == 2 and len(parameter) in counts for parameter in child.parameters(recurse=False))
+        and not stacked_maps(child)
+    ]
+
+
+def routing_of(received: Any) -> Routing | None:
+    """The routing among the (nested) arguments that a module receives: indices and coefficients, (N, n) each."""
+    tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
+    indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
+    for index in indices:
+        for coefficients in tables:
+            if coefficients.is_floating_point() and coefficients.shape == index.shape:
+                return Routing(index, coefficients)
+    return None
+
+
+def routing_of_scores(scores: Tensor) -> Routing:
+    """The routing by scores of all experts, (N, experts), where those with the score 0 give nothing."""
+    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
+
+
+def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
+    """Experts that each read all positions times their scores, and what they give together, (N, D)."""
+    positions = read.flatten(0, -2)
+    for call in trace.calls:
+        count = call.inputs.numel() // read.numel()
+        if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
+            continue
+        for scored in trace.calls_on(read):
+            scores = scored.output
+            if scores.shape != (len(positions), count):
+                continue
+            spread = positions.repeat(count, 1) * scores.T.reshape(-1, 1)
+            if equal(spread, call.inputs):
+                together = partial(_summed, shape=(count, *positions.shape))
+                written = together(call.output)
+                routed = Call(call.module, positions, written, call.order), routing_of_scores(scores)
+                experts = read_experts(*routed, ((call.inputs,), {}), together, scored.module)
+                if experts is not None:
+                    yield experts, written
+
+
+def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """What experts that each read all positions give together."""
+    return output.reshape(shape).sum(0)
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """One finished call of a module with stacked maps, on several copies of the same positions.
+
+    Attributes:
+        module: the module.
+        inputs: what it read, (N, D).
+        output: what it gave, (N, D).
+        routing: what was decided for the positions of the first copy, or that each expert reads rows of its own.
+        rows: which rows are the R positions of each copy, (copies, R).
+        received: what the module was called with.
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    output: Tensor
+    routing: Routing
+    rows: Tensor
+    received: Received
+
+    @classmethod
+    def of(cls, module: nn.Module, received: Received, output: Tensor, copies: int) -> "ExpertsCall":
+        """The call of a module that received these arguments.
+
+        Raises:
+            UnsupportedModelError: if they are not as experts receive them.
+        """
+        given = first_tensor(received)
+        routing = routing_of(received)
+        count = len(next(iter(stacked_maps(module).values())))
+        if given is None or given.shape != output.shape:
+            raise _not_understood(module)
+        inputs, output = given.flatten(0, -2), output.flatten(0, -2)
+        rows = torch.arange(len(inputs), device=inputs.device)
+        if routing is not None and len(routing.experts) == len(inputs):
+            rows = rows.reshape(copies, -1)
+            experts, coefficients = (table[rows[0]].detach() for table in routing)
+            return cls(module, inputs, output, Routing(experts, coefficients), rows, received)
+        if routing is not None or len(inputs) % (count * copies):
+            raise _not_understood(module)
+        rows = rows.reshape(count, copies, -1).transpose(0, 1).flatten(1)
+        experts = (rows[0] * count // len(inputs))[:, None]
+        routing = Routing(experts, torch.ones_like(experts, dtype=inputs.dtype))
+        return cls(module, inputs, output, routing, rows, received)
+
+    def read(self) -> ExpertsReader:
+        """The experts.
+
+        Raises:
+            UnsupportedModelError: if they do not reproduce the output.
+        """
+        first = self.rows[0]
+        call = Call(self.module, self.inputs[first].detach(), self.output[first].detach(), 0)
+        reader = read_experts(call, self.routing, self.received, lambda output: output.flatten(0, -2)[first])
+        if reader is None:
+            raise _not_understood(self.module)
+        return reader
+
+
+def _not_understood(module: nn.Module) -> UnsupportedModelError:
+    maps = ", ".join(f"{name} {tuple(parameter.shape)}" for name, parameter in stacked_maps(module).items())
+    return UnsupportedModelError(
+        f"{type(module).__name__} with the stacked maps {maps} does not compute what was expected of a mixture of "
+        "experts: for each position, a sum of its experts' networks times their weights"
+    )
+
+
+def read_experts(
+    call: Call,
+    routing: Routing,
+    received: Received,
+    together: Callable[[Tensor], Tensor] = torch.clone,
+    scorer: nn.Module | None = None,
+) -> ExpertsReader | None:
+    """The experts of a module with stacked maps, if they reproduce its output, whatever the numbers in the maps.
+
+    Args:
+        call: the call, with what the experts read and gave as (N, D).
+        routing: the routing of these positions.
+        received: what the module was called with.
+        together: what makes ``call.output`` of what the module returns.
+        scorer: what scored the experts, if they read positions times their scores.
+    """
+    # With maps next to 0 beside their biases, every reading reproduces the output.
+    copy = copy_with(call.module, _drawn_maps(call.module, call.inputs), call.inputs)
+    args, kwargs = received
+    output = output_of(copy, *args, **kwargs)
+    if copy is None or output is None:
+        return None
+    drawn_call = Call(copy, call.inputs, together(output), call.order)
+    for reader in _expert_readings(copy, call.inputs.shape[-1], scorer):
+        found = replace(reader, module=call.module)
+        if _reproduces_experts(reader, routing, drawn_call) and _reproduces_experts(found, routing, call):
+            return found
+    return None
+
+
+def _drawn_maps(module: nn.Module, like: Tensor) -> dict[str, nn.Parameter]:
+    """Other maps and biases, the same for every expert, at which neurons are neither next to 0 nor saturated."""
+    maps = {name: map_ for name, map_ in module.named_parameters(recurse=False) if map_.dim() in (2, 3)}
+    numbers = drawn(like, *(map_.shape[1:] for map_ in maps.values()))
+    return {
+        name: nn.Parameter(
+            (number / max(number.numel(), 1) ** ((number.dim() - 1) / 4)).expand(map_.shape), requires_grad=False
+        )
+        for (name, map_), number in zip(maps.items(), numbers, strict=True)
+    }
+
+
+def _expert_readings(module: nn.Module, width: int, scorer: nn.Module | None) -> Iterator[ExpertsReader]:
+    """What experts with the module's parameters may be, that read and write vectors of this width."""
+    own = dict(module.named_parameters(recurse=False))
+    stacked = [name for name, parameter in own.items() if parameter.dim() == 3]
+    biases = [name for name, parameter in own.items() if parameter.dim() == 2]
+    for (inner, outer), transposed in product(permutations(stacked, 2), (True, False)):
+        into, out = (own[name].mT if transposed else own[name] for name in (inner, outer))
+        if into.shape[1] != width or out.shape[2] != width:
+            continue
+        inner_bias = next((name for name in biases if own[name].shape[1] == into.shape[2]), None)
+        outer_bias = next((name for name in biases if own[name].shape[1] == width and name != inner_bias), None)
+        for cuts in cuts_of(into.shape[2], out.shape[1]):
+            for activation, factor in _expert_functions(module):
+                gating = Gating(activation, factor, cuts)
+                yield ExpertsReader(module, inner, outer, inner_bias, outer_bias, transposed, gating, scorer)
+
+
+def _expert_functions(module: nn.Module) -> Iterator[tuple[Elementwise, Elementwise | None]]:
+    """What may be between experts' maps: modules inside, clamped factors as in GPT-OSS, known functions."""
+    for child in module.children():
+        yield child.forward, None
+    limit, sharpness = getattr(module, "limit", None), getattr(module, "alpha", None)
+    if isinstance(limit, (int, float)) and isinstance(sharpness, (int, float)):
+        yield partial(_clamped_gate, limit=limit, sharpness=sharpness), partial(_clamped_factor, limit=limit)
+    for function in KNOWN:
+        yield function, None
+
+
+def _clamped_gate(gate: Tensor, limit: float, sharpness: float) -> Tensor:
+    gate = gate.clamp(max=limit)
+    return gate * torch.sigmoid(sharpness * gate)
+
+
+def _clamped_factor(other: Tensor, limit: float) -> Tensor:
+    return other.clamp(-limit, limit) + 1
+
+
+def _reproduces_experts(reader: ExpertsReader, routing: Routing, call: Call) -> bool:
+    inputs = call.inputs.reshape(-1, call.inputs.shape[-1]).to(accumulation_dtype(call.inputs.dtype))
+    with torch.no_grad():
+        uses = list(reader.uses(routing, inputs.dtype))
+        computed = written_by(uses, inputs)
+    return reproduces(computed, call.output, computed) and all(
+        is_elementwise(use.network.activation, use.network.inner[0].whole(inputs)) for use in uses[:1]
+    )

@@ -1,0 +1,285 @@
+"""Finding the feed-forward block behind an attention block from the tensors that one forward pass shows.
+
+As for attention no family is named. A network is two linear modules, the second of which received an element-wise
+function of what the first returned, or such a function times another part of it; experts are a module with stacked maps
+that reproduce its output. The network must have read the end of the attention block, or its norm, and what it wrote, or
+its norm, added to that end must be what the layer goes on with.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from torch import Tensor, nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.blocks import Block, sum_of
+from captum_norm.models.factors import (
+    UNFACTORED,
+    Factors,
+    layer_scales,
+    multiplied,
+    possible_factors,
+    read_factor,
+)
+from captum_norm.models.feed_forward import (
+    DenseReader,
+    End,
+    ExpertsReader,
+    FeedForwardBlock,
+    FeedForwardLayout,
+    Routing,
+    registered_feed_forwards,
+)
+from captum_norm.models.hooks import Received
+from captum_norm.models.layouts import Site
+from captum_norm.models.projections import NormReader, Same, equal, read_norm, read_projection, reproduces
+from captum_norm.models.search.experts import read_experts, routing_of, scaled_experts
+from captum_norm.models.search.networks import Named, dense_networks, gated
+from captum_norm.models.search.trace import Call, Trace
+
+HOW_TO = (
+    "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "
+    '"Describe a new model" in the documentation. The scopes up to atb need none'
+)
+CROSSED = (
+    "cross-attention follows, not a feed-forward network; in such a layer the feed-forward scopes are those of "
+    'cross-attention: stacks=["cross"]'
+)
+FACTORED = (
+    'beside the attention block "{}" a feed-forward network reads a stream that "{}" multiplies before the sum; the '
+    "scopes behind it are not supported there"
+)
+
+
+@dataclass
+class _Pending:
+    """An attention block whose feed-forward block was not found yet.
+
+    Attributes:
+        block: the attention block.
+        stream: what its feed-forward network reads, or reads a norm of.
+        written: in a parallel layer what the network gives.
+        seen: what was found so far, for the message.
+    """
+
+    block: Block
+    stream: Tensor
+    written: Tensor | None
+    seen: str = "nothing"
+
+
+@dataclass
+class FeedForwardSearch:
+    """Looks for the feed-forward block behind each attention block while a forward pass goes on.
+
+    Attributes:
+        found: the blocks, by attention module.
+        missing: why there is none, by attention module.
+    """
+
+    found: dict[nn.Module, FeedForwardBlock] = field(default_factory=dict)
+    missing: dict[nn.Module, str] = field(default_factory=dict)
+    _pending: list[_Pending] = field(default_factory=list)
+    _attended: list[tuple[nn.Module, bool]] = field(default_factory=list)
+    _routings: dict[nn.Module, tuple[Routing, Received]] = field(default_factory=dict)
+
+    def expect(self, block: Block, trace: Trace) -> None:
+        """An attention block was found."""
+        layout = block.layout
+        if layout.minus is not None and layout.residual_factor is not None:
+            self.missing[block.attention] = FACTORED.format(block.name, layout.residual_factor)
+            return
+        stream, written = trace.at(layout.end), None if layout.minus is None else trace.at(layout.minus)
+        if stream is not None:
+            self._pending.append(_Pending(block, stream, written))
+
+    def routed(self, module: nn.Module, received: Received) -> None:
+        """A module with stacked parameters is called."""
+        routing = routing_of(received)
+        if routing is not None:
+            self._routings[module] = routing, received
+
+    def waits_for(self, module: nn.Module) -> bool:
+        """Whether a block inside a module still lacks its feed-forward block."""
+        inside = set(module.modules())
+        return any(pending.block.attention in inside for pending in self._pending)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any block still lacks its feed-forward block."""
+        return bool(self._pending)
+
+    def look(self, trace: Trace) -> None:
+        """A module around some attention blocks has ended."""
+        inside = set(trace.layer.modules())
+        for pending in [pending for pending in self._pending if pending.block.attention in inside]:
+            found = self._find(trace, pending)
+            if found is not None:
+                self.found[pending.block.attention] = found
+                self._pending.remove(pending)
+
+    def attention_begins(self, module: nn.Module, *, cross: bool) -> None:
+        """A module calls attention; what it follows is not understood if it was not by now."""
+        self._attended.append((module, cross))
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Say why for the blocks whose feed-forward block was not found."""
+        for pending in self._pending:
+            attention = pending.block.attention
+            place = next(place for place, (module, _) in enumerate(self._attended) if module is attention)
+            crossed = any(cross for _, cross in self._attended[place + 1 : place + 2])
+            why = CROSSED if crossed else f"no feed-forward network was understood. Found: {pending.seen}. {HOW_TO}"
+            self.missing[attention] = f'behind the attention block "{pending.block.name}" {why}'
+        self._pending.clear()
+
+    def _find(self, trace: Trace, pending: _Pending) -> FeedForwardBlock | None:
+        declared = registered_feed_forwards().get(type(trace.layer).__name__)
+        # As for attention, sums that are met to the last bit go first.
+        found = (
+            block
+            for same, factored in product((equal, reproduces), (False, True))
+            for block in self._candidates(trace, pending, declared, same, factored=factored)
+        )
+        block = next(found, None)
+        if block is None and declared is not None:
+            raise UnsupportedModelError(
+                f"the feed-forward layout of {type(trace.layer).__name__} does not hold around "
+                f'"{pending.block.name}": its equations do not give what the layer computed; see "Describe a new '
+                'model" in the documentation'
+            )
+        if block is None:
+            return None
+        written_into = {End(event.module, event.end) for event in trace.events if event.overwritten}
+        return replace(block, overwritten=block.ends & written_into)
+
+    def _candidates(
+        self, trace: Trace, pending: _Pending, declared: FeedForwardLayout | None, same: Same, *, factored: bool
+    ) -> Iterator[FeedForwardBlock]:
+        named = Named(trace, declared)
+        for norm, read in _reads(trace, pending.stream, named):
+            inner = [call for call in trace.calls_on(read) if read_projection(call.module, call.inputs, call.own)]
+            if inner:
+                pending.seen = f"linear maps {[trace.name(call.module) for call in inner]} of its output"
+            for dense, experts, written, event in self._networks(trace, read, inner, named, same):
+                if pending.written is not None and not equal(written, pending.written):
+                    continue
+                for branch_norm, branch in _branches(trace, written, named):
+                    for residual_factor, branch_factor in _factors(trace, pending, branch, named, factored=factored):
+                        residual, added = multiplied(residual_factor, pending.stream), multiplied(branch_factor, branch)
+                        end = _end(trace, pending, residual, added, named, same)
+                        # What a factor makes vanish beside the other cannot be told from nothing.
+                        vanishing = factored and any(same(sum_of(residual, added), part) for part in (residual, added))
+                        if end is not None and not vanishing:
+                            total, final_norm = end
+                            yield FeedForwardBlock(
+                                dense=dense,
+                                experts=experts,
+                                written=event,
+                                total=total,
+                                norm=norm,
+                                branch_norm=branch_norm,
+                                final_norm=final_norm,
+                                branch_factor=branch_factor,
+                                residual_factor=residual_factor,
+                                parallel=pending.written is not None,
+                                width=read.shape[-1],
+                            )
+
+    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, End | None]]:
+        """Experts that read a tensor, what they gave together, and where that is seen, if anywhere."""
+        for call in trace.calls_on(read):
+            if call.module not in self._routings:
+                continue
+            routing, received = self._routings[call.module]
+            experts = read_experts(call, routing, received)
+            if experts is not None:
+                yield experts, call.output, End(call.module, "output")
+        for experts, together in scaled_experts(trace, read):
+            yield experts, together, None
+
+    def _networks(
+        self, trace: Trace, read: Tensor, inner: Sequence[Call], named: Named, same: Same
+    ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, End]]:
+        """Networks that read a tensor, what they wrote together, and where that is seen."""
+        dense = list(dense_networks(trace, read, inner, named))
+        for experts, routed, seen in self._mixtures(trace, read) if named.layout is None else ():
+            for reader, shared in dense:
+                for gate, output in gated(trace, read, shared.output):
+                    total = sum_of(routed, output)
+                    for other in trace.calls:
+                        if same(total, other.output, routed, output):
+                            readers = (replace(reader, gate=gate),)
+                            yield readers, experts, other.output, End(other.module, "output")
+            if seen is not None:
+                yield (), experts, routed, seen
+        for reader, call in dense:
+            yield (reader,), None, call.output, End(call.module, "output")
+
+
+def _reads(trace: Trace, stream: Tensor, named: Named) -> Iterator[tuple[NormReader | None, Tensor]]:
+    """The stream and its norms."""
+    if named.allows("norm", None):
+        yield None, stream
+    for call in trace.calls_on(stream):
+        norm = read_norm(call.module, call.inputs, call.output)
+        if norm is not None and named.allows("norm", call.module):
+            yield norm, call.output
+
+
+def _branches(trace: Trace, written: Tensor, named: Named) -> Iterator[tuple[NormReader | None, Tensor]]:
+    """The norms of what was written, which rounding may hide behind the stream, and what was written itself."""
+    for call in trace.calls_on(written):
+        norm = read_norm(call.module, call.inputs, call.output)
+        if norm is not None and named.allows("branch_norm", call.module):
+            yield norm, call.output
+    if named.allows("branch_norm", None):
+        yield None, written
+
+
+def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: Named, *, factored: bool) -> Iterator[Factors]:
+    """What may multiply the stream and the branch: nothing, or with ``factored`` something."""
+    layout = named.layout
+    if layout is not None and (layout.residual_factor, layout.branch_factor) != UNFACTORED:
+        names = layout.residual_factor, layout.branch_factor
+        residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
+        fitting = all(factor is None or factor.size in (1, branch.shape[-1]) for factor in (residual, added))
+        if fitting and (residual is None, added is None) == tuple(name is None for name in names):
+            yield residual, added
+    elif not factored:
+        yield UNFACTORED
+    elif layout is None:
+        _, *held = possible_factors(trace.layer, branch.shape[-1])
+        taken = pending.block.layout.branch_factor
+        # In a new model other layer scales have the values of attention's.
+        yield from sorted(held, key=lambda factors: factors[1] is not None and factors[1].name == taken)
+        yield from product(
+            [None, *(residual for residual, added in held if added is None)], layer_scales(trace, branch)
+        )
+
+
+def _end(
+    trace: Trace, pending: _Pending, residual: Tensor, branch: Tensor, named: Named, same: Same
+) -> tuple[End, NormReader | None] | None:
+    """Where the sum with the stream is seen and the norm on it, if the layer goes on with them."""
+    if pending.written is not None:
+        block = pending.block
+        return End(block.layer.get_submodule(block.layout.total.module), block.layout.total.end), None
+    output, total = trace.at(Site("", "output")), sum_of(residual, branch)
+    if output is None:
+        return None
+    for event in trace.events:
+        summed = event.tensor
+        if not trace.is_unique(event) or not same(total, summed, residual, branch):
+            continue
+        if not named.allows_total(trace.site(event)):
+            continue
+        if equal(summed, output) and named.allows("final_norm", None):
+            return End(event.module, event.end), None
+        for call in trace.calls_on(summed):
+            if equal(call.output, output) and named.allows("final_norm", call.module):
+                norm = read_norm(call.module, call.inputs, call.output)
+                if norm is not None:
+                    return End(event.module, event.end), norm
+    return None

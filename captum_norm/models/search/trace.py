@@ -1,0 +1,124 @@
+"""What passed the ends of one layer's modules during a forward pass, looked up by what is searched for."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.models.layouts import Site
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """A tensor at one end of a module.
+
+    Attributes:
+        module: the module.
+        end: which end.
+        tensor: a copy of what passed there.
+        source: the model's own tensor, into which it may have written since.
+        computed: what the module itself gave, if another tensor was put in its place.
+    """
+
+    module: nn.Module
+    end: Literal["input", "output"]
+    tensor: Tensor
+    source: Tensor
+    computed: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        end: Literal["input", "output"],
+        source: Tensor,
+        device: torch.device | None = None,
+        computed: Tensor | None = None,
+    ) -> "Event":
+        """What passes there now; the copies are on ``device`` if one is given."""
+        computed = None if computed is None else computed.to(device, copy=True)
+        return cls(module, end, source.to(device, copy=True), source, computed)
+
+    @property
+    def own(self) -> Tensor:
+        """What the module computed."""
+        return self.tensor if self.computed is None else self.computed
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether the model wrote into the tensor afterwards."""
+        return not torch.equal(self.tensor, self.source.to(self.tensor.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One finished call of a module: its first input and output tensor, and the place of the output in the trace.
+
+    ``computed`` is what the module itself gave, if another output was put in its place.
+    """
+
+    module: nn.Module
+    inputs: Tensor
+    output: Tensor
+    order: int
+    computed: Tensor | None = None
+
+    @property
+    def own(self) -> Tensor:
+        """What the module computed."""
+        return self.output if self.computed is None else self.computed
+
+
+class Trace:
+    """The events inside one layer, looked up by what is searched for."""
+
+    def __init__(self, layer: nn.Module, events: Sequence[Event]) -> None:
+        self.layer = layer
+        self.events = events
+        self._modules = dict(layer.named_modules())
+        self._names: dict[nn.Module, str] = {module: name for name, module in self._modules.items()}
+        self.calls = list(self._calls())
+        self._times_called = Counter(call.module for call in self.calls)
+
+    def site(self, event: Event) -> Site:
+        """The event's place, relative to the layer."""
+        return Site(self._names[event.module], event.end)
+
+    def is_unique(self, event: Event) -> bool:
+        """Whether the event's place names it: a dropout that a layer uses twice, for example, names neither."""
+        return self._times_called[event.module] <= 1
+
+    def name(self, module: nn.Module) -> str:
+        """The module's name inside the layer."""
+        return self._names[module]
+
+    def event_at(self, site: Site) -> Event | None:
+        """The first event at a site, or None."""
+        module = self._modules.get(site.module)
+        return next((event for event in self.events if event.module is module and event.end == site.end), None)
+
+    def at(self, site: Site) -> Tensor | None:
+        """The tensor that passed a site, or None."""
+        event = self.event_at(site)
+        return None if event is None else event.tensor
+
+    def call_of(self, module: nn.Module) -> Call | None:
+        """The first call of a module, or None."""
+        return next((call for call in self.calls if call.module is module), None)
+
+    def calls_on(self, tensor: Tensor) -> Iterator[Call]:
+        """The calls whose input equals ``tensor``."""
+        for call in self.calls:
+            if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
+                yield call
+
+    def _calls(self) -> Iterator[Call]:
+        opened: dict[nn.Module, Tensor] = {}
+        for order, event in enumerate(self.events):
+            if event.end == "input":
+                opened[event.module] = event.tensor
+            elif event.module in opened:
+                yield Call(event.module, opened.pop(event.module), event.tensor, order, event.computed)

@@ -1,0 +1,362 @@
+"""DecompX against vectors propagated by hand, in float64, through three models' formulas."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from captum.attr import NoiseTunnel
+from torch import Tensor
+
+from captum_norm import (
+    DecompX,
+    Difference,
+    IncompleteDecompositionError,
+    InvalidInputError,
+    NotEnoughMemoryError,
+    UnsupportedModelError,
+)
+from captum_norm.attr.frozen import propagation
+from captum_norm.attr.frozen.decompx import Bias
+from tests import encoder_decoders, families
+from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
+from tests.families import FAMILIES, GROUPED, TEXT
+
+WIDTH, FEED_FORWARD = TEXT["hidden_size"], TEXT["intermediate_size"]
+SHARINGS: tuple[Bias, ...] = ("absdot", "abssim", "norm", "equal", "cls")
+
+
+def shaken(model: Any, seed: int) -> Any:
+    """In float64, no parameter at its initial value."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    return model.double().train(False)
+
+
+def classifier(seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    return shaken(hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"num_labels": 3} | changes)), seed)
+
+
+def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
+    assert actual.shape == expected.shape
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("propagate", [False, True])
+@torch.no_grad()
+def test_a_classifier_equals_vectors_by_hand(seed: int, propagate: bool) -> None:
+    model, ids = classifier(seed), families.inputs("bert", seed, 2, 7)
+    method = DecompX(model, propagate=propagate)
+    found = method.decompose(ids, [2, 0])
+    for example, target in enumerate((2, 0)):
+        _, logits = bert_by_hand(model, ids[example : example + 1], "apart")
+        near(found.scores[example], logits[:-1, target])
+        near(found.bias[example], logits[-1, target])
+        near(found.number[example], model(ids).logits[example, target])
+    scores, delta = method.attribute(ids, torch.tensor([2, 0]), return_convergence_delta=True)
+    torch.testing.assert_close(scores, found.scores)
+    assert delta.max() < 1e-12
+    assert torch.equal(method.compute_convergence_delta(scores, ids, target=[2, 0]), delta)
+
+
+@pytest.mark.parametrize(("seed", "bias"), list(enumerate(("apart", *SHARINGS))))
+@torch.no_grad()
+def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: Bias) -> None:
+    model, ids = classifier(seed), families.inputs("bert", seed, 2, 7)
+    method = DecompX(model, bias)
+    vectors, maps, found = method.vectors(ids), method.maps(ids), method.decompose(ids, 1)
+    assert maps.convergence_delta is not None
+    assert maps.convergence_delta.max() < 1e-12
+    for example in range(2):
+        states, logits = bert_by_hand(model, ids[example : example + 1], bias)
+        for layer, parts in enumerate(states):
+            near(vectors.vectors[example, layer], parts[:, :-1])
+            near(vectors.bias[example, layer], parts[:, -1], 1e-10 if bias == "apart" else 0)
+            near(maps.self_attention[example, layer], parts[:, :-1].norm(dim=-1))
+        near(found.scores[example], logits[:-1, 1])
+        near(found.bias[example : example + 1], logits[-1:, 1], 1e-10 if bias == "apart" else 0)
+    torch.testing.assert_close(method.attribute(ids), maps.self_attention[:, 1, 0])
+    torch.testing.assert_close(method.attribute(ids, layer=0, position=3), maps.self_attention[:, 0, 3])
+    torch.testing.assert_close(method.vectors(ids, layers=[-1]).vectors, vectors.vectors[:, 1:])
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_next_words_equal_vectors_by_hand(propagate: bool) -> None:
+    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 1, 7)
+    with torch.no_grad():
+        logits = gpt2_by_hand(model, ids, "apart")
+    found = DecompX(model, propagate=propagate).decompose(ids, 5)
+    near(found.scores[0], logits[:-1, 5])
+    near(found.bias[0], logits[-1, 5])
+    less = DecompX(model, propagate=propagate).attribute(ids, Difference(5, 9), position=-1)
+    near(less[0], logits[:-1, 5] - logits[:-1, 9])
+
+
+@pytest.mark.parametrize("bias", ["apart", "absdot"])
+def test_rivals_that_are_nearly_alike_are_told_apart(bias: Bias) -> None:
+    """The difference of two outputs cannot be more exact than they are."""
+    model, ids = classifier(), families.inputs("bert", 0, 3, 7)
+    with torch.no_grad():
+        for parameter in model.classifier.parameters():
+            parameter[2] = parameter[1] + 1e-3 * parameter[0]
+    exact = DecompX(model, bias).decompose(ids, Difference(1, 2))
+    found = DecompX(model.float(), bias).decompose(ids, Difference(1, 2))
+    sizes = model(ids).logits.detach()[:, 1:].abs().sum(1)
+    assert ((found.scores.sum(1) + found.bias - found.number).abs() > 1e-5 * exact.scores.abs().sum(1)).any()
+    assert ((found.scores - exact.scores).abs() < 1e-5 * sizes[:, None]).all()
+    assert (found.convergence_delta < 1e-5).all()
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
+    model, ids = shaken(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
+    with torch.no_grad():
+        logits = llama_by_hand(model, ids, "apart")
+    found = DecompX(model, propagate=propagate).decompose(ids, 5)
+    near(found.scores[0], logits[:-1, 5], 1e-6)  # the norms of its file work in float32
+    assert found.bias.abs().max() == 0
+
+
+# Files that compute an activation, or add a value bias, by hand are not taken apart.
+REFUSED = ["esm", "deberta"]
+
+
+def first_output(output: Any, real: Tensor) -> Tensor:
+    """The mean over all positions of what a model returns, with or without a head."""
+    states: Tensor = output[0]
+    assert len(real) == len(states)
+    return states.flatten(1, -2).mean(1) if states.dim() > 2 else states
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_linear_is_refused(name: str, propagate: bool) -> None:
+    method = DecompX(families.build(name), propagate=propagate, readout=first_output)
+    with pytest.raises(IncompleteDecompositionError, match="do not add up"):
+        method.decompose(families.inputs(name, 0, 2, 7), 1)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
+def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
+    model, ids = families.build(name), families.inputs(name, 0, 2, 7)
+    graph, parts = (
+        DecompX(model, propagate=propagate, readout=first_output).decompose(ids, 1) for propagate in (False, True)
+    )
+    size = parts.scores.abs().max()
+    assert (graph.scores - parts.scores).abs().max() < 1e-5 * size
+    assert (graph.bias - parts.bias).abs().max() < 1e-5 * size
+    torch.testing.assert_close(graph.number, parts.number)
+    assert max(graph.convergence_delta.max(), parts.convergence_delta.max()) < 1e-5
+    shared = DecompX(model, "norm", readout=first_output).decompose(ids[:1], 1)
+    assert not shared.bias.any()
+    assert shared.convergence_delta.max() < 1e-5
+
+
+def heads() -> dict[str, Any]:
+    """Heads and activations that are functions in the model's code, or not zero at zero."""
+    torch.manual_seed(0)
+    return {
+        "tanh as a function": hf.RobertaForSequenceClassification(hf.RobertaConfig(**TEXT)),
+        "words": hf.BertForMaskedLM(hf.BertConfig(**TEXT | {"hidden_act": "gelu_new"})),
+        "sigmoid": hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"hidden_act": "sigmoid"})),
+        "quick gelu": hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"hidden_act": "quick_gelu"})),
+        "relu": hf.DistilBertForSequenceClassification(
+            hf.DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=4, hidden_dim=48, activation="relu")
+        ),
+        "last token": hf.GPT2ForSequenceClassification(
+            hf.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(heads()))
+def test_heads_and_activations_are_taken_apart(name: str) -> None:
+    model, ids = shaken(heads()[name], 0), families.inputs("bert", 0, 2, 7)
+    graph, parts = (DecompX(model, propagate=propagate).decompose(ids, 1, position=-1) for propagate in (False, True))
+    near(graph.scores, parts.scores)
+    near(graph.bias, parts.bias)
+    assert max(graph.convergence_delta.max(), parts.convergence_delta.max()) < 1e-12
+    shared = DecompX(model, "norm").decompose(ids, 1, position=-1)
+    torch.testing.assert_close(shared.scores.sum(1), shared.number)
+
+
+@pytest.mark.parametrize(("name", "width"), [("bert", FEED_FORWARD), ("albert", FEED_FORWARD), ("gpt2", 4 * WIDTH)])
+def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> None:
+    model, ids = shaken(families.build(name), 0), families.inputs(name, 0, 2, 7)
+    copy = propagation.LAYER_COPIES * 7 * width * 8
+    copies: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: copies.append(len((*args, *kwargs.values())[0])), with_kwargs=True
+    )
+
+    def found(budget: int) -> tuple[list[Tensor], list[int]]:
+        method = DecompX(model, propagate=True, readout=first_output, memory_budget=budget)
+        method.maps(ids)  # what is learnt of the model takes runs of its own
+        copies.clear()
+        maps = method.maps(ids, layers=[0])
+        assert maps.convergence_delta is not None
+        results = [*method.decompose(ids, 1), *method.vectors(ids, layers=[-1, 0]), maps.self_attention]
+        return results, [count for count in copies if count > 1]
+
+    together, counts = found(2**40)
+    assert counts == 3 * 2 * [7 + 2]
+    for budget, expected_counts in ((5 * copy, [5, 5, 3]), (1, 7 * [3])):
+        apart, counts = found(budget)
+        assert counts == 3 * 2 * expected_counts
+        for result, expected in zip(apart[:3] + apart[4:], together[:3] + together[4:], strict=True):
+            near(result, expected)
+
+
+def test_layers_may_write_into_the_stream_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
+
+    def results() -> list[Tensor]:
+        found = [DecompX(model, propagate=propagate).attribute(ids, 1) for propagate in (False, True)]
+        return [*found, DecompX(model).vectors(ids).vectors, DecompX(model).maps(ids).self_attention]
+
+    expected, forward = results(), hf.models.gpt2.modeling_gpt2.GPT2Block.forward
+
+    def written(block: Any, stream: Tensor, *args: Any, **options: Any) -> Tensor:
+        output: Any = forward(block, stream, *args, **options)  # type: ignore[arg-type]
+        return stream.copy_(output)
+
+    monkeypatch.setattr(hf.models.gpt2.modeling_gpt2.GPT2Block, "forward", written)
+    for found, before in zip(results(), expected, strict=True):
+        near(found, before)
+
+
+def test_shared_biases_need_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = classifier(), families.inputs("bert", 0, 1, 7)
+    expected = DecompX(model, "absdot").attribute(ids, 1)
+    torch.testing.assert_close(DecompX(model, "absdot", memory_budget=1).attribute(ids, 1), expected, rtol=0, atol=0)
+    needed = (7 + 2) * propagation.LAYER_COPIES * 7 * FEED_FORWARD * 8
+    monkeypatch.setattr(propagation, "free_bytes", lambda _: needed)
+    DecompX(model, "absdot").attribute(ids, 1)
+    monkeypatch.setattr(propagation, "free_bytes", lambda _: needed - 1)
+    with pytest.raises(NotEnoughMemoryError, match=r'7 tokens take about 0\.2 MiB .*shared as "absdot" need all'):
+        DecompX(model, "absdot").attribute(ids, 1)
+    torch.testing.assert_close(DecompX(model, propagate=True).attribute(ids, 1), DecompX(model).attribute(ids, 1))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
+    model = classifier().float() if name == "bert" else families.build(name)
+    examples = [families.inputs(name, seed, 1, length) for seed, length in enumerate((9, 5))]
+    batch, mask = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
+    for row, example in enumerate(examples):
+        filled = slice(0, example.shape[1]) if side == "right" else slice(9 - example.shape[1], 9)
+        batch[row, filled], mask[row, filled] = example[0], 1
+    for method in (DecompX(model), DecompX(model, propagate=True), DecompX(model, "absdot")):
+        scores = method.attribute(batch, 2, mask)
+        states = method.maps(batch, mask).self_attention
+        for row, example in enumerate(examples):
+            places = mask[row].bool()
+            torch.testing.assert_close(scores[row, places], method.attribute(example, 2)[0], rtol=1e-4, atol=1e-4)
+            assert not scores[row, ~places].any()
+            alone = method.maps(example).self_attention[0]
+            torch.testing.assert_close(states[row][:, places][..., places], alone, rtol=1e-4, atol=1e-4)
+            assert not states[row][:, ~places].any()
+            assert not states[row][..., ~places].any()
+
+
+def test_the_model_and_the_callers_mode_are_left_as_they_were() -> None:
+    model, ids = classifier(), families.inputs("bert", batch=2)
+    model.train()
+    attributes = {module: set(vars(module)) for module in model.modules()}
+    method = DecompX(model)
+    expected = method.attribute(ids, 1)
+    with torch.inference_mode():
+        torch.testing.assert_close(method.attribute(ids.clone(), 1), expected)
+        torch.testing.assert_close(method.attribute(model.bert.embeddings.word_embeddings(ids), 1), expected)
+        DecompX(model, propagate=True).attribute(ids, 1)
+    model.requires_grad_(requires_grad=False)
+    torch.testing.assert_close(method.attribute(ids, 1), expected)
+    assert not expected.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.classifier.register_forward_pre_hook(lambda *_: 1 / 0)
+    for propagate in (False, True):
+        with pytest.raises(ZeroDivisionError):
+            DecompX(model, propagate=propagate).attribute(ids, 1)
+    for module in model.modules():
+        assert module.training
+        assert not module._forward_hooks
+        assert set(vars(module)) == attributes[module]
+
+
+def test_changed_weights_are_seen() -> None:
+    model, ids = classifier(), families.inputs("bert", 0, 1, 7)
+    method = DecompX(model)
+    method.attribute(ids, 1)
+    model.bert.encoder.layer[1].output.LayerNorm.weight.data.mul_(torch.rand(32) + 0.5)
+    with torch.no_grad():
+        _, logits = bert_by_hand(model, ids, "apart")
+    near(method.attribute(ids, 1)[0], logits[:-1, 1])
+
+
+def test_tolerance_follows_the_models_dtype() -> None:
+    model, ids = classifier().bfloat16(), families.inputs("bert", 0, 1, 7)
+    method = DecompX(model)
+    method.attribute(ids, 1)
+    model.float()
+    method.attribute(ids, 1)
+    with pytest.raises(IncompleteDecompositionError, match=r"3\.0e-02, accepted 1e-05 for torch\.float32"):
+        method._accept(torch.tensor([0.03]), "the parts do not add up")
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_targets_of_any_kind(propagate: bool) -> None:
+    model, ids = classifier(), families.inputs("bert", batch=2)
+    method = DecompX(model, propagate=propagate)
+    ones = method.attribute(ids, 1)
+    for target in ([1], (1, 1), torch.tensor([1]), torch.tensor(1), torch.tensor([1, 1])):
+        torch.testing.assert_close(method.attribute(ids, target), ones, rtol=0, atol=0)
+    less = method.attribute(ids, Difference([1, 1], 2))
+    torch.testing.assert_close(method.attribute(ids, Difference((1, 1), [2])), less, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("propagate", [False, True])
+def test_a_model_without_biases(propagate: bool) -> None:
+    model, ids = families.build("llama"), families.inputs("llama", batch=3)
+    parts = DecompX(model, propagate=propagate, readout=first_output).decompose(ids, 1)
+    assert torch.equal(parts.bias, torch.zeros(3))
+
+
+def test_captums_noise_tunnel_passes_targets_on() -> None:
+    model, ids = classifier(), families.inputs("bert", batch=2)
+    embeddings = model.bert.embeddings.word_embeddings(ids).detach()
+    tunnel = NoiseTunnel(DecompX(model))
+    smooth = tunnel.attribute(embeddings, nt_samples=2, nt_type="smoothgrad", stdevs=0.0, target=1)
+    torch.testing.assert_close(smooth, DecompX(model).attribute(embeddings, 1))
+
+
+def test_steps_that_are_not_understood_are_refused() -> None:
+    model, ids = classifier(), families.inputs("bert")
+    inner = model.bert.encoder.layer[0].intermediate
+    del inner.intermediate_act_fn
+    inner.intermediate_act_fn = lambda z: z * z / 9
+    for propagate in (False, True):
+        with pytest.raises(IncompleteDecompositionError, match="do not add up to it"):
+            DecompX(model, propagate=propagate).attribute(ids, 1)
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    model, ids = classifier(), families.inputs("bert")
+    with pytest.raises(InvalidInputError, match="got bias='none'; expected one of apart, absdot"):
+        DecompX(model, "none")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="got a layer and a target"):
+        DecompX(model).attribute(ids, 1, layer=0)
+    with pytest.raises(InvalidInputError, match="got attributions of 2 examples for 3 inputs"):
+        DecompX(model).compute_convergence_delta(torch.zeros(2, 11), ids, target=1)
+    with pytest.raises(InvalidInputError, match="got 2 targets for 3 examples"):
+        DecompX(model, propagate=True).attribute(ids, [0, 1])
+    with pytest.raises(InvalidInputError, match="got the target 3; expected 0 to 2"):
+        DecompX(model).attribute(ids, 3)
+    with pytest.raises(InvalidInputError, match="no maps of single heads"):
+        DecompX(model).maps(ids, per_head=True)
+    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
+        DecompX(encoder_decoders.build("bart")).attribute(encoder_decoders.inputs("bart"), 1)

@@ -1,0 +1,207 @@
+"""Room for the results, checked before the forward pass; layers that nobody asked for are not kept."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, BertModel
+
+from captum_norm import (
+    AttentionBlockAttribution,
+    AttentionRollout,
+    AttentionWeights,
+    NormAttribution,
+    NormMeter,
+    NotEnoughMemoryError,
+)
+from captum_norm.attr.norm_reducer import MeasuredLayer
+from captum_norm.forward import room
+from tests import encoder_decoders, families
+
+LONG = 64
+MAP = LONG**2 * 4
+LAYERS = 12  # so many that nothing else of a model is as large as their maps
+
+
+@pytest.fixture(name="memory")
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A memory in which maps of 64 positions are large, and in which so much is free."""
+    memory = {"free": 0}
+    monkeypatch.setattr(room, "LARGE_MAP", LONG**2)
+    monkeypatch.setattr(room, "free_bytes", lambda _: memory["free"])
+    return memory
+
+
+def long_input(name: str) -> torch.Tensor:
+    return families.inputs(name, batch=1, length=LONG)
+
+
+def deep_bert() -> Any:
+    config = BertConfig(**families.TEXT | {"num_hidden_layers": LAYERS})
+    return families.randomized(lambda: BertModel(config), 0, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "gpt2"])
+def test_maps_without_room_are_refused_before_the_forward_pass(name: str, memory: dict[str, int]) -> None:
+    model, ids = families.build(name), long_input(name)
+    lengths = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append((kwargs | {"": args})["input_ids"].shape), with_kwargs=True
+    )
+    method = NormAttribution(model, "attn_res")
+    memory["free"] = 5 * MAP - 1
+    message = (
+        r"the maps of 2 layers over 1 × 64 × 64 positions take 0\.0 MiB, for which 0\.1 MiB must be free, and 0\.1 MiB "
+        r"are free on cpu; ask for fewer layers at a time \(layers= of maps\(\), layer= of attribute\(\)\), fewer ex"
+    )
+    with pytest.raises(NotEnoughMemoryError, match=message):
+        method.maps(ids)
+    assert all(length <= 16 for _, length in lengths)
+    # As the sentence says.
+    memory["free"] = 4 * MAP
+    assert method.maps(ids, layers=[1]).self_attention.shape == (1, 1, LONG, LONG)
+    assert method.attribute(ids, layer=-1).shape == (1, LONG)
+    memory["free"] = 5 * MAP
+    assert method.maps(ids).self_attention.shape == (1, 2, LONG, LONG)
+
+
+def test_maps_of_single_heads_and_of_several_scopes_need_more(memory: dict[str, int]) -> None:
+    model, ids = families.build("bert"), long_input("bert")
+    meter = NormMeter(model)
+    asked: dict[str, Any] = {"scopes": ["attn", "attn_res"], "weights": True, "per_head": True, "head_norms": True}
+    memory["free"] = (2 * (2 + 4 + 4) + 3) * MAP - 1
+    with pytest.raises(NotEnoughMemoryError, match="or without single heads"):
+        meter.measure(ids, **asked)
+    memory["free"] += 1
+    meter.measure(ids, **asked)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float64, 8), (torch.bfloat16, 4)])
+def test_entries_are_as_wide_as_norms_are_computed(memory: dict[str, int], dtype: torch.dtype, itemsize: int) -> None:
+    model, ids = families.build("bert", dtype=dtype), long_input("bert")
+    memory["free"] = 5 * LONG**2 * itemsize - 1
+    with pytest.raises(NotEnoughMemoryError):
+        NormAttribution(model).maps(ids)
+    memory["free"] += 1
+    maps = NormAttribution(model).maps(ids).self_attention
+    assert maps.nbytes == 2 * LONG**2 * itemsize
+
+
+def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
+    model = encoder_decoders.build("bart")
+    inputs = encoder_decoders.inputs("bart", batch=16, source=30, target=8)
+    meter = NormMeter(model)
+    memory["free"] = (2 + 3) * 16 * 30 * 8 * 4
+    with pytest.raises(NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
+        meter.measure(inputs, scopes=["attn"])
+    assert list(meter.measure(inputs, scopes=["attn"], stacks=["cross"])) == ["cross"]
+
+
+class LargeTensors(TorchDispatchMode):
+    """Counts the tensors that are made with as many bytes as given or more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.size, self.count = size, 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        held = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
+        result = func(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in held:
+            self.count += result.untyped_storage().nbytes() >= self.size
+        return result
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda model: AttentionWeights(model, "attn_res"),
+        AttentionRollout,
+        lambda model: AttentionWeights(model, "attn_res", differentiable=True),
+        lambda model: AttentionRollout(model, differentiable=True),
+    ],
+    ids=["weights", "rollout", "differentiable weights", "differentiable rollout"],
+)
+def test_the_maps_of_all_layers_are_there_once(method: Any) -> None:
+    """What is made of weights takes their place; by the same numbers as where gradients need them."""
+    model, ids = deep_bert(), long_input("bert")
+    explain = method(model)
+    expected = method(model.double()).maps(ids).encoder
+    model.float()
+    with LargeTensors(LAYERS * MAP) as tensors:
+        maps = explain.maps(ids)
+    assert tensors.count == 1 or maps.encoder.requires_grad
+    assert (maps.encoder - expected).abs().max() < 1e-6
+
+
+def test_rolled_maps_that_are_copied_need_room_too(memory: dict[str, int]) -> None:
+    method, ids = AttentionRollout(families.build("bert")), long_input("bert")
+    memory["free"] = (2 + 2 + 3) * MAP - 1
+    every = method.maps(ids).self_attention
+    with pytest.raises(NotEnoughMemoryError):
+        method.maps(ids, layers=[1, 0])
+    memory["free"] += 1
+    assert torch.equal(method.maps(ids, layers=[1, 0]).self_attention, every[:, [1, 0]])
+
+
+def test_short_inputs_are_not_looked_at_beforehand(memory: dict[str, int]) -> None:
+    assert memory["free"] == 0
+    NormAttribution(families.build("bert")).maps(families.inputs("bert", batch=1))
+
+
+def test_an_argument_that_does_not_fit_an_excerpt(memory: dict[str, int]) -> None:
+    model, ids = families.build("llama"), families.inputs("llama", batch=2, length=LONG)
+    memory["free"] = 2**40
+    expected = AttentionBlockAttribution(model).maps(ids).decoder
+    places = torch.arange(LONG)[None]  # of all examples, so it is not cut with them
+    found = AttentionBlockAttribution(model).maps({"input_ids": ids, "position_ids": places})
+    torch.testing.assert_close(found.decoder, expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "vit"])
+def test_layers_are_counted(name: str) -> None:
+    model, inputs = families.build(name), families.inputs(name)
+    assert NormAttribution(model).count_layers(inputs) == 2
+    assert NormMeter(encoder_decoders.build("bart")).count_layers(encoder_decoders.inputs("bart")) == 2
+
+
+def test_layers_taken_away_or_added_are_noticed() -> None:
+    model, ids = deep_bert(), families.inputs("bert")
+    meter, layers = NormMeter(model), model.encoder.layer
+    scope: Any = "atb_ff_res_ln"
+    every = meter.measure(ids, scopes=[scope])["encoder"].norms[scope]
+    for count in (LAYERS, 2, LAYERS - 1):
+        model.encoder.layer = layers[:count]
+        last = meter.measure(ids, scopes=[scope], layers=[-1])["encoder"].norms[scope]
+        assert meter.count_layers(ids) == count
+        assert torch.equal(last, every[:, count - 1 : count])
+
+
+def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also twice, and from the end; of layers out of reach nothing is kept."""
+    model, ids = families.build("bert"), families.inputs("bert")
+    model.encoder.layer.extend([type(model.encoder.layer[0])(model.config).eval() for _ in range(3)])
+    method = NormAttribution(model, "attn_res_ln")
+    every = method.maps(ids).encoder
+    deltas = method.maps(ids).convergence_delta
+    assert every is not None
+    assert deltas is not None
+    for layers in ([-1], [-2, 0], [3, 3, 1], [-5], [4, -1, 4], [0]):
+        maps = method.maps(ids, layers=layers)
+        assert torch.equal(maps.self_attention, every[:, layers])
+        assert maps.convergence_delta is not None
+        assert torch.equal(maps.convergence_delta, deltas[:, layers])
+    alive: list[Any] = []
+    counts = []
+    begin = MeasuredLayer.begin
+
+    def counting(reducer: MeasuredLayer, *arguments: Any, **options: Any) -> None:
+        alive.append(weakref.ref(reducer))
+        begin(reducer, *arguments, **options)
+        counts.append(sum(one() is not None for one in alive))
+
+    monkeypatch.setattr(MeasuredLayer, "begin", counting)
+    method.maps(ids, layers=[-2, 0])
+    assert max(counts) == 3

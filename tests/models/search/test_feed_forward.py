@@ -1,0 +1,266 @@
+"""Feed-forward blocks that are found, that are refused, and that are declared."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
+from captum_norm.models import FeedForwardLayout, Site
+from captum_norm.models.inputs import bind_inputs
+from captum_norm.models.search.attention_blocks import find_blocks
+from captum_norm.models.search.experts import routing_of
+from tests import encoder_decoders, families
+from tests.feed_forwards import EVERY, PARTS, SCOPES
+
+
+class _Function(nn.Module):
+    """Stands in for a feed-forward network of LLaMA's layers: any function between two maps."""
+
+    def __init__(self, function: Any, inner: int = 1) -> None:
+        super().__init__()
+        self.function = function
+        self.inner = nn.ModuleList(nn.Linear(32, 48) for _ in range(inner))
+        self.outer = nn.Linear(48, 32)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        output: Tensor = self.outer(self.function(*(affine(hidden) for affine in self.inner)))
+        return output
+
+
+def llama(function: Any, inner: int = 1) -> Any:
+    model = families.build("llama")
+    for layer in model.model.layers:
+        layer.mlp = _Function(function, inner)
+    return model
+
+
+def found_in(model: Any, ids: Tensor | None = None) -> list[Any]:
+    call = bind_inputs(model, families.inputs("llama") if ids is None else ids)
+    return [block.feed_forward for block in find_blocks(call, feed_forward=True).values()]
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_parts_are_found(name: str, dtype: torch.dtype, noise: bool) -> None:
+    """Freshly initialised models too, whose networks add next to nothing to the residual stream."""
+    torch.manual_seed(1)
+    model: Any = families.build(name, 1, dtype) if noise else EVERY[name].build().eval().to(dtype)
+    with torch.no_grad():
+        blocks = find_blocks(bind_inputs(model, families.inputs(name, 1, dtype=dtype)), feed_forward=True)
+    names, parts = {module: place for place, module in model.named_modules()}, PARTS[name]
+    for block in blocks.values():
+        found = block.feed_forward
+        assert found is not None, block.without_feed_forward
+        assert (None if found.branch_factor is None else found.branch_factor.name) == parts.branch_factor
+        assert found.residual_factor is None
+        assert set(found.scopes) == set(SCOPES[EVERY[name].style])
+        assert (found.experts is not None) == (parts.experts is not None)
+        assert len(found.dense) == bool(parts.outer)
+        for reader in found.dense:
+            for projection, place in zip(reader.inner, parts.inner, strict=True):
+                assert names[projection.module].endswith(place)
+            assert names[reader.outer.module].endswith(parts.outer)
+        for norm, expected in (
+            (found.norm, parts.norm),
+            (found.branch_norm, parts.branch_norm),
+            (found.final_norm, parts.final_norm),
+        ):
+            assert (norm is None) == (expected is None)
+            # A fresh parallel layer has two norms of the same numbers, of which either may stand for both.
+            assert norm is None or not noise or names[norm.module].endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "inner"),
+    [
+        (functional.gelu, 1),
+        (lambda z: functional.relu(z).square(), 1),
+        (lambda z: z * torch.sigmoid(1.702 * z), 1),
+        (lambda u, w: functional.silu(u) * w, 2),
+        (lambda w, u: functional.gelu(u, approximate="tanh") * w, 2),
+    ],
+    ids=["gelu", "squared relu", "quick gelu", "gate first", "gate last"],
+)
+def test_activations_that_are_no_modules_are_recognised(function: Any, inner: int) -> None:
+    method = AttentionBlockAttribution(llama(function, inner), "atb_ff_res")
+    maps = method.maps(families.inputs("llama"))
+    assert maps.convergence_delta is not None
+    assert maps.convergence_delta.max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("function", [functional.gelu, functional.silu, lambda z: z * torch.sigmoid(1.702 * z)])
+def test_activations_are_told_apart_where_the_neurons_are_next_to_0(function: Any, dtype: torch.dtype) -> None:
+    model = llama(function).to(dtype)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for parameter in layer.mlp.inner.parameters():
+                parameter.mul_(1e-9)
+    values = torch.linspace(-3, 3, 31)
+    for block in found_in(model):
+        torch.testing.assert_close(block.dense[0].gating.activation(values), function(values))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda z: functional.layer_norm(z, (48,)), torch.sin, nn.LayerNorm(48), nn.Softmax(-1)],
+    ids=["norm", "sine", "norm module", "softmax module"],
+)
+def test_what_is_no_known_elementwise_function_is_refused(function: Any) -> None:
+    model, ids = llama(function), families.inputs("llama")
+    assert AttentionBlockAttribution(model).maps(ids).decoder is not None
+    assert found_in(model) == [None, None]
+    with pytest.raises(UnsupportedScopeError) as caught:
+        AttentionBlockAttribution(model, "atb_ff").maps(ids)
+    message = str(caught.value)
+    for part in ("model.layers.0", "linear maps ['mlp.inner.0']", "register_feed_forward", "attn, attn_res, atb"):
+        assert part in message
+
+
+def test_the_search_waits_until_a_scope_needs_it() -> None:
+    model, ids = families.build("llama"), families.inputs("llama")
+    meter = NormMeter(model)
+    assert [block.feed_forward for block in find_blocks(bind_inputs(model, ids)).values()] == [None, None]
+    before = meter.measure(ids, scopes=["atb"])["decoder"].norms["atb"]
+    both = meter.measure(ids, scopes=["atb", "atb_ff"])["decoder"]
+    assert torch.equal(both.norms["atb"], before)
+    assert torch.equal(meter.measure(ids, scopes=["atb"])["decoder"].norms["atb"], before)
+
+
+RIGHT: dict[str, Any] = {
+    "inner": ("mlp.inner.0",),
+    "outer": "mlp.outer",
+    "total": Site.parse("output"),
+    "norm": "post_attention_layernorm",
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inner": ("mlp.outer",)},
+        {"outer": "self_attn.o_proj"},
+        {"total": Site.parse("post_attention_layernorm.input")},
+        {"norm": None},
+        {"norm": "input_layernorm"},
+        {"branch_norm": "input_layernorm"},
+        {"final_norm": "input_layernorm"},
+        {"activation": "mlp"},
+    ],
+)
+def test_declarations_are_held_to_their_equations(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
+    model, ids = llama(functional.gelu), families.inputs("llama")
+    expected = AttentionBlockAttribution(model, "atb_ff").maps(ids).decoder
+    registered = "captum_norm.models.feed_forward._registered"
+    monkeypatch.setattr(registered, {"LlamaDecoderLayer": FeedForwardLayout(**RIGHT)})
+    torch.testing.assert_close(AttentionBlockAttribution(model, "atb_ff").maps(ids).decoder, expected, rtol=0, atol=0)
+    monkeypatch.setattr(registered, {"LlamaDecoderLayer": FeedForwardLayout(**RIGHT | changes)})
+    with pytest.raises(UnsupportedModelError, match="feed-forward layout of LlamaDecoderLayer does not hold"):
+        AttentionBlockAttribution(model, "atb_ff").maps(ids)
+
+
+def test_a_module_as_activation_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with weights of its own, which by itself could be anything, and still is element-wise."""
+    model, ids = llama(nn.PReLU()), families.inputs("llama")
+    layout = FeedForwardLayout(**RIGHT, activation="mlp.function")
+    monkeypatch.setattr("captum_norm.models.feed_forward._registered", {"LlamaDecoderLayer": layout})
+    delta = AttentionBlockAttribution(model, "atb_ff").maps(ids).convergence_delta
+    assert delta is not None
+    assert delta.max() < 1e-5
+
+
+def test_decoder_layers_with_cross_attention_are_refused_with_the_way_out() -> None:
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
+    meter = NormMeter(model)
+    with pytest.raises(UnsupportedScopeError, match=r'cross-attention follows.*stacks=\["cross"\]'):
+        meter.measure(inputs, scopes=["atb_ff"])
+    assert list(meter.measure(inputs, scopes=["atb_ff"], stacks=["encoder", "cross"])) == ["encoder", "cross"]
+
+
+def test_routings_are_told_from_other_tensors() -> None:
+    index, coefficients = torch.zeros(5, 2, dtype=torch.long), torch.rand(5, 2)
+    assert routing_of([torch.rand(5, 8), index, coefficients]) is not None
+    assert routing_of([torch.rand(5, 2), index.bool()]) is None
+    assert routing_of([torch.rand(5, 8), index]) is None
+
+
+def test_an_expert_beyond_the_last_is_none() -> None:
+    """Routers name the number of experts where they leave a position out."""
+    model = families.build("mixtral")
+    (reader, *_) = [block.experts for block in found_in(model)]
+    routing = routing_of([torch.tensor([[0, 4], [4, 4]]), torch.ones(2, 2)])
+    assert routing is not None
+    (use,) = reader.uses(routing, torch.float32)
+    assert use.queries.tolist() == [0]
+
+
+class _Factored(nn.Module):
+    """One layer: r x + Attention(x), then s y + FF(y), or both at once. The network is linear."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        super().__init__()
+        self.parallel, self.first, self.second = parallel, 0.7, 1.3
+        self.query, self.key, self.value, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.network = nn.Sequential(nn.Linear(16, 24), nn.Identity(), nn.Linear(24, 16))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (layer(hidden)[:, None] for layer in (self.query, self.key, self.value))
+        attended: Tensor = self.out(((query @ key.mT).softmax(-1) @ value)[:, 0])
+        stream = hidden if self.parallel else hidden * self.first + attended
+        fed: Tensor = self.network(stream)
+        return stream * self.first + attended + fed if self.parallel else stream * self.second + fed
+
+
+def factored(*, parallel: bool) -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 16), _Factored(parallel=parallel)).double().eval()
+
+
+def test_a_factor_on_the_stream_enters_the_vectors() -> None:
+    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
+    embedding, layer = model
+    with torch.no_grad():
+        stream = embedding(ids)
+        weights = (layer.query(stream) @ layer.key(stream).mT).softmax(-1)
+        vectors = weights[..., None] * (layer.value(stream) @ layer.out.weight.T)[:, None]
+        vectors[:, range(5), range(5)] += 0.7 * stream
+        fed = vectors @ layer.network[0].weight.T @ layer.network[2].weight.T
+    (measured,) = NormMeter(model).measure(ids, scopes=["atb_ff", "atb_ff_res"]).values()
+    torch.testing.assert_close(measured.norms["atb_ff"][:, 0], fed.norm(dim=-1))
+    torch.testing.assert_close(measured.norms["atb_ff_res"][:, 0], (1.3 * vectors + fed).norm(dim=-1))
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < 1e-11
+
+
+def test_a_factor_on_the_stream_of_a_parallel_layer_is_refused() -> None:
+    model, ids = factored(parallel=True), torch.randint(0, 20, (2, 5))
+    meter = NormMeter(model)
+    assert list(meter.measure(ids, scopes=["atb"])) == ["encoder"]
+    with pytest.raises(UnsupportedScopeError, match=r'reads a stream that "first" multiplies'):
+        meter.measure(ids, scopes=["atb_ff_res"])
+
+
+@pytest.mark.parametrize(
+    ("factors", "right"),
+    [
+        ({"residual_factor": "second"}, True),
+        ({"residual_factor": "first"}, False),
+        ({"branch_factor": "second"}, False),
+        ({"residual_factor": "nothing"}, False),
+    ],
+)
+def test_factors_are_declared(factors: dict[str, str], right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
+    layout = FeedForwardLayout(
+        inner=("network.0",), outer="network.2", activation="network.1", total=Site.parse("output"), **factors
+    )
+    monkeypatch.setattr("captum_norm.models.feed_forward._registered", {"_Factored": layout})
+    if right:
+        assert found_in(model, ids)[0].residual_factor.name == "second"
+    else:
+        with pytest.raises(UnsupportedModelError, match="feed-forward layout of _Factored does not hold"):
+            found_in(model, ids)
