@@ -40,7 +40,7 @@ class NamedMethod:
 
     title: str
     class_name: str
-    package: str = "captum_norm"
+    package: str = "captum_norm.attr"
     units: MapUnits | None = None
     target: Literal["never", "optional", "always"] = "never"
     options: Mapping[str, Any] | None = None

@@ -110,9 +110,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution":
-    import captum_norm
+    from captum_norm import attr
 
-    kind = getattr(captum_norm, METHODS[options.method].class_name)
+    kind = getattr(attr, METHODS[options.method].class_name)
     given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
     for name in given.keys() - inspect.signature(kind).parameters.keys():
         raise InvalidInputError(f"the method {options.method} has no --{name}")

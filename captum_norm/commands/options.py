@@ -76,7 +76,7 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     """What ``target`` means to :mod:`captum_norm`; None if none was named."""
-    from captum_norm import Difference
+    from captum_norm.models import Difference
 
     if options.target is None:
         if options.against is not None:
