@@ -1,4 +1,4 @@
-"""Word alignments: read off translation models, written, scored and symmetrised."""
+"""Reads word alignments off translation models; scores, symmetrises and writes them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Alignment error rate, as a sacrebleu metric and as a plain function."""
+"""Computes the alignment error rate, as a sacrebleu metric and as a plain function."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Word alignments of sentence pairs from a translation model, one call."""
+"""Aligns the words of sentence pairs by a translation model, in one call."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The command line, ``norm-align``.
+"""Runs the command line ``norm-align``.
 
 A new subcommand is one file in :mod:`alignment.commands` and one entry here.
 """

@@ -1,4 +1,4 @@
-"""Parallel text with gold alignments: the stories that come with the package, and the test sets of the literature."""
+"""Loads parallel text with gold alignments: the stories of this package, and the test sets of the literature."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Decoders: from one word map to an alignment.
+"""Decodes a word map into an alignment.
 
 Of equally good choices the first wins, that is the lowest source index, the null column last; of equally good paths
 that whose last link has the lowest. A row of zeros says nothing; its word gets no link.

@@ -1,4 +1,4 @@
-"""From a translation model's cross-attention to word maps: teacher forcing, then pieces merged to words."""
+"""Makes word maps of a translation model's cross-attention: teacher forcing, then pieces merged to words."""
 
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""Gradient baselines: how much the probability of each target piece depends on each source embedding."""
+"""Computes the gradient baselines: how much the probability of each target piece depends on each source embedding."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

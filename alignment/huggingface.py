@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face translation models, as word alignment needs them."""
+"""Adapts tokenizers of Hugging Face translation models to word alignment."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

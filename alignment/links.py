@@ -1,4 +1,4 @@
-"""Word alignments: sets of links between the words of a source and a target sentence."""
+"""Defines word alignments: sets of links between the words of a source and a target sentence."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One normal form of French and English words, for training text and gold alignments alike: that of the shipped models.
+"""Brings French and English words into the normal form of the shipped models.
 
 Gold alignments count words of a tokenised sentence, so everything here that changes a word is a pure function of that
 one word: ``normalize_word`` turns it into the tokens which the models read, and an alignment of these tokens goes back

@@ -1,4 +1,4 @@
-"""How tokenizers write their pieces: what text a piece stands for, without the marks."""
+"""Knows how tokenizers mark their pieces, and what text a piece stands for without the marks."""
 
 import re
 from collections.abc import Callable, Mapping

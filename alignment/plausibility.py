@@ -1,4 +1,4 @@
-"""Signs that alignments are read from another base, or with other sides, than they were written with."""
+"""Looks for signs that alignments are read from another base, or with other sides, than they were written with."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

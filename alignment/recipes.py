@@ -1,4 +1,4 @@
-"""How links are read off the word maps of a sentence pair: the paper's way, and ways that go beyond it."""
+"""Reads links off the word maps of a sentence pair: in the paper's way, and in ways that go beyond it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which layer, setting and head to read alignments from, decided without gold alignments."""
+"""Chooses the layer, setting and head to read alignments from, without gold alignments."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The two ways to read an alignment off a decoder's steps [Kobayashi et al. 2020]."""
+"""Defines the two ways to read an alignment off a decoder's steps [Kobayashi et al. 2020]."""
 
 from typing import Literal, get_args
 

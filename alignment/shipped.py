@@ -1,4 +1,4 @@
-"""The translation models that come with this package."""
+"""Loads the translation models that come with this package."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Paired significance: whether a system's alignment error rate differs from the baseline's by more than chance."""
+"""Tests whether a system's alignment error rate differs from the baseline's by more than chance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

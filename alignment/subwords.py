@@ -1,4 +1,4 @@
-"""From pieces to words: which word each piece belongs to, and word maps made of piece maps.
+"""Finds which word each piece belongs to, and makes word maps of piece maps.
 
 Word ids are a list with one entry a piece: the index of its word, or None for a special token. They are found by
 laying the pieces' characters over the words' characters; a tokenizer's marks are stripped, never trusted

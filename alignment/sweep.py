@@ -1,4 +1,4 @@
-"""The paper's experiment: alignment error rate by method, setting, layer, head and recipe [Kobayashi et al. 2020]."""
+"""Repeats the paper's experiment: error rate by method, setting, layer, head and recipe [Kobayashi et al. 2020]."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

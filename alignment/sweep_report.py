@@ -1,4 +1,4 @@
-"""A sweep as tables, as records and as heatmaps."""
+"""Shows a sweep as tables, as records and as heatmaps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
@@ -254,7 +254,7 @@ def _figure(
     place: Callable[[int, int], Choice],
     note: str = "",
 ) -> "Figure":
-    from captum_norm.visualization.figures import StandaloneFigure
+    from captum_norm.visualization import StandaloneFigure
 
     size = (1.5 + 1.6 * len(columns), 1.2 + 0.45 * len(rows))
     figure = StandaloneFigure(figsize=size, dpi=150, layout="constrained")

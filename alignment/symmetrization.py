@@ -1,4 +1,4 @@
-"""Symmetrisation: one alignment from the alignments of the two translation directions, as Moses' ``symal`` makes it.
+"""Makes one alignment of those of the two translation directions, as Moses' ``symal`` does.
 
 Everywhere ``forward`` is the alignment of the model that translates the source into the target, ``reverse`` that of
 the model of the other direction, transposed back: both hold (source index, target index) links. Exchanging the two

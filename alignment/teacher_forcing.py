@@ -1,4 +1,4 @@
-"""Teacher forcing: the batches in which a translation model reads given sentence pairs."""
+"""Makes the batches in which a translation model reads given sentence pairs (teacher forcing)."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What word alignment asks of a translation model's tokenizer, whatever library it comes from."""
+"""Defines what word alignment asks of a translation model's tokenizer, whatever library it comes from."""
 
 import hashlib
 from collections.abc import Sequence

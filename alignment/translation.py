@@ -1,4 +1,4 @@
-"""Beam search: what a translation model makes of given sentences."""
+"""Translates sentences by beam search."""
 
 from collections.abc import Sequence
 from typing import Any

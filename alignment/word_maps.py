@@ -1,4 +1,4 @@
-"""Word maps, and their transforms before an alignment is read off them.
+"""Transforms word maps before an alignment is read off them.
 
 A word map is a float array (T, S + 1): one row for each target word, one column for each source word, and last the
 null column, what a target word draws from no source word. With ``null=False`` it has no null column and is (T, S).

@@ -31,12 +31,12 @@ from alignment.normalization import tokenize
 from alignment.shipped import load_shipped_model
 from benchmarks.alignment_checkpoints import MODELS
 from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, Series
-from captum_norm.analysis import report
+from captum_norm.analysis import read_result
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
-from captum_norm.analysis.plots import as_file, draw
 from captum_norm.analysis.results import AnalysisResult
 from captum_norm.loading import load
+from captum_norm.visualization import draw_plot, plot_bytes, write_report
 from captum_norm.visualization.files import write_whole
 
 INTRODUCTION = """\
@@ -166,9 +166,9 @@ def run(subject: Subject, folder: Path) -> Run:
                 name, subject.model, subject.tokenizer, corpus, out=out, model_name=subject.title, report=print
             )
             assert result is not None
-            report.write(result, out)
+            write_report(result, out)
             write_whole(took, json.dumps(time.process_time() - start).encode())
-        results[name], seconds[name] = report.read(out), json.loads(took.read_text())
+        results[name], seconds[name] = read_result(out), json.loads(took.read_text())
         print(f"{subject.title}: {name}, {seconds[name]:.0f} s", flush=True)
     return Run(subject, results, seconds)
 
@@ -205,7 +205,7 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
         yield from _tables(experiment, runs)
         for plot in (plot for plot in found[0].plots if plot.name in FIGURES.get(name, ())):
             image = images / f"reproduction-{name}-{plot.name}.png"
-            write_whole(image, as_file(draw(found[0], plot), "png", plot.title))
+            write_whole(image, plot_bytes(draw_plot(found[0], plot), "png", plot.title))
             yield f"```{{figure}} _static/{image.name}\n:width: 26em\n\n{plot.title}, {titles[0]}.\n```\n"
     yield TRANSLATION
 

@@ -1,7 +1,6 @@
 """Explains Transformers by the vectors that their attention adds up: norms, not weights alone."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from captum_norm.bars import progress
@@ -14,11 +13,7 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
-
-try:
-    __version__ = version("captum-norm")
-except PackageNotFoundError:
-    __version__ = "0+unknown"
+from captum_norm.versions import __version__ as __version__
 
 __all__ = [
     "ALTI",

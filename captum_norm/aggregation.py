@@ -1,4 +1,4 @@
-"""From one map a layer to one map of the whole model."""
+"""Combines the maps of all layers into one map of the model."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType

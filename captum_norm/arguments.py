@@ -1,4 +1,4 @@
-"""What the user gives beside inputs, checked: anything else is an error that says what was got and expected."""
+"""Checks what the user gives beside inputs; errors say what was got and what was expected."""
 
 import math
 from collections.abc import Collection, Iterable

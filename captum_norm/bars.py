@@ -1,4 +1,4 @@
-"""Progress bars of long computations: none unless asked for."""
+"""Shows progress bars of long computations, if asked to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

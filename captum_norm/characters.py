@@ -1,4 +1,4 @@
-"""Characters that a terminal would obey, or that nobody sees, spelled out; and files of text without them."""
+"""Spells out characters that a terminal would obey or nobody sees, in messages and in CSV and JSON."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The command line, ``captum-norm``.
+"""Runs the command line ``captum-norm``.
 
 A new subcommand is one file in :mod:`captum_norm.commands` and one entry here.
 """

@@ -1,4 +1,4 @@
-"""A finding on a real model: where the attention weight goes, little may come from.
+"""Shows on a real model that little may come from where the attention weight goes.
 
 The model is the pretrained all-MiniLM-L6 sentence encoder, the texts are eight captions. In the middle layers its
 [CLS] receives most of the attention weight, and its transformed vector f(x) is so short that almost nothing arrives.

@@ -1,4 +1,4 @@
-"""The exceptions a user can meet; every message says what was got, what was expected and what to do."""
+"""Defines the exceptions; every message says what was got, what was expected and what to do."""
 
 
 class CaptumNormError(Exception):

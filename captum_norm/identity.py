@@ -1,4 +1,4 @@
-"""What the numbers of a model depend on besides the text, as hashes: a run goes on only with what it was begun with."""
+"""Hashes what numbers depend on besides the text, so that a run goes on only with what it was begun with."""
 
 import hashlib
 import json

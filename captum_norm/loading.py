@@ -1,4 +1,4 @@
-"""A model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
+"""Loads a model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
 
 import importlib.resources
 import logging

@@ -1,4 +1,4 @@
-"""The results of a method: a map of each layer and what was measured beside it, and in which units."""
+"""Holds the results of a method: a map for each layer, what was measured beside it, and in which units."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""How much memory is free, and how much of it a computation in pieces may take.
+"""Finds out how much memory is free, and how much of it a computation in pieces may take.
 
 Speed and memory both bound a piece: on a processor a small one stays in the cache between its making and its use, and
 none may be larger than the budget. See :func:`captum_norm.functional.chunks`.

@@ -1,4 +1,4 @@
-"""The methods by name, as data: what commands and comparisons call them, and how they are made."""
+"""Lists the methods by name: what commands and comparisons call them, and how they are made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class NamedMethod:
 
     title: str
     class_name: str
-    package: str = "captum_norm"
+    package: str = "captum_norm.attr"
     units: MapUnits | None = None
     target: Literal["never", "optional", "always"] = "never"
     options: Mapping[str, Any] | None = None

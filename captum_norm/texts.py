@@ -1,4 +1,4 @@
-"""Text files as lines: UTF-8, ended by line feeds alone, compressed or not; whatever is wrong with one is one error."""
+"""Reads text files as lines: UTF-8, compressed or not; whatever is wrong with one is one error."""
 
 import bz2
 import gzip

@@ -1,12 +1,15 @@
-"""The versions of what numbers depend on."""
+"""Tells the version of this package, and of every package that the numbers depend on."""
 
-from importlib import metadata
+from importlib.metadata import PackageNotFoundError, version
 
 _PACKAGES = ("captum", "numpy", "tokenizers", "torch", "transformers")
+
+try:
+    __version__ = version("captum-norm")
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
 
 
 def versions() -> dict[str, str]:
     """Version by package."""
-    import captum_norm
-
-    return {"captum-norm": captum_norm.__version__} | {package: metadata.version(package) for package in _PACKAGES}
+    return {"captum-norm": __version__} | {package: version(package) for package in _PACKAGES}

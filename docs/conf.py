@@ -16,7 +16,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # No intersphinx: the build works offline, so other projects' names are plain text. Overloads, and annotations that
 # stand in quotes because their imports wait, show names as written; a type variable has no page.
-_ELSEWHERE = r"(captum|collections|matplotlib|numpy|os|pathlib|pd|rich|sacrebleu|torch|transformers)\..*"
+_ELSEWHERE = r"(argparse|captum|collections|matplotlib|numpy|os|pathlib|pd|rich|sacrebleu|torch|transformers)\..*"
 _TYPE_VARIABLES = r"alignment\.subwords\.Piece|captum_norm\.loading\.Model"
 _QUOTED = r"Figure|nn\.Module|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
 nitpick_ignore_regex = [("py:.*", rf"{_ELSEWHERE}|{_TYPE_VARIABLES}|{_QUOTED}")]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import captum_norm
 from captum_norm import CaptumNormError, cli
-from captum_norm.commands import reports
+from captum_norm.commands import explanation
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
 from tests.tiny import WORDS, bert_config, save_tiny
@@ -478,10 +478,10 @@ def test_file_that_cannot_be_written(
 def test_nothing_is_written_if_one_file_cannot_be_drawn(
     bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_explanation: reports.Explanation) -> bytes:
+    def fail(_: explanation.Explanation) -> bytes:
         raise RuntimeError("no font")
 
-    monkeypatch.setattr("captum_norm.commands.explain.REPORTS", dict(reports.REPORTS) | {".png": fail})
+    monkeypatch.setattr("captum_norm.commands.explain.REPORTS", dict(explanation.REPORTS) | {".png": fail})
     with pytest.raises(RuntimeError, match="no font"):
         explain("--model", bert, "--out", str(tmp_path / "e.json"), "--out", str(tmp_path / "e.png"))
     assert list(tmp_path.iterdir()) == []

@@ -1,1 +1,1 @@
-"""The subcommands of ``norm-align``: one file each, listed in :mod:`alignment.cli`."""
+"""Holds the subcommands of ``norm-align``: one file each, listed in :mod:`alignment.cli`."""

@@ -1,4 +1,4 @@
-"""How a command is asked to read alignments off a translation model: its options, and the aligner made of them."""
+"""Declares the options for reading alignments off a translation model, and makes the aligner."""
 
 import argparse
 import re

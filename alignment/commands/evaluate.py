@@ -1,4 +1,4 @@
-"""``norm-align evaluate``: alignment files against a gold alignment.
+"""Runs ``norm-align evaluate``: alignment files against a gold alignment.
 
 Every report is made of one record a system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of
 the resampled AER and half the width of its 95 % interval, as sacrebleu states them. Doubts about how the files are read

@@ -1,4 +1,4 @@
-"""The translation model that a command is asked to use: its options, and what loads it."""
+"""Declares the options that name a translation model, and loads it."""
 
 import argparse
 from collections.abc import Callable

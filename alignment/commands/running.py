@@ -1,4 +1,4 @@
-"""What the commands have in common that work through text of any size."""
+"""Shares what the commands need that work through text of any size."""
 
 import argparse
 import sys

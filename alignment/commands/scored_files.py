@@ -1,4 +1,4 @@
-"""The files that ``norm-align evaluate`` reads, and doubts about how they are read.
+"""Reads the files that ``norm-align evaluate`` scores, and doubts how they are to be read.
 
 Doubts and what was skipped are told on standard error, a sentence each: standard output is the report's.
 """

@@ -1,4 +1,4 @@
-"""``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
+"""Runs ``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +155,7 @@ def _swept(
 
 def _figures(swept: "Sweep", folder: Path, ending: str) -> dict[Path, bytes]:
     from alignment.sweep_report import head_figure, layer_figure
-    from captum_norm.visualization.figures import figure_bytes
+    from captum_norm.visualization import figure_bytes
 
     title = swept.corpus.name.lower().replace(" ", "-")
     drawn = {"layers": layer_figure(swept), "heads": head_figure(swept)}

@@ -1,4 +1,4 @@
-"""``norm-align translate``: sentences to translations, with alignments and scores if asked for."""
+"""Runs ``norm-align translate``: sentences to translations, with alignments and scores if asked for."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Translation models of fairseq, loaded without fairseq."""
+"""Loads translation models of fairseq without fairseq."""
 
 from alignment.fairseq.architecture import TranslationModel
 from alignment.fairseq.loading import load_fairseq_checkpoint

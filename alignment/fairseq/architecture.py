@@ -1,4 +1,4 @@
-"""Which model of transformers computes what a model of fairseq computes, and with which configuration."""
+"""Finds the model of transformers, and its configuration, that computes what a model of fairseq computes."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""fairseq checkpoints, read without fairseq and without running anything that they hold."""
+"""Reads fairseq checkpoints without fairseq, and without running anything that they hold."""
 
 import argparse
 import pickle

@@ -1,4 +1,4 @@
-"""fairseq's weights in a model of transformers."""
+"""Puts fairseq's weights into a model of transformers."""
 
 import math
 import re

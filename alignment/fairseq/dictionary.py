@@ -1,4 +1,4 @@
-"""fairseq's dictionaries: which piece has which id."""
+"""Reads fairseq's dictionaries: which piece has which id."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A checkpoint and the files beside it → a model and its tokenizer."""
+"""Loads a model and its tokenizer from a checkpoint and the files beside it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a pickle would make, found out from its opcodes alone: nothing is made, called or given memory.
+"""Finds out what a pickle would make from its opcodes alone: nothing is made, called or given memory.
 
 A pickle can name one object many times, so a few hundred bytes can stand for more values than there is memory or time
 for. Where that can hurt is bounded here: the tuples inside a tuple, which are walked one by one when it becomes a key,

@@ -1,4 +1,4 @@
-"""How words are cut into the pieces that a dictionary lists: SentencePiece, BPE codes, or not at all."""
+"""Cuts words into the pieces that a dictionary lists: by SentencePiece, by BPE codes, or not at all."""
 
 import io
 import os

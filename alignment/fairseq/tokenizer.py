@@ -1,4 +1,4 @@
-"""Words to ids and back, for a model of fairseq."""
+"""Turns words into ids and back, for a model of fairseq."""
 
 from collections.abc import Sequence
 from functools import lru_cache

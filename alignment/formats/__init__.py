@@ -1,4 +1,4 @@
-"""Files of alignments, gold alignments and parallel text."""
+"""Reads and writes files of alignments, gold alignments and parallel text."""
 
 from alignment.formats.alibi import read_identified
 from alignment.formats.gold import GoldFormat, parse_talp, read_gold

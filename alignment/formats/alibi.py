@@ -1,4 +1,4 @@
-"""Files whose lines begin with a sentence id, as those of AlibiWordAlignments do: ``id TAB text``."""
+"""Reads files whose lines begin with a sentence id, as those of AlibiWordAlignments do: ``id TAB text``."""
 
 from itertools import zip_longest
 

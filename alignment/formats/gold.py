@@ -1,4 +1,4 @@
-"""Gold alignments: sure and possible links in the notations of the public test sets.
+"""Reads gold alignments: sure and possible links in the notations of the public test sets.
 
 talp
     One sentence pair a line, sure links as ``i-j``, possible ones as ``ipj``. Some files count from 0, some from 1.

@@ -1,4 +1,4 @@
-"""Parallel text: ``source ||| target`` lines, or two files line by line."""
+"""Reads parallel text: ``source ||| target`` lines, or two files line by line."""
 
 from collections.abc import Callable, Iterator
 from itertools import zip_longest

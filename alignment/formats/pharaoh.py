@@ -1,4 +1,4 @@
-"""Pharaoh format: one sentence pair a line, its links as ``i-j``, both counted from 0."""
+"""Reads and writes the Pharaoh format: one sentence pair a line, its links as ``i-j``, both counted from 0."""
 
 import re
 from collections.abc import Iterable, Iterator

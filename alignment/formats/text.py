@@ -1,4 +1,4 @@
-"""Lines of text: their words, and files that are written whole or not at all."""
+"""Splits lines into words, and writes files whole or not at all."""
 
 import gzip
 import lzma

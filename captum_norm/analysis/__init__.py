@@ -1,8 +1,9 @@
-"""The papers' experiments on a model and a corpus, and what maps say of a model's components."""
+"""Repeats the papers' experiments on a model and a corpus."""
 
 from captum_norm.analysis.contextualization import ContextualizationChange, contextualization_change
 from captum_norm.analysis.corpus import SAMPLE, Corpus
 from captum_norm.analysis.engine import analyze
+from captum_norm.analysis.files import read_result
 from captum_norm.analysis.registry import ANALYSES
 from captum_norm.analysis.results import AnalysisResult
 
@@ -14,4 +15,5 @@ __all__ = [
     "Corpus",
     "analyze",
     "contextualization_change",
+    "read_result",
 ]

@@ -1,4 +1,4 @@
-"""What every analysis is made of."""
+"""Defines what every analysis is made of."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Categories of tokens, found from a tokenizer: its special tokens, commas and periods, and the others."""
+"""Sorts the tokens of a vocabulary into special tokens, commas and periods, and others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

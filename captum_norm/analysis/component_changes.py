@@ -1,4 +1,4 @@
-"""How much each component of a layer changes the map, over a corpus [Kobayashi et al. 2024]."""
+"""Measures how much each component of a layer changes the map, over a corpus [Kobayashi et al. 2024]."""
 
 from collections.abc import Mapping
 from itertools import pairwise

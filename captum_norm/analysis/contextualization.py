@@ -1,4 +1,4 @@
-"""How much each component of a layer changes what its outputs are made of."""
+"""Measures how much each component of a layer changes what its outputs are made of."""
 
 from dataclasses import dataclass
 from itertools import pairwise

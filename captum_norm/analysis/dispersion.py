@@ -1,4 +1,4 @@
-"""How much the lengths of transformed vectors differ [Kobayashi et al. 2020, section 4]."""
+"""Measures how much the lengths of transformed vectors differ [Kobayashi et al. 2020, section 4]."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""How much attention's affine map and the normalisation behind it stretch vectors [Kobayashi et al. 2021]."""
+"""Measures how much attention's affine map and the normalisation behind it stretch vectors [Kobayashi et al. 2021]."""
 
 from collections.abc import Mapping
 

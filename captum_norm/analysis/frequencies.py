@@ -1,4 +1,4 @@
-"""How frequent tokens are: counted in the corpus itself, or ranked by a list from elsewhere."""
+"""Ranks tokens by frequency: as counted in the corpus itself, or by a list from elsewhere."""
 
 from collections.abc import Iterable, Mapping
 from os import PathLike

@@ -1,4 +1,4 @@
-"""How the length of transformed vectors goes with the frequency of tokens [Kobayashi et al. 2020]."""
+"""Correlates the length of transformed vectors with the frequency of tokens [Kobayashi et al. 2020]."""
 
 from collections.abc import Mapping
 from typing import Any

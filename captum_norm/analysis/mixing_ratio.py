@@ -1,4 +1,4 @@
-"""How much of each output comes from other positions than its own [Kobayashi et al. 2021]."""
+"""Measures how much of each output comes from other positions than its own [Kobayashi et al. 2021]."""
 
 from collections.abc import Mapping
 

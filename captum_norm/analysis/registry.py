@@ -1,4 +1,4 @@
-"""The analyses by name."""
+"""Lists the analyses by name."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What an analysis of a corpus ends in: tables of plain values, what to plot of them, and where they come from."""
+"""Holds what an analysis found: tables of plain values, what to plot of them, and where they come from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

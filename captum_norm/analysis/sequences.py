@@ -1,4 +1,4 @@
-"""From texts to batches: tokens, windows that the model can read, masks, length buckets."""
+"""Makes batches of texts: tokens, windows that the model can read, masks, sequences of like length together."""
 
 import random
 from collections.abc import Iterator, Sequence

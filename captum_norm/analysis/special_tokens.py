@@ -1,4 +1,4 @@
-"""Where attention's weight goes and what comes from there, by category of token [Kobayashi et al. 2020, section 4]."""
+"""Measures where attention's weight goes and what comes from there, by token [Kobayashi et al. 2020, section 4]."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sufficient statistics: small, whatever the corpus, and merged by adding.
+"""Gathers sufficient statistics: small, whatever the corpus, and merged by adding.
 
 A run makes one set of them for each block of the corpus and adds the sets up in the order of the blocks, so the order
 of every floating-point addition follows from the corpus alone, and one process, several, or one that was killed and

@@ -1,4 +1,4 @@
-"""Attention's affine map f and the normalisation behind it, as matrices read off a model."""
+"""Reads attention's affine map f and the normalisation behind it off a model, as matrices."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``captum-norm analyze``: the papers' experiments on a model and a corpus."""
+"""Runs ``captum-norm analyze``: the papers' experiments on a model and a corpus."""
 
 import argparse
 import shutil
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
+from captum_norm.commands.options import add_layouts, declare_layouts
 from captum_norm.commands.outputs import output_folder, output_path
-from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import torchrun_rank
@@ -102,9 +102,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.analysis.engine import analyze, journal_of
-    from captum_norm.analysis.report import write
     from captum_norm.commands.terminal import Terminal
     from captum_norm.loading import load, on_device
+    from captum_norm.visualization import write_report
 
     rank, world_size = torchrun_rank()
     declare_layouts(options)
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.out is None:
             return
         try:
-            written.extend(write(result, options.out))
+            written.extend(write_report(result, options.out))
         except OSError as error:
             raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
 

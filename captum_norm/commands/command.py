@@ -1,4 +1,4 @@
-"""What a subcommand is."""
+"""Defines what a subcommand is."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""``captum-norm compare``: every method side by side."""
+"""Runs ``captum-norm compare``: every method side by side."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
-from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.subject import (
+from captum_norm.commands.options import (
     add_model,
     add_position,
     add_target,
@@ -18,7 +17,8 @@ from captum_norm.commands.subject import (
     output_number,
     target_of,
 )
-from captum_norm.commands.texts import add_text_option, given_text
+from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -27,12 +27,25 @@ if TYPE_CHECKING:
 
 _REMOVALS = ("mask", "pad", "delete", "mean", "zero")
 
+
+def _html(comparison: "Comparison") -> bytes:
+    from captum_norm.visualization import render_comparison
+
+    return render_comparison(comparison).encode()
+
+
+def _png(comparison: "Comparison") -> bytes:
+    from captum_norm.visualization import draw_comparison, figure_bytes
+
+    return figure_bytes(draw_comparison(comparison))
+
+
 REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
     {
         ".json": lambda comparison: comparison.to_json().encode(),
         ".csv": lambda comparison: comparison.to_csv().encode(),
-        ".html": lambda comparison: comparison.to_html().encode(),
-        ".png": lambda comparison: comparison.to_png(),
+        ".html": _html,
+        ".png": _png,
     }
 )
 """How to write a comparison, by the file's suffix."""
@@ -81,7 +94,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "from 0, from -1 for the last one backwards, special tokens included (default: what the model's head reads)",
     )
     parser.add_argument(
-        "--perturb",
+        "--removal",
         choices=_REMOVALS,
         help="what replaces a removed token, and what Captum's methods compare with; delete takes it out of the text "
         "(default: mask, or pad, or mean, the first that the model has)",
@@ -124,7 +137,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
     from captum_norm.comparison import compare
-    from captum_norm.comparison.terminal import show
+    from captum_norm.visualization import show_comparison
 
     examples = _examples(options)
     model, tokenizer = load_model(options)
@@ -138,7 +151,7 @@ def _run(options: argparse.Namespace) -> None:
             position=_positions(options.position, encoded),
             tokenizer=tokenizer,
             labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
-            removal=options.perturb,
+            removal=options.removal,
             keep_special=options.special == "keep",
             output=options.watch,
             seed=options.seed,
@@ -150,7 +163,7 @@ def _run(options: argparse.Namespace) -> None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)
     console = Terminal()
-    show(comparison, console)
+    show_comparison(comparison, console)
     for path in contents:
         console.say(f"wrote {path}")
 

@@ -1,4 +1,4 @@
-"""``captum-norm demo``."""
+"""Runs ``captum-norm demo``: weights and norms of a real model side by side."""
 
 import argparse
 from pathlib import Path

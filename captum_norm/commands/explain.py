@@ -1,4 +1,4 @@
-"""``captum-norm explain``: how much each token of a text contributes."""
+"""Runs ``captum-norm explain``: how much each token of a text contributes."""
 
 import argparse
 import inspect
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
+from captum_norm.commands.explanation import REPORTS, Explanation, show
+from captum_norm.commands.options import add_model, add_position, add_target, load_model, target_name, target_of
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.reports import REPORTS, Explanation, show
-from captum_norm.commands.subject import add_model, add_position, add_target, load_model, target_name, target_of
-from captum_norm.commands.texts import add_text_option, given_text
+from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
 
@@ -110,9 +110,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution":
-    import captum_norm
+    from captum_norm import attr
 
-    kind = getattr(captum_norm, METHODS[options.method].class_name)
+    kind = getattr(attr, METHODS[options.method].class_name)
     given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
     for name in given.keys() - inspect.signature(kind).parameters.keys():
         raise InvalidInputError(f"the method {options.method} has no --{name}")

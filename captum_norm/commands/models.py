@@ -1,4 +1,4 @@
-"""``captum-norm models``: what is supported, and whether the user's own model is."""
+"""Runs ``captum-norm models``: lists what is supported, or checks the user's own model."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.characters import csv_text, json_text, spelled_out
 from captum_norm.commands.command import Command
+from captum_norm.commands.options import add_layouts, declare_layouts
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.commands.subject import add_layouts, declare_layouts
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.versions import versions
 

@@ -1,4 +1,4 @@
-"""Numbers on the command line."""
+"""Parses numbers on the command line."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Files that a command is asked to write: checked before the work, written when all of them are drawn."""
+"""Checks the files that a command is asked to write before the work, and writes them after it."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping

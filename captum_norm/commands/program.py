@@ -1,4 +1,4 @@
-"""A command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
+"""Runs a command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
 
 import argparse
 import errno
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Never
 
-from captum_norm import __version__
 from captum_norm.characters import spelled_lines, spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
+from captum_norm.versions import __version__
 
 _LONGEST_COMPLAINT = 1000
 _READER_GONE = 1

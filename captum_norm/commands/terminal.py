@@ -1,4 +1,4 @@
-"""Where everything goes that a command says: nothing of it is obeyed by the terminal."""
+"""Prints what commands say: text as it is, nothing that the terminal would obey."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The inputs of a comparison, a batch of examples at a time."""
+"""Hands out the examples of a comparison, a batch at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

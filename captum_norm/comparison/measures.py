@@ -1,4 +1,4 @@
-"""The measures of a comparison, as data."""
+"""Lists the measures by which methods are compared."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a comparison of methods found."""
+"""Holds what a comparison of methods found, and gives it as tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,9 @@ from captum_norm.evaluation import FaithfulnessScores
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
-Table = Literal["methods", "scores", "agreement", "curves"]
-"""A table of a comparison."""
+TableName = Literal["methods", "scores", "agreement", "curves"]
+"""A table of a comparison; see :meth:`Comparison.frame`."""
 
 Row = dict[str, Any]
 
@@ -46,6 +45,9 @@ class MethodResult:
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Methods side by side on the same model and inputs; made by :func:`captum_norm.compare`.
+
+    :func:`~captum_norm.visualization.draw_comparison`, :func:`~captum_norm.visualization.render_comparison` and
+    :func:`~captum_norm.visualization.show_comparison` show it.
 
     Attributes:
         model: the name of the model's class, or what the caller called it.
@@ -99,21 +101,28 @@ class Comparison:
         facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
         return facts | {"signature": self.signature}
 
-    def frame(self) -> "pd.DataFrame":
-        """A row for each method: faithfulness, cost and signature, or why it was refused."""
-        return self._frame("methods").set_index("method")
+    def frame(self, table: TableName = "methods") -> "pd.DataFrame":
+        """One table as a data frame of pandas.
 
-    def scores_frame(self) -> "pd.DataFrame":
-        """A row for each token: example, position, token, whether it is removable, and every method's score."""
-        return self._frame("scores")
+        Args:
+            table: ``"methods"``: a row for each method, with faithfulness, cost and signature, or why it was refused.
+                ``"scores"``: a row for each token, with example, position, token, whether it is removable, and every
+                method's score. ``"agreement"``: Spearman's ρ between methods, a row and a column for each.
+                ``"curves"``: a row for each method and share of removed tokens, with the mean output, most and least
+                relevant tokens removed first.
 
-    def agreement_frame(self) -> "pd.DataFrame":
-        """Spearman's ρ between methods, a row and a column for each."""
-        return self._frame("agreement").set_index("method")
-
-    def curves_frame(self) -> "pd.DataFrame":
-        """A row for each method and share of removed tokens: the mean output, most and least relevant first."""
-        return self._frame("curves")
+        Raises:
+            InvalidInputError: there is no such table, or pandas is not installed.
+        """
+        rows = self._rows(table)
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(
+                "pandas is not installed: pip install 'captum-norm[tables]', or take to_csv() or to_json()"
+            ) from error
+        frame = pd.DataFrame(rows)
+        return frame.set_index("method") if table in ("methods", "agreement") else frame
 
     def to_json(self) -> str:
         """Everything, as JSON; NaN is null."""
@@ -129,11 +138,11 @@ class Comparison:
         }
         return json_text(_without_nan(content))
 
-    def to_csv(self, table: Table = "methods") -> str:
+    def to_csv(self, table: TableName = "methods") -> str:
         """One table as CSV; NaN is empty.
 
         Args:
-            table: ``"methods"``, ``"scores"``, ``"agreement"`` or ``"curves"``; see the frames.
+            table: see :meth:`frame`.
 
         Raises:
             InvalidInputError: there is no such table.
@@ -141,37 +150,10 @@ class Comparison:
         rows = _without_nan(self._rows(table))
         return csv_records(rows)
 
-    def to_html(self) -> str:
-        """One page that needs no other file."""
-        from captum_norm.comparison.page import render
-
-        return render(self)
-
-    def figure(self) -> "Figure":
-        """Scores of the first example, faithfulness, curves and agreement as one figure."""
-        from captum_norm.comparison.figure import draw
-
-        return draw(self)
-
-    def to_png(self) -> bytes:
-        """:meth:`figure` as a PNG file."""
-        from captum_norm.visualization.figures import figure_bytes
-
-        return figure_bytes(self.figure())
-
     def _rows(self, table: str) -> list[Row]:
         if table not in _TABLES:
             raise InvalidInputError(f"got the table {table!r}; expected one of {', '.join(_TABLES)}")
         return list(_TABLES[table](self))
-
-    def _frame(self, table: str) -> "pd.DataFrame":
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise InvalidInputError(
-                "pandas is not installed: pip install 'captum-norm[tables]', or take to_csv() or to_json()"
-            ) from error
-        return pd.DataFrame(self._rows(table))
 
 
 def _methods(comparison: Comparison) -> Iterator[Row]:

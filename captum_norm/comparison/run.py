@@ -1,7 +1,8 @@
-"""All methods on one model and its inputs."""
+"""Compares methods on one model and its inputs, in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from captum_norm.arguments import as_index
 from captum_norm.bars import bar
 from captum_norm.comparison.examples import Batch, Examples, gathered
+from captum_norm.comparison.methods import chosen_methods, make_method
 from captum_norm.comparison.results import Comparison, MethodResult
-from captum_norm.comparison.scores import Maker, chosen_methods
 from captum_norm.comparison.seeding import checked_seed
-from captum_norm.comparison.subject import (
+from captum_norm.comparison.targets import (
     PROJECTION,
     as_target,
     count_outputs,
@@ -22,7 +23,7 @@ from captum_norm.comparison.subject import (
     target_names,
     tokens_of,
 )
-from captum_norm.comparison.trial import forward_seconds, run_methods
+from captum_norm.comparison.timing import forward_seconds, run_methods
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import (
     ERASER_BINS,
@@ -136,11 +137,11 @@ def compare(
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
-    maker = Maker(model, removal, batch_size=batch_size, **options)
+    make = partial(make_method, model=model, removal=removal, batch_size=batch_size, **options)
     batches = list(examples.batches(batch_size))
     bound = [_bound(perturbation, batch) for batch in batches]
     batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
-    scored, refused = run_methods(chosen, maker, batches, seed, mean=explained == PROJECTION)
+    scored, refused = run_methods(chosen, make, model, batches, seed, mean=explained == PROJECTION)
     if not scored:
         one, reason = next(iter(refused.items()))
         raise InvalidInputError(f"no method takes the model and these inputs; {one}: {reason}")

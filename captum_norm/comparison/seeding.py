@@ -1,4 +1,4 @@
-"""Random numbers that follow from a seed, and leave no trace."""
+"""Seeds the random generators, and puts them back as they were."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""How faithful token scores of any origin are: (B, S) numbers, a model and its inputs."""
+"""Measures how faithful token scores are to a model, whatever method gave them."""
 
 from captum_norm.evaluation.captum_metrics import infidelity, max_sensitivity
 from captum_norm.evaluation.correlation import agreement, kendall, spearman

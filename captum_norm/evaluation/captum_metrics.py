@@ -1,4 +1,4 @@
-"""Captum's own metrics, infidelity and maximum sensitivity, for token scores."""
+"""Applies Captum's own metrics, infidelity and maximum sensitivity, to token scores."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rank correlations of token scores."""
+"""Correlates the ranks that methods give to tokens."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

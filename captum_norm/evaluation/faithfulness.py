@@ -1,4 +1,4 @@
-"""How faithful token scores are to a model: what its output does when tokens go."""
+"""Measures how faithful token scores are: what a model's output does when tokens are removed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""A model's output on inputs without some of their tokens, in batches across examples and perturbations."""
+"""Runs a model on inputs without some of their tokens, in batches across examples and perturbations."""
 
 import inspect
 from dataclasses import dataclass, replace

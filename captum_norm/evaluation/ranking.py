@@ -1,4 +1,4 @@
-"""From scores to the tokens that are removed or kept first."""
+"""Ranks tokens by their scores: which are removed first, and how many."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -1,4 +1,4 @@
-"""Faithfulness scores of outputs that are already there: tensors in, tensors out.
+"""Computes faithfulness scores from outputs that are already there: tensors in, tensors out.
 
 f is a model's output for the class explained; x the whole input, x₁ … x_K perturbed ones.
 """

@@ -1,6 +1,11 @@
-"""Scores and maps to look at: in the terminal, as figures, as a page, and in Captum's own text viewer."""
+"""Shows results: in the terminal, as figures, as pages, and in Captum's own text viewer."""
 
-from captum_norm.visualization.figures import save_figure
+from captum_norm.visualization.analysis.plots import draw_plot, plot_bytes
+from captum_norm.visualization.analysis.report import write_report
+from captum_norm.visualization.comparison.figure import draw_comparison
+from captum_norm.visualization.comparison.page import render_comparison
+from captum_norm.visualization.comparison.terminal import show_comparison
+from captum_norm.visualization.figures import StandaloneFigure, figure_bytes, save_figure
 from captum_norm.visualization.heatmap import Panel, draw_heatmaps
 from captum_norm.visualization.page import render_page, write_page
 from captum_norm.visualization.records import text_record
@@ -8,13 +13,21 @@ from captum_norm.visualization.terminal import colored_tokens, marked_tokens, sc
 
 __all__ = [
     "Panel",
+    "StandaloneFigure",
     "colored_tokens",
+    "draw_comparison",
     "draw_heatmaps",
+    "draw_plot",
+    "figure_bytes",
     "marked_tokens",
+    "plot_bytes",
+    "render_comparison",
     "render_page",
     "save_figure",
     "score_table",
+    "show_comparison",
     "show_tokens",
     "text_record",
     "write_page",
+    "write_report",
 ]

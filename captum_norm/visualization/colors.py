@@ -1,9 +1,9 @@
-"""One sequential colour scale for the terminal, the figures and the page, and one for numbers below zero.
+"""Gives numbers their colours, alike in the terminal, in figures and on pages.
 
-The first runs from near-white (nothing) through blue to dark navy (the most), in steps of equal length in OKLab, a
+The scale runs from near-white (nothing) through blue to dark navy (the most), in steps of equal length in OKLab, a
 space in which distance is close to perceived difference. Lightness falls all the way, so the order survives greyscale
-printing and every kind of colour blindness. The second does the same through orange, which no kind of colour blindness
-takes for blue.
+printing and every kind of colour blindness. Numbers below zero have a scale of their own, through orange, which no kind
+of colour blindness takes for blue.
 """
 
 from collections.abc import Sequence

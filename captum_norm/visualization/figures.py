@@ -1,4 +1,4 @@
-"""Figures that pyplot does not know: in a notebook, and as files."""
+"""Makes figures without pyplot, shows them in notebooks and saves them."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Writes files whole or not at all."""
 
 import os
 import uuid

@@ -1,4 +1,4 @@
-"""Maps as figures: one panel or several side by side."""
+"""Draws maps as heatmaps: one panel, or several side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: the tokens with their heat, the numbers, and the maps.
+"""Renders an explanation as one HTML page: coloured tokens, their scores, and the maps.
 
 The page loads nothing: styles are inline and the maps are SVG around a small embedded PNG. It reads on a phone and on a
 desktop, in light and in dark.
@@ -8,7 +8,6 @@ import base64
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,41 +32,6 @@ _CHARACTER = 7.4
 _TITLE_ROOM = 22
 # A browser grows slow on more hover areas than this; pages with more entries go without.
 _MOST_HOVERED = 5000
-
-
-@dataclass(frozen=True)
-class _Token:
-    index: int
-    text: str
-    score: str
-    percent: str
-    ground: str
-    ink: str
-
-
-@dataclass(frozen=True)
-class _Text:
-    text: str
-    x: float
-    y: float
-
-
-@dataclass(frozen=True)
-class _Map:
-    title: str
-    unit: str
-    top: str
-    width: float
-    height: float
-    left: float
-    above: float
-    cell: float
-    across: float
-    down: float
-    image: str
-    queries: list[_Text]
-    keys: list[_Text]
-    hovers: list[_Text]
 
 
 def render_page(
@@ -135,6 +99,11 @@ def template(name: str) -> "Template":
     return environment.get_template(name)
 
 
+def on_ground(ground: Rgb) -> dict[str, str]:
+    """A background colour, and the ink to write on it, for CSS."""
+    return {"ground": hex_of(ground), "ink": hex_of(ink_on(ground))}
+
+
 def ramp(color: Callable[[float], Rgb], start: float = 0.0) -> str:
     """The stops of a CSS gradient along a scale, from ``start`` to 1."""
     return ", ".join(hex_of(color(start + (1 - start) * step / 16)) for step in range(17))
@@ -162,17 +131,16 @@ def write_page(path: str | os.PathLike[str], page: str) -> Path:
     return write_whole(path, page.encode())
 
 
-def _tokens(tokens: Sequence[str], scores: Sequence[float]) -> list[_Token]:
-    shown = []
+def _tokens(tokens: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
     rows = zip(tokens, formatted(scores), shares_of(scores), strict=True)
-    for index, (token, score, share) in enumerate(rows):
-        ground = color_of(share)
-        ink = ink_on(ground)
-        shown.append(_Token(index, printable(token), score, f"{100 * share:.1f}", hex_of(ground), hex_of(ink)))
-    return shown
+    return [
+        {"index": index, "text": printable(token), "score": score, "percent": f"{100 * share:.1f}"}
+        | on_ground(color_of(share))
+        for index, (token, score, share) in enumerate(rows)
+    ]
 
 
-def _map(panel: Panel, queries: Sequence[str], keys: Sequence[str], *, hovered: bool) -> _Map:
+def _map(panel: Panel, queries: Sequence[str], keys: Sequence[str], *, hovered: bool) -> dict[str, Any]:
     if panel.map.dim() != 2:
         raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
     same_length(queries, panel.map.shape[0], "the queries (rows)")
@@ -182,22 +150,26 @@ def _map(panel: Panel, queries: Sequence[str], keys: Sequence[str], *, hovered: 
     left = _TITLE_ROOM + _label_room(queries)
     above = _TITLE_ROOM + _label_room(keys)
     down, across = (cell * count for count in values.shape)
-    return _Map(
-        title=panel.title,
-        unit=panel.unit,
-        top=f"{values.max():.3g}" if values.size else "0",
-        width=left + across + 2,
-        height=above + down + 2,
-        left=left,
-        above=above,
-        cell=cell,
-        across=across,
-        down=down,
-        image=_image(values),
-        queries=[_Text(text, left - 5, above + place) for text, place in _labels(queries, cell)],
-        keys=[_Text(text, left + place, above - 5) for text, place in _labels(keys, cell)],
-        hovers=_hovers(values, queries, keys, left, above, cell) if hovered else [],
-    )
+    return {
+        "title": panel.title,
+        "unit": panel.unit,
+        "top": f"{values.max():.3g}" if values.size else "0",
+        "width": left + across + 2,
+        "height": above + down + 2,
+        "left": left,
+        "above": above,
+        "cell": cell,
+        "across": across,
+        "down": down,
+        "image": _image(values),
+        "query_labels": [_label(text, left - 5, above + place) for text, place in _labels(queries, cell)],
+        "key_labels": [_label(text, left + place, above - 5) for text, place in _labels(keys, cell)],
+        "hovers": _hovers(values, queries, keys, left, above, cell) if hovered else [],
+    }
+
+
+def _label(text: str, x: float, y: float) -> dict[str, Any]:
+    return {"text": text, "x": x, "y": y}
 
 
 def _label_room(tokens: Sequence[str]) -> float:
@@ -212,9 +184,9 @@ def _labels(tokens: Sequence[str], cell: float) -> list[tuple[str, float]]:
 
 def _hovers(
     values: npt.NDArray[Any], queries: Sequence[str], keys: Sequence[str], left: float, above: float, cell: float
-) -> list[_Text]:
+) -> list[dict[str, Any]]:
     return [
-        _Text(f"{printable(query)} ← {printable(key)}: {value:.4g}", left + column * cell, above + row * cell)
+        _label(f"{printable(query)} ← {printable(key)}: {value:.4g}", left + column * cell, above + row * cell)
         for row, (query, line) in enumerate(zip(queries, values.tolist(), strict=True))
         for column, (key, value) in enumerate(zip(keys, line, strict=True))
     ]

@@ -1,4 +1,4 @@
-"""Scores as the records that Captum's own text viewer reads."""
+"""Turns scores into records for Captum's own text viewer."""
 
 import html
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Scores in the terminal: tokens on a coloured ground, a legend, a small table.
+"""Shows scores in the terminal: tokens on a coloured ground, a legend, a small table.
 
 Where the terminal has no or few colours (a file, a pipe, ``NO_COLOR``), blocks and bars say the same.
 """

@@ -1,4 +1,4 @@
-"""Tokens as they can be shown."""
+"""Formats tokens and scores for display."""
 
 import math
 from collections.abc import Sequence

@@ -11,8 +11,8 @@ import torch
 
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
-from captum_norm.analysis.report import write
 from captum_norm.runs import torchrun_rank
+from captum_norm.visualization import write_report
 from tests.analysis.small import bert, tokenizer
 
 # Its server imports torch once; the processes are then forked from it in no time.
@@ -36,7 +36,7 @@ def run(name: str, text: Path, out: Path) -> None:
         world_size=world_size,
     )
     if result is not None:
-        write(result, out)
+        write_report(result, out)
 
 
 def start(name: str, text: Path, out: Path, *, processes: int = 1, kill_before_block: int | None = None) -> list[int]:

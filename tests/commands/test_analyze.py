@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from captum_norm import cli
+from captum_norm.analysis import read_result
 from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
 from captum_norm.analysis.registry import ANALYSES
-from captum_norm.analysis.report import read
 from captum_norm.commands.analyze import NAMES
 from captum_norm.loading import load
 from captum_norm.runs import journal
@@ -49,7 +49,7 @@ def test_what_is_written_is_what_the_api_finds(name: str, model: str, capsys: py
     assert output.startswith(f"{name}: {model}, 5 texts of text, ")
     expected = analyze(name, *load(model), Corpus("text", limit=5), seed=3)
     assert expected is not None
-    found = read("out")
+    found = read_result("out")
     assert found.tables == expected.tables
     assert found.summary == expected.summary
     assert found.metadata["corpus"] == expected.metadata["corpus"]
@@ -128,7 +128,7 @@ def test_results_that_cannot_be_written_are_one_sentence(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("captum_norm.analysis.report.write", full)
+    monkeypatch.setattr("captum_norm.visualization.write_report", full)
     assert cli.main(["analyze", "dispersion", "--model", model, "--corpus", "text", "--out", "out"]) == 2
     assert capsys.readouterr().err.endswith("cannot write into out: No space left on device\n")
 
@@ -187,7 +187,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
         refused("cannot read or write out/special-tokens.parts: No space left on device")
     assert tree(tmp_path) == kept
     with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.analysis.report.write_whole", full)
+        patched.setattr("captum_norm.visualization.analysis.report.write_whole", full)
         refused("cannot write into out: No space left on device")
     assert (parts / "block-000000000").exists()
     damaged = (parts / "block-000000000").read_bytes()

@@ -81,8 +81,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ([], {}),
         (["--target", "LABEL_1"], {"target": 1}),
         (["--target", "1", "--against", "LABEL_0"], {"target": Difference(1, 0)}),
-        (["--perturb", "mean", "--special", "remove"], {"removal": "mean", "keep_special": False}),
-        (["--perturb", "delete", "--watch", "logit"], {"removal": "delete", "output": "logit"}),
+        (["--removal", "mean", "--special", "remove"], {"removal": "mean", "keep_special": False}),
+        (["--removal", "delete", "--watch", "logit"], {"removal": "delete", "output": "logit"}),
         (["--seed", "3", "--batch-size", "1"], {"seed": 3, "batch_size": 1}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -211,7 +211,7 @@ def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pyte
     assert refused(capsys, TEXTS[0], *some, "--limit", "0") == "argument --limit: got 0; expected a number from 1"
     assert refused(capsys, TEXTS[0], *some, "--out", "c.txt").startswith("argument --out: cannot write c.txt")
     assert refused(capsys, TEXTS[0], *some, "--against", "1").startswith("got --against without --target")
-    assert refused(capsys, TEXTS[0], *some, "--perturb", "mask").startswith("no mask token is known for Bert")
+    assert refused(capsys, TEXTS[0], *some, "--removal", "mask").startswith("no mask token is known for Bert")
     file = tmp_path / "mixed.tsv"
     file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\n", encoding="utf-8")
     assert refused(capsys, str(file), *some).startswith("1 of 2 lines have a tab and a label")

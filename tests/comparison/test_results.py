@@ -48,16 +48,16 @@ def test_the_frame_has_a_row_for_each_method_and_the_reason_of_the_refused() -> 
 def test_further_frames() -> None:
     pytest.importorskip("pandas", reason="the extra tables is not installed")
     found = comparison()
-    scores = found.scores_frame()
+    scores = found.frame("scores")
     assert scores["token"].tolist() == TEXTS[0][:5] + TEXTS[1]
     assert scores["removable"].sum() == 3 + 5
     assert scores["example"].tolist() == [0] * 5 + [1] * 7
     for name, result in found.results.items():
         assert scores[name].tolist() == result.scores[found.real].tolist()
-    agreement = found.agreement_frame()
+    agreement = found.frame("agreement")
     assert list(agreement.index) == list(agreement.columns) == METHODS
     assert agreement.to_numpy().tolist() == found.agreement.tolist()
-    curves = found.curves_frame()
+    curves = found.frame("curves")
     assert len(curves) == 11 * len(METHODS)
     decompx = curves[curves["method"] == "decompx"]
     assert decompx["morf"].tolist() == found.results["decompx"].faithfulness.morf.mean(0).tolist()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import captum_norm
 from captum_norm import Comparison, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare
-from captum_norm.comparison.subject import PROJECTION
+from captum_norm.comparison.targets import PROJECTION
 from captum_norm.methods import METHODS
 from captum_norm.models.inputs import Inputs
 from tests import families
@@ -380,7 +380,7 @@ def test_what_is_refused_altogether() -> None:
 
 def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids, mask = batch()
-    monkeypatch.setattr("captum_norm.comparison.scores.find_spec", lambda _: None)
+    monkeypatch.setattr("captum_norm.comparison.methods.find_spec", lambda _: None)
     found = compare(model, ids, mask, methods=["lime", "norm"], **STANDARD)
     assert found.refused == {"lime": "needs the package sklearn, which is not installed"}
 

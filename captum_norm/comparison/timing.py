@@ -1,9 +1,11 @@
-"""Methods on trial: their scores and what they cost, batch by batch."""
+"""Runs methods on all examples, batch by batch, and times them."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
+from typing import Any, TypeVar
 
 import torch
 from captum.attr import Attribution
@@ -11,10 +13,13 @@ from torch import Tensor, nn
 
 from captum_norm.bars import bar
 from captum_norm.comparison.examples import Batch
-from captum_norm.comparison.scores import Maker, signature_of, timed, token_scores
+from captum_norm.comparison.methods import signature_of
 from captum_norm.comparison.seeding import seeded
-from captum_norm.errors import CaptumNormError
+from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.models.hooks import evaluating
+from captum_norm.models.outputs import real_positions
+
+T = TypeVar("T")
 
 _FORWARD_PASSES = 3
 
@@ -30,7 +35,8 @@ class Scored:
 
 def run_methods(
     methods: Mapping[str, str | Attribution],
-    maker: Maker,
+    make: Callable[[str], Attribution],
+    model: nn.Module,
     batches: Sequence[Batch],
     seed: int,
     *,
@@ -40,10 +46,11 @@ def run_methods(
 
     Args:
         methods: methods, or names of them, by what the results call them.
-        maker: makes those that have a name.
+        make: makes those that have a name.
+        model: the model that they explain.
         batches: all examples.
         seed: of the global generators, for each batch.
-        mean: see :func:`captum_norm.comparison.scores.token_scores`.
+        mean: see :func:`token_scores`.
 
     Returns:
         what they found, and why others were refused.
@@ -53,8 +60,8 @@ def run_methods(
     with bar("comparing", len(methods) * examples, "explanations") as progress:
         for place, (name, wanted) in enumerate(methods.items(), 1):
             try:
-                method = maker.make(wanted) if isinstance(wanted, str) else wanted
-                explain = partial(_explain, method, maker.model, seed, mean=mean)
+                method = make(wanted) if isinstance(wanted, str) else wanted
+                explain = partial(_explain, method, model, seed, mean=mean)
                 explain(batches[0].first())
                 scored[name] = _timed(method, explain, batches, progress.update)
             except CaptumNormError as error:
@@ -90,3 +97,48 @@ def _explain(method: Attribution, model: nn.Module, seed: int, batch: Batch, *, 
         # Captum's DeepLIFT says at every call that it sets hooks and removes them.
         warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
         return token_scores(method, batch, mean=mean)
+
+
+def token_scores(method: Attribution, batch: Batch, *, mean: bool) -> Tensor:
+    """A method's scores for the tokens of a batch, (N, S).
+
+    Args:
+        method: the method.
+        batch: the examples.
+        mean: explain the mean of the positions, where a method's maps have rows to choose from.
+
+    Raises:
+        InvalidInputError: it gives something else.
+        NonFiniteError: it gives NaN or infinity.
+        CaptumNormError: what the method raises.
+    """
+    where: dict[str, Any] = {} if batch.position is None else {"position": batch.position}
+    if mean and hasattr(method, "maps"):
+        where = {"position": "mean"}
+    result = method.attribute(batch.inputs, target=batch.target, **where)
+    scores: Any = result[0] if isinstance(result, tuple) else result
+    real = real_positions(batch.call)
+    if not isinstance(scores, Tensor) or scores.shape != real.shape:
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise InvalidInputError(
+            f"{type(method).__name__} gives {got}; expected a score for each token, {tuple(real.shape)}"
+        )
+    scores = scores.detach().to(real.device, torch.promote_types(scores.dtype, torch.float32))
+    if not scores[real].isfinite().all():
+        raise NonFiniteError(f"{type(method).__name__} gives NaN or infinity for these inputs")
+    masked: Tensor = scores.masked_fill(~real, 0)
+    return masked
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What some work returns, and the seconds that it takes on whatever device."""
+    _wait()
+    start = perf_counter()
+    result = work()
+    _wait()
+    return result, perf_counter() - start
+
+
+def _wait() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -1,4 +1,4 @@
-"""The table of methods as it is shown: rows by falling relevance gain, three decimals, the best marked."""
+"""Makes the tables that figure, page and terminal show, rows by falling relevance gain, the best in bold."""
 
 from dataclasses import dataclass
 from typing import get_args

@@ -1,13 +1,20 @@
-"""A comparison as one self-contained HTML page."""
+"""Renders a comparison of methods as one HTML page that loads nothing."""
 
-from dataclasses import dataclass
+import math
+from typing import Any
 
 from torch import Tensor
 
 from captum_norm.comparison.results import Comparison
-from captum_norm.comparison.tables import agreement_rows, example_title, method_rows, number, shown_measures
-from captum_norm.visualization.colors import color_of, hex_of, ink_on, signed_color_of, signed_shares_of
-from captum_norm.visualization.page import ramp, template
+from captum_norm.visualization.colors import color_of, signed_color_of, signed_shares_of
+from captum_norm.visualization.comparison.tables import (
+    agreement_rows,
+    example_title,
+    method_rows,
+    number,
+    shown_measures,
+)
+from captum_norm.visualization.page import on_ground, ramp, template
 from captum_norm.visualization.text import printable
 
 _MOST_EXAMPLES = 20
@@ -15,50 +22,7 @@ _MOST_EXAMPLES = 20
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 194.0, 6.0, 100.0
 
 
-@dataclass(frozen=True)
-class _Token:
-    text: str
-    score: str
-    ground: str | None
-    ink: str | None
-
-
-@dataclass(frozen=True)
-class _TokenRow:
-    title: str
-    tokens: list[_Token]
-
-
-@dataclass(frozen=True)
-class _Text:
-    title: str
-    rows: list[_TokenRow]
-
-
-@dataclass(frozen=True)
-class _Curve:
-    title: str
-    gain: str
-    most: str
-    least: str
-    between: str
-
-
-@dataclass(frozen=True)
-class _MatrixCell:
-    text: str
-    title: str
-    ground: str
-    ink: str
-
-
-@dataclass(frozen=True)
-class _MatrixRow:
-    title: str
-    cells: list[_MatrixCell]
-
-
-def render(comparison: Comparison) -> str:
+def render_comparison(comparison: Comparison) -> str:
     """The page; everything in it is escaped."""
     low, high = _bounds(comparison)
     return template("comparison.html").render(
@@ -79,7 +43,7 @@ def render(comparison: Comparison) -> str:
     )
 
 
-def _text(comparison: Comparison, example: int) -> _Text:
+def _text(comparison: Comparison, example: int) -> dict[str, Any]:
     real = comparison.real[example]
     tokens = [token for token, one in zip(comparison.tokens[example], real.tolist(), strict=True) if one]
     counted = comparison.removable[example][real].tolist()
@@ -87,17 +51,14 @@ def _text(comparison: Comparison, example: int) -> _Text:
     for name in comparison.ranking:
         result = comparison.results[name]
         scores = result.scores[example][real].tolist()
-        shares = signed_shares_of(scores, counted)
-        shown = [_token(*entry) for entry in zip(tokens, scores, shares, counted, strict=True)]
-        rows.append(_TokenRow(result.title, shown))
-    return _Text(example_title(comparison, example), rows)
+        entries = zip(tokens, scores, signed_shares_of(scores, counted), counted, strict=True)
+        rows.append({"title": result.title, "tokens": [_token(*entry) for entry in entries]})
+    return {"title": example_title(comparison, example), "rows": rows}
 
 
-def _token(token: str, score: float, share: float, counted: bool) -> _Token:
-    if not counted:
-        return _Token(printable(token), f"{score:.4g}", None, None)
-    ground = signed_color_of(share)
-    return _Token(printable(token), f"{score:.4g}", hex_of(ground), hex_of(ink_on(ground)))
+def _token(token: str, score: float, share: float, counted: bool) -> dict[str, str | None]:
+    colors = on_ground(signed_color_of(share)) if counted else {"ground": None, "ink": None}
+    return {"text": printable(token), "score": f"{score:.4g}", **colors}
 
 
 def _bounds(comparison: Comparison) -> tuple[float, float]:
@@ -108,7 +69,7 @@ def _bounds(comparison: Comparison) -> tuple[float, float]:
     return low, high if high > low else low + 1
 
 
-def _curves(comparison: Comparison, low: float, high: float) -> list[_Curve]:
+def _curves(comparison: Comparison, low: float, high: float) -> list[dict[str, str]]:
     def points(curve: Tensor) -> list[str]:
         values = curve.mean(0).tolist()
         return [
@@ -121,9 +82,15 @@ def _curves(comparison: Comparison, low: float, high: float) -> list[_Curve]:
     for name in comparison.ranking:
         result = comparison.results[name]
         most, least = points(result.faithfulness.morf), points(result.faithfulness.lerf)
-        gain = number(float(result.faithfulness.relevance_gain.mean()))
-        around = _path([*least, *reversed(most)]) + "Z"
-        shown.append(_Curve(result.title, gain, _path(most), _path(least), around))
+        shown.append(
+            {
+                "title": result.title,
+                "gain": number(float(result.faithfulness.relevance_gain.mean())),
+                "most": _path(most),
+                "least": _path(least),
+                "between": _path([*least, *reversed(most)]) + "Z",
+            }
+        )
     return shown
 
 
@@ -131,15 +98,16 @@ def _path(points: list[str]) -> str:
     return "M" + "L".join(points)
 
 
-def _matrix(comparison: Comparison) -> list[_MatrixRow]:
+def _matrix(comparison: Comparison) -> list[dict[str, Any]]:
     titles = [comparison.results[name].title for name in comparison.ranking]
-    rows = []
-    for title, values in zip(titles, agreement_rows(comparison), strict=True):
-        cells = [_cell(f"{title}, {other}", value) for other, value in zip(titles, values, strict=True)]
-        rows.append(_MatrixRow(title, cells))
-    return rows
-
-
-def _cell(title: str, value: float) -> _MatrixCell:
-    ground = signed_color_of(0.0 if value != value else value)
-    return _MatrixCell(number(value, 2), title, hex_of(ground), hex_of(ink_on(ground)))
+    return [
+        {
+            "title": title,
+            "cells": [
+                {"title": f"{title}, {other}", "text": number(value, 2)}
+                | on_ground(signed_color_of(0.0 if math.isnan(value) else value))
+                for other, value in zip(titles, values, strict=True)
+            ],
+        }
+        for title, values in zip(titles, agreement_rows(comparison), strict=True)
+    ]

@@ -1,18 +1,24 @@
-"""A comparison in the terminal."""
+"""Prints a comparison of methods."""
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from captum_norm.comparison.results import Comparison
-from captum_norm.comparison.tables import agreement_rows, example_title, method_rows, number, shown_measures
 from captum_norm.visualization.colors import signed_shares_of
+from captum_norm.visualization.comparison.tables import (
+    agreement_rows,
+    example_title,
+    method_rows,
+    number,
+    shown_measures,
+)
 from captum_norm.visualization.terminal import has_colors, marked_tokens, signed_tokens
 
 _ENDLESS = 10_000
 
 
-def show(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: Comparison, console: Console) -> None:
     """Print what was compared, the table of methods, the first example's scores, and agreement.
 
     Args:
@@ -23,7 +29,7 @@ def show(comparison: Comparison, console: Console) -> None:
         _say(console, f"{name}: {value}")
     console.print()
     _print_whole(console, _methods(comparison))
-    _say(console, "Rows by falling gain; ↑ higher is better, ↓ lower; × plain: time ÷ that of the plain forward pass.")
+    _say(console, "Rows by falling gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.")
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")
@@ -53,7 +59,7 @@ def _methods(comparison: Comparison) -> Table:
     table = _table("method")
     table.columns[0].vertical = "bottom"
     titles = [f"{measure.title.replace('-', '- ')} {measure.arrow}" for measure in shown_measures(comparison)]
-    for title in (*titles, "time (s)", "× plain"):
+    for title in (*titles, "time (s)", "× forward"):
         table.add_column("\n".join(title.split()), justify="right", vertical="bottom")
     for row in method_rows(comparison):
         cells = [Text(cell.text, style="bold" if cell.best else "") for cell in row.cells]

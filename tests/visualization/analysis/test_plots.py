@@ -15,9 +15,18 @@ from matplotlib.collections import QuadMesh
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
-from captum_norm.analysis.plots import COLORS, HATCHES, INK, LINES, MARKERS, as_file, as_markup, draw
 from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
 from captum_norm.errors import InvalidInputError
+from captum_norm.visualization.analysis.plots import (
+    COLORS,
+    HATCHES,
+    INK,
+    LINES,
+    MARKERS,
+    draw_plot,
+    plot_bytes,
+    plot_markup,
+)
 from tests.analysis.results import BARS, HEAT, LAYERS, LINE, RESULT, SCATTER
 
 NAN = math.nan
@@ -44,7 +53,7 @@ def result_of(*columns: tuple[str, list[object]]) -> AnalysisResult:
 
 
 def test_lines_go_through_the_values_with_deviations_and_gaps() -> None:
-    figure = draw(RESULT, LINE)
+    figure = draw_plot(RESULT, LINE)
     axes = axes_of(figure)
     first, second = (container for container in axes.containers if isinstance(container, ErrorbarContainer))
     np.testing.assert_array_equal(first.lines[0].get_xydata(), [[1, 0.25], [2, 1.0], [3, NAN]])
@@ -61,7 +70,7 @@ def test_lines_go_through_the_values_with_deviations_and_gaps() -> None:
 
 
 def test_bars_are_as_high_as_the_values_and_side_by_side() -> None:
-    figure = draw(RESULT, BARS)
+    figure = draw_plot(RESULT, BARS)
     axes = axes_of(figure)
     first, second = (container for container in axes.containers if isinstance(container, BarContainer))
     for bars, heights, shift in ((first, [0.25, 1.0, NAN], -0.2), (second, [2.5, 1 / 3, 12.0], 0.2)):
@@ -75,7 +84,7 @@ def test_bars_are_as_high_as_the_values_and_side_by_side() -> None:
 
 
 def test_heat_has_a_field_for_each_place_with_its_value() -> None:
-    figure = draw(RESULT, HEAT)
+    figure = draw_plot(RESULT, HEAT)
     axes = axes_of(figure)
     (mesh,) = (collection for collection in axes.collections if isinstance(collection, QuadMesh))
     np.testing.assert_array_equal(
@@ -95,12 +104,12 @@ def test_heat_has_a_field_for_each_place_with_its_value() -> None:
 )
 def test_colours_of_what_is_not_negative_start_at_0(values: list[object], limits: tuple[float, float]) -> None:
     result = result_of(("x", [1, 2]), ("y", [1, 1]), ("v", values))
-    axes = axes_of(draw(result, Plot("p", "heat", "P", "t", "x", "y", value="v")))
+    axes = axes_of(draw_plot(result, Plot("p", "heat", "P", "t", "x", "y", value="v")))
     assert axes.collections[0].get_clim() == limits
 
 
 def test_scatter_has_a_marker_for_each_pair_of_values() -> None:
-    axes = axes_of(draw(RESULT, SCATTER))
+    axes = axes_of(draw_plot(RESULT, SCATTER))
     (container,) = (container for container in axes.containers if isinstance(container, ErrorbarContainer))
     (line,) = (line for line in axes.lines if line.get_label() != "x")
     assert line.get_linestyle() == "None"
@@ -115,14 +124,14 @@ def test_scatter_has_a_marker_for_each_pair_of_values() -> None:
 
 def test_words_along_an_axis_stand_in_the_order_of_their_rows() -> None:
     result = result_of(("x", ["LN", "FF", "LN"]), ("y", [1.0, 2.0, 3.0]), ("s", ["a", "a", "b"]))
-    axes = axes_of(draw(result, Plot("p", "line", "P", "t", "x", "y", "s")))
+    axes = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y", "s")))
     assert ticks(axes.xaxis) == ["LN", "FF"]
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[0, 1], [1, 2]], [[0, 3]]]  # type: ignore[union-attr]
 
 
 def test_long_lines_have_few_markers() -> None:
     result = result_of(("x", list(range(1, 101))), ("y", [float(value) for value in range(100)]))
-    (line,) = axes_of(draw(result, Plot("p", "line", "P", "t", "x", "y"))).lines
+    (line,) = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y"))).lines
     assert line.get_markevery() == 7
     assert len(line.get_xdata()) == 100  # type: ignore[arg-type]
 
@@ -130,16 +139,16 @@ def test_long_lines_have_few_markers() -> None:
 def test_long_labels_are_wrapped() -> None:
     words = "how much of what arrives comes from elsewhere"
     result = result_of(("x", [1]), (words, [1]), ("v", [1.0]))
-    line = axes_of(draw(result, Plot("p", "line", "P", "t", "x", words)))
+    line = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", words)))
     assert line.get_ylabel() == "how much of what arrives\ncomes from elsewhere"
-    heat = draw(result, Plot("p", "heat", "P", "t", "x", "v", value=words))
+    heat = draw_plot(result, Plot("p", "heat", "P", "t", "x", "v", value=words))
     assert heat.axes[1].get_ylabel() == "how much of what\narrives comes\nfrom elsewhere"
 
 
 def test_many_series_differ_without_colour() -> None:
     count = 30
     result = result_of(("x", [1] * count), ("y", [1.0] * count), ("s", [str(index) for index in range(count)]))
-    lines = axes_of(draw(result, Plot("p", "line", "P", "t", "x", "y", "s"))).lines
+    lines = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y", "s"))).lines
     styles = {(line.get_marker(), str(LINES[index % len(LINES)])) for index, line in enumerate(lines)}
     assert len(styles) == count
     assert len(set(MARKERS)) == len(MARKERS)
@@ -179,13 +188,13 @@ def test_first_colours_stay_apart_for_colour_blind_readers(kind: str) -> None:
 )
 def test_plot_that_does_not_fit_its_table_is_refused(plot: Plot, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        draw(RESULT, plot)
+        draw_plot(RESULT, plot)
 
 
 def test_table_without_rows_is_refused() -> None:
     empty = AnalysisResult("a", "d", {}, [replace(LAYERS, rows=[])])
     with pytest.raises(InvalidInputError, match="got nothing to draw for the plot norms: the table layers has no rows"):
-        draw(empty, LINE)
+        draw_plot(empty, LINE)
 
 
 @pytest.fixture
@@ -199,8 +208,8 @@ def settings() -> Iterator[None]:
 @pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
-    content = as_file(draw(RESULT, plot), suffix, plot.title)
-    assert content == as_file(draw(RESULT, plot), suffix, plot.title)
+    content = plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
+    assert content == plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
     assert content.startswith({"png": b"\x89PNG", "pdf": b"%PDF"}[suffix])
     assert b"CreationDate" not in content
     assert b"/Type3" not in content.replace(b" ", b"")
@@ -209,7 +218,7 @@ def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
 @pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
 def test_markup_is_one_element_with_ids_of_its_own(plot: Plot) -> None:
-    markup = as_markup(draw(RESULT, plot), plot.name)
+    markup = plot_markup(draw_plot(RESULT, plot), plot.name)
     root = ET.fromstring(markup.replace("xlink:", ""))
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids))

@@ -1,4 +1,4 @@
-"""An explanation on the terminal and in files."""
+"""Shows an explanation in the terminal, and writes it to files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a comparison explains: which number of the output, and what it is called."""
+"""Chooses which number of the output a comparison explains, and names it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The figures of an analysis, as a paper would print them.
+"""Draws the figures of an analysis as a paper would print them.
 
 One column wide, no title (a caption says it), labelled axes, 8-point type. Colours are those of Okabe & Ito [2008,
 "Color universal design"], which colour-blind readers can tell apart; in print without colour markers, line styles and
@@ -45,7 +45,7 @@ _MOST_UPRIGHT = 8
 _MOST_VECTORS = 2000
 
 
-def draw(result: AnalysisResult, plot: Plot) -> "Figure":
+def draw_plot(result: AnalysisResult, plot: Plot) -> "Figure":
     """One plot of a result.
 
     Args:
@@ -53,7 +53,7 @@ def draw(result: AnalysisResult, plot: Plot) -> "Figure":
         plot: what to draw of it.
 
     Returns:
-        The figure, which a notebook shows; :func:`as_file` has its bytes.
+        The figure, which a notebook shows; :func:`plot_bytes` has its bytes.
 
     Raises:
         InvalidInputError: the table or a column is missing, a value is not a number, or two are for the same place.
@@ -62,7 +62,7 @@ def draw(result: AnalysisResult, plot: Plot) -> "Figure":
         >>> from captum_norm.analysis.results import Column
         >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5), (2, 2.0)])
         >>> plot = Plot("norms", "line", "Norms by layer", "layers", "layer", "norm")
-        >>> figure = draw(AnalysisResult("dispersion", "", {}, [table], [plot]), plot)
+        >>> figure = draw_plot(AnalysisResult("dispersion", "", {}, [table], [plot]), plot)
         >>> figure.axes[0].get_ylabel()
         '‖f(x)‖'
     """
@@ -86,13 +86,13 @@ def draw(result: AnalysisResult, plot: Plot) -> "Figure":
     return figure
 
 
-def as_file(figure: "Figure", suffix: str, title: str) -> bytes:
+def plot_bytes(figure: "Figure", suffix: str, title: str) -> bytes:
     """A figure as a file to print or to show ("png", "pdf"), with a title among what the file says of itself."""
     with _style():
         return figure_bytes(figure, suffix, title=title)
 
 
-def as_markup(figure: "Figure", name: str) -> str:
+def plot_markup(figure: "Figure", name: str) -> str:
     """A figure as an ``<svg>`` inside a page.
 
     Its ids begin with ``name``, since several figures share a page. Text is text in the page's own font, and ink the

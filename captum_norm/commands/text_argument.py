@@ -1,4 +1,4 @@
-"""Text that a command is given: itself, in a file, or on standard input."""
+"""Reads the text that a command is given: the argument itself, a file, or standard input."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""The options that name what is explained: a model, and an output of it."""
+"""Declares and reads the options that name what to explain: a model, and an output of it."""
 
 import argparse
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
 
 def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     """What ``target`` means to :mod:`captum_norm`; None if none was named."""
-    from captum_norm import Difference
+    from captum_norm.models import Difference
 
     if options.target is None:
         if options.against is not None:

@@ -8,15 +8,15 @@ import torch
 from rich.console import Console
 
 from captum_norm import Comparison
-from captum_norm.comparison.terminal import show
 from captum_norm.methods import METHODS
+from captum_norm.visualization import show_comparison
 from captum_norm.visualization.colors import hex_of, signed_color_of
 from tests.comparison.examples import HOSTILE, comparison
 
 
 def shown(found: Comparison, width: int = 200, **options: object) -> str:
     console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
-    show(found, console)
+    show_comparison(found, console)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from captum_norm import Comparison
+from captum_norm.visualization import render_comparison
 from captum_norm.visualization.colors import hex_of, ink_on, signed_color_of, signed_shares_of
 from tests.comparison.examples import HOSTILE, comparison
 from tests.visualization.test_page import Outline
@@ -16,7 +17,7 @@ def either(request: pytest.FixtureRequest) -> Comparison:
 
 
 def test_everything_given_is_escaped_and_nothing_is_loaded(found: Comparison) -> None:
-    page = found.to_html()
+    page = render_comparison(found)
     outline = Outline(page)
     assert "<script" not in page
     assert HOSTILE in outline.of("li")
@@ -25,7 +26,7 @@ def test_everything_given_is_escaped_and_nothing_is_loaded(found: Comparison) ->
 
 
 def test_the_table_has_every_number_and_marks_the_best(found: Comparison) -> None:
-    page, means = found.to_html(), found.means()
+    page, means = render_comparison(found), found.means()
     rows = re.findall(r'<tr><td class="name">(.*?)</td>(.*?)</tr>', page)
     assert [title for title, _ in rows] == [found.results[name].title for name in found.ranking]
     shown = ["relevance_gain", "aopc", "comprehensiveness", "sufficiency", "log_odds", "spearman", "kendall"]
@@ -45,7 +46,7 @@ def test_the_table_has_every_number_and_marks_the_best(found: Comparison) -> Non
 
 
 def test_tokens_have_the_colours_of_their_shares(found: Comparison) -> None:
-    outline = Outline(found.to_html())
+    outline = Outline(render_comparison(found))
     items = iter([attributes for tag, attributes in outline.tags if tag == "li"])
     for example in range(2):
         real = found.real[example]
@@ -61,7 +62,7 @@ def test_tokens_have_the_colours_of_their_shares(found: Comparison) -> None:
 
 
 def test_curves_run_from_the_whole_input_to_none_of_it(found: Comparison) -> None:
-    figures = re.findall(r"<figure>(.*?)</figure>", found.to_html(), re.DOTALL)
+    figures = re.findall(r"<figure>(.*?)</figure>", render_comparison(found), re.DOTALL)
     curves = {
         name: (result.faithfulness.morf.mean(0).tolist(), result.faithfulness.lerf.mean(0).tolist())
         for name, result in found.results.items()
@@ -80,7 +81,7 @@ def test_curves_run_from_the_whole_input_to_none_of_it(found: Comparison) -> Non
 
 
 def test_the_matrix_is_that_of_agreement(found: Comparison) -> None:
-    matrix = found.to_html().partition('<table class="matrix">')[2]
+    matrix = render_comparison(found).partition('<table class="matrix">')[2]
     cells = re.findall(r'<td style="background: (#\w+); color: #\w+" title=".*?">(.*?)</td>', matrix)
     names = list(found.results)
     values = [float(found.agreement[names.index(a), names.index(b)]) for a in found.ranking for b in found.ranking]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from captum_norm.analysis import report
+from captum_norm.analysis import read_result
 from captum_norm.analysis.results import AnalysisResult, Column, Table
 from captum_norm.errors import InvalidInputError
+from captum_norm.visualization import write_report
 from tests.analysis.results import LAYERS, LINE, RESULT, WORDS
 from tests.visualization.test_page import Outline
 
@@ -18,7 +19,7 @@ from tests.visualization.test_page import Outline
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("result") / "new" / "folder"
-    report.write(RESULT, directory)
+    write_report(RESULT, directory)
     return directory
 
 
@@ -38,7 +39,7 @@ def test_files_have_the_names_of_tables_and_plots(folder: Path) -> None:
 
 
 def test_json_has_everything(folder: Path) -> None:
-    assert report.read(folder) == RESULT
+    assert read_result(folder) == RESULT
     told = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert told["metadata"] == RESULT.metadata
     assert told["summary"] == RESULT.summary
@@ -98,7 +99,7 @@ def test_long_tables_are_folded_and_cut_on_the_page_alone(tmp_path: Path) -> Non
     def table(name: str, rows: int) -> Table:
         return Table(name, name, (Column("n", "n"),), [(index,) for index in range(rows)])
 
-    report.write(AnalysisResult("a", "d", {}, [table("short", 30), table("long", 31), table("huge", 1001)]), tmp_path)
+    write_report(AnalysisResult("a", "d", {}, [table("short", 30), table("long", 31), table("huge", 1001)]), tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<details open>") == 1
     assert page.count("<details>") == 2
@@ -108,7 +109,7 @@ def test_long_tables_are_folded_and_cut_on_the_page_alone(tmp_path: Path) -> Non
 
 
 def test_same_result_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    for path in report.write(RESULT, tmp_path):
+    for path in write_report(RESULT, tmp_path):
         assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
@@ -129,13 +130,13 @@ def test_same_result_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
 )
 def test_bad_result_is_refused_before_anything_is_written(tmp_path: Path, result: AnalysisResult, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        report.write(result, tmp_path / "out")
+        write_report(result, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_results_come_last_and_no_file_is_ever_half_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = replace(RESULT, plots=[])  # figures take time
-    report.write(plain, tmp_path)
+    write_report(plain, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(path: Path, _target: Path) -> None:
@@ -144,7 +145,7 @@ def test_results_come_last_and_no_file_is_ever_half_there(tmp_path: Path, monkey
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        report.write(replace(plain, summary={"new": 1.0}), tmp_path)
+        write_report(replace(plain, summary={"new": 1.0}), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -153,4 +154,4 @@ def test_folder_without_a_result_is_refused(tmp_path: Path, content: str | None)
     if content is not None:
         (tmp_path / "results.json").write_text(content, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=r"there is no results\.json in|is not the result of an analysis"):
-        report.read(tmp_path)
+        read_result(tmp_path)

@@ -12,7 +12,7 @@ import transformers
 import alignment.cli
 from captum_norm import InvalidInputError, cli
 from captum_norm.commands.outputs import check_writable, output_folder, output_path
-from captum_norm.commands.texts import given_text
+from captum_norm.commands.text_argument import given_text
 from captum_norm.loading import load
 from tests.tiny import bert_config, save_tiny
 

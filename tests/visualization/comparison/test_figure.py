@@ -10,14 +10,16 @@ import pytest
 from matplotlib.image import imread
 
 from captum_norm import Comparison
+from captum_norm.visualization import draw_comparison
 from captum_norm.visualization.colors import color_table, signed_shares_of
+from captum_norm.visualization.figures import figure_bytes
 from tests.comparison.examples import comparison
 
 
 def test_panels_show_what_was_found() -> None:
     found = comparison()
     names, means = found.ranking, found.means()
-    figure = found.figure()
+    figure = draw_comparison(found)
     scores, _, gains, costs, agreement = figure.get_axes()
     titles = [found.results[name].title for name in names]
     assert [label.get_text() for label in scores.get_yticklabels()] == titles
@@ -36,7 +38,7 @@ def test_panels_show_what_was_found() -> None:
 
 
 def test_the_colours_are_those_of_the_page() -> None:
-    colors = comparison().figure().get_axes()[0].images[0].get_cmap()
+    colors = draw_comparison(comparison()).get_axes()[0].images[0].get_cmap()
     np.testing.assert_array_equal(
         np.rint(np.array(colors([0.0, 1.0]))[:, :3] * 255), [color_table(below=True)[-1], color_table()[-1]]
     )
@@ -61,7 +63,7 @@ def scaled(gain: float, ratios: Sequence[float]) -> Comparison:
     "ratios", [(3.1, 4.4, 3.2, 3.3, 4), (0.9, 8, 2, 3, 4), (2, 2, 2, 2, 2), (9, 11, 9, 9, 9), (0.3, 4000, 20, 50, 3)]
 )
 def test_numbers_of_the_axes_are_apart(gain: float, ratios: Sequence[float]) -> None:
-    figure = scaled(gain, ratios).figure()
+    figure = draw_comparison(scaled(gain, ratios))
     figure.draw_without_rendering()
     for axes in figure.get_axes()[2:4]:
         low, high = axes.get_xlim()
@@ -78,6 +80,6 @@ def test_numbers_of_the_axes_are_apart(gain: float, ratios: Sequence[float]) -> 
 
 
 def test_the_file_is_a_picture() -> None:
-    picture = imread(io.BytesIO(comparison("causal").to_png()), format="png")
+    picture = imread(io.BytesIO(figure_bytes(draw_comparison(comparison("causal")))), format="png")
     assert picture.shape[1] == 13 * 150
     assert picture.std() > 0.05

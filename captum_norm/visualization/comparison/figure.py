@@ -1,12 +1,12 @@
-"""A comparison as one figure."""
+"""Draws a comparison of methods as one figure."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from captum_norm.comparison.results import Comparison
-from captum_norm.comparison.tables import agreement_rows, example_title, number
 from captum_norm.visualization.colors import color_table, signed_shares_of
+from captum_norm.visualization.comparison.tables import agreement_rows, example_title, number
 from captum_norm.visualization.figures import StandaloneFigure, font_families
 from captum_norm.visualization.text import shortened
 
@@ -22,7 +22,7 @@ _LABEL_WIDTH = 14
 _BLUE, _ORANGE = "#0072b2", "#e69f00"
 
 
-def draw(comparison: Comparison) -> "Figure":
+def draw_comparison(comparison: Comparison) -> "Figure":
     """Scores of the first example's tokens; relevance gain, cost and agreement. Rows are the same in all of them."""
     names = comparison.ranking
     height = max(_ROW * len(names), 1.4)

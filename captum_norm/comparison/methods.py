@@ -1,0 +1,118 @@
+"""Makes methods by name, and tells what was chosen in them."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import torch
+from captum.attr import Attribution
+from captum.log import log_usage
+from torch import Tensor, nn
+
+from captum_norm.attr import TokenAttribution
+from captum_norm.errors import InvalidInputError
+from captum_norm.methods import METHODS
+from captum_norm.models.embeddings import SpecialTokens, StandIn
+from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.outputs import Readout, real_positions
+
+_CAPTUM = "captum.attr"
+COLUMNS = {"method", "example", "position", "token", "removable"}
+"""What tables with a column for each method call the others."""
+
+
+class RandomScores(Attribution):
+    """Scores that know nothing, from torch's global generator: what every method should beat."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.model = model
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None) -> Tensor:  # noqa: ARG002
+        """Uniform between 0 and 1 at real positions, (B, S)."""
+        call = bind_inputs(self.model, inputs, additional_forward_args)
+        real = real_positions(call)
+        return call.positions.unshift(torch.rand(real.shape, device=real.device) * real, 1)
+
+
+def make_method(
+    name: str,
+    model: nn.Module,
+    *,
+    removal: StandIn | Literal["delete"] | int | Tensor | None,
+    tokenizer: SpecialTokens | None,
+    keep_special: bool,
+    readout: Readout | None,
+    batch_size: int,
+) -> Attribution:
+    """A method of :data:`captum_norm.methods.METHODS` for a model.
+
+    Args:
+        name: the method's name.
+        model: the model.
+        removal: what Captum's methods compare a token with, unless it is ``"delete"``; None for their default.
+        tokenizer: knows mask, padding and special tokens.
+        keep_special: whether special tokens stay in that baseline.
+        readout: what to explain instead of logits.
+        batch_size: how many inputs go through the model at a time.
+
+    Raises:
+        InvalidInputError: it needs a package that is not there.
+        CaptumNormError: it does not take the model.
+    """
+    method = METHODS[name]
+    if method.requires is not None and find_spec(method.requires) is None:
+        raise InvalidInputError(f"needs the package {method.requires}, which is not installed")
+    kind: Callable[..., Any] = getattr(import_module(method.package), method.class_name)
+    if method.package == _CAPTUM:
+        return TokenAttribution(
+            model,
+            kind,
+            baseline=None if isinstance(removal, str) and removal == "delete" else removal,
+            tokenizer=tokenizer,
+            keep_special=keep_special,
+            readout=readout,
+            batch_size=batch_size,
+            **(method.options or {}),
+        )
+    made: Attribution = kind(model, **({} if method.target == "never" else {"readout": readout}))
+    return made
+
+
+def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | None) -> dict[str, str | Attribution]:
+    """Methods, or names of them, by what the results call them.
+
+    Raises:
+        InvalidInputError: there is no method of a name, or none was asked for.
+    """
+    if isinstance(wanted, str):
+        raise InvalidInputError(f"got methods={wanted!r}; expected a list of names, or a mapping")
+    if wanted is None:
+        wanted = tuple(METHODS)
+    methods: dict[str, str | Attribution] = {}
+    methods.update(wanted if isinstance(wanted, Mapping) else {name: name for name in wanted})
+    if not methods:
+        raise InvalidInputError(f"got no methods; expected some of {', '.join(METHODS)}")
+    for taken in methods.keys() & COLUMNS:
+        raise InvalidInputError(
+            f"got a method called {taken!r}, which is a column of the tables; call it something else"
+        )
+    for method in methods.values():
+        if not isinstance(method, Attribution) and method not in METHODS:
+            raise InvalidInputError(
+                f"got the method {method!r}; expected a method of Captum or one of {', '.join(METHODS)}"
+            )
+    return methods
+
+
+def signature_of(method: Attribution) -> str:
+    """The class of a method and the choices in it, in the manner of sacrebleu."""
+    given: str | None = getattr(method, "signature", None)
+    if given is not None:
+        return given
+    choices = ((name, getattr(method, name, None)) for name in inspect.signature(type(method)).parameters)
+    shown = {name: value for name, value in choices if isinstance(value, (str, int, float))}
+    return "|".join([f"attribution:{type(method).__name__}", *(f"{name}:{value}" for name, value in shown.items())])

@@ -1,0 +1,142 @@
+"""Writes the result of an analysis as files: its numbers, figures to print, and one page to read."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from captum_norm.analysis.files import RESULTS, number_files
+from captum_norm.analysis.results import AnalysisResult, Cell, Table
+from captum_norm.visualization.analysis.plots import draw_plot, plot_bytes, plot_markup
+from captum_norm.visualization.files import write_whole
+from captum_norm.visualization.page import template
+from captum_norm.visualization.text import formatted, printable
+
+PAGE = "report.html"
+
+# Longer tables wait folded on the page; of those longer still it has the beginning, and the CSV has all.
+_MOST_OPEN = 30
+_MOST_SHOWN = 1000
+_POINT = 1.7  # pixels of the page for a point of a figure: its 8-point type reads like text
+
+
+@dataclass(frozen=True)
+class _Cell:
+    text: str
+    number: bool
+
+
+def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write a result into a folder, which is made if it is not there.
+
+    ``results.json`` has everything and is written last: where it is, the other files are. Beside it are ``TABLE.csv``
+    for each table, ``PLOT.png`` and ``PLOT.pdf`` for each plot, and ``report.html``, a page that loads nothing from
+    elsewhere. Each file is whole or not there; files of the same names are replaced. The same result gives the same
+    bytes.
+
+    Args:
+        result: what an analysis found.
+        directory: the folder.
+
+    Returns:
+        The files, in the order in which they were written.
+
+    Raises:
+        InvalidInputError: a name is not unique or no file's name, a number is not finite, or a plot does not fit its
+            table; nothing is written.
+        OSError: the folder cannot be made or written to.
+
+    Example:
+        >>> import tempfile
+        >>> from captum_norm.analysis import read_result
+        >>> from captum_norm.analysis.results import Column
+        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5), (2, 2.0)])
+        >>> result = AnalysisResult("dispersion", "How norms differ.", {"mean": 2.25}, [table])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in write_report(result, folder)], read_result(folder).table("layers") == table
+        (['layers.csv', 'report.html', 'results.json'], True)
+    """
+    from markupsafe import Markup
+
+    contents = number_files(result)
+    figures = []
+    for plot in result.plots:
+        figure = draw_plot(result, plot)
+        for suffix in ("png", "pdf"):
+            contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix, plot.title)
+        figures.append(
+            {
+                "name": plot.name,
+                "title": plot.title,
+                "width": round(figure.get_figwidth() * 72 * _POINT),
+                "markup": Markup(plot_markup(figure, plot.name)),
+            }
+        )
+    contents[PAGE] = _page(result, figures).encode()
+    contents[RESULTS] = contents.pop(RESULTS)  # behind all others
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [write_whole(folder / name, content) for name, content in contents.items()]
+
+
+def _page(result: AnalysisResult, figures: Sequence[Mapping[str, Any]]) -> str:
+    return template("report.html").render(
+        title=f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
+        description=result.description,
+        summary={name: _headline(value) for name, value in result.summary.items()},
+        facts=dict(_facts(result.metadata)),
+        figures=figures,
+        tables=[_section(table) for table in result.tables],
+    )
+
+
+def _section(table: Table) -> dict[str, Any]:
+    shown = table.rows[:_MOST_SHOWN]
+    columns = [_cells([row[index] for row in shown]) for index in range(len(table.columns))]
+    numeric = [any(cell.number for cell in column) for column in columns]
+    return {
+        "name": table.name,
+        "title": table.title,
+        "header": [_Cell(column.label, number) for column, number in zip(table.columns, numeric, strict=True)],
+        "rows": [list(row) for row in zip(*columns, strict=True)],
+        "total": len(table.rows),
+        "open": len(table.rows) <= _MOST_OPEN,
+    }
+
+
+def _cells(cells: Sequence[Cell]) -> list[_Cell]:
+    """A column's cells as text, its fractions with decimals that line up."""
+    fractions = [cell for cell in cells if isinstance(cell, float)]
+    texts = iter(formatted(fractions))
+    return [
+        _Cell(_minus(next(texts)), True)
+        if isinstance(cell, float)
+        else _Cell(_minus(str(cell)), True)
+        if isinstance(cell, int)
+        else _Cell("–" if cell is None else printable(cell), cell is None and bool(fractions))
+        for cell in cells
+    ]
+
+
+def _headline(value: float | None) -> str:
+    if value is None:
+        return "–"
+    size = abs(value)
+    return _minus(
+        f"{value:{',.0f' if size >= 1000 or value == round(value) else '.3f' if 0.001 < size < 1 else '.3g'}}"
+    )
+
+
+def _minus(number: str) -> str:
+    return number.replace("-", "−")
+
+
+def _facts(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """What a result comes from, name by name, without nesting."""
+    for name, value in metadata.items():
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{prefix}{name} ")
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            yield f"{prefix}{name}", ", ".join("–" if item is None else str(item) for item in values)
