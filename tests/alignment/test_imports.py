@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import FILES, ROOT, breaks_layers, imported, module_of
+from tests.test_imports import FILES, ROOT, breaks_layers, imported, imports_of, module_of
 
 PACKAGE = ROOT / "alignment"
 
@@ -99,7 +99,7 @@ def breaches() -> Iterator[str]:
     """What files import and may not."""
     for path in FILES.values():
         if path.is_relative_to(PACKAGE):
-            for name in imported(path.read_text(encoding="utf-8")):
+            for name in imports_of(path):
                 if is_forbidden(path, name):
                     yield f"{path.relative_to(PACKAGE)}: {name}"
 
