@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "captum_norm"
 
-FOUNDATION = {"arguments", "bars", "characters", "errors", "functional", "memory", "texts"}
+FOUNDATION = {"arguments", "bars", "characters", "errors", "files", "functional", "memory", "texts"}
 METHODS = FOUNDATION | {"aggregation", "attr", "maps", "models", "recording"}
 RESULTS = METHODS | {"loading", "runs", "visualization"}
 PUBLIC = RESULTS | {"analysis", "comparison", "evaluation", "methods"}
@@ -20,6 +20,7 @@ ALLOWED = {
     "bars": set(),
     "characters": set(),
     "errors": set(),
+    "files": {"errors"},
     "functional": set(),
     "memory": set(),
     "methods": set(),
@@ -30,7 +31,7 @@ ALLOWED = {
     "models": FOUNDATION,
     "loading": FOUNDATION,
     "identity": {"errors", "models"},
-    "runs": {"errors"},
+    "runs": {"errors", "files"},
     "recording": FOUNDATION | {"models"},
     "attr": FOUNDATION | {"aggregation", "maps", "models", "recording"},
     "visualization": METHODS,
@@ -49,6 +50,7 @@ THIRD_PARTY = {
     "bars": {"tqdm"},
     "characters": set(),
     "errors": set(),
+    "files": set(),
     "functional": {"torch"},
     "memory": {"torch"},
     "methods": set(),

@@ -10,11 +10,10 @@ from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, split_words
 from alignment.pipeline import Answer, extract, torchrun_rank
 from alignment.pipeline.blocks import ParallelText
-from alignment.pipeline.extraction import check_absent, output_file
-from alignment.pipeline.journal import Journal
+from alignment.pipeline.extraction import check_absent, journal_of, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
-from captum_norm.commands.outputs import check_writable
+from captum_norm.files import check_writable
 from captum_norm.texts import is_regular_file
 from captum_norm.versions import versions
 
@@ -74,7 +73,7 @@ def _run(options: argparse.Namespace) -> None:
             if rank == 0 and not options.overwrite:
                 check_absent(out, options.out)
             if rereadable:
-                Journal(out, {}).check()
+                journal_of(out, {}).check()
         # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
         first = _first_pairs(source, target, options.max_words) if rereadable else []
         model, tokenizer = models.load(options)

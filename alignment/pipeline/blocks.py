@@ -1,15 +1,15 @@
-"""Parallel text in blocks of lines, and what an aligner makes of a block."""
+"""Cuts parallel text into blocks of lines, and aligns a block."""
 
-import hashlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from itertools import count, islice
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from alignment.formats import TextSource, format_pharaoh, read_parallel, split_words
+from alignment.formats import TextSource, format_pharaoh, parse_pharaoh, read_parallel, split_words
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
+from captum_norm.runs import Record, Save
 from captum_norm.texts import error_at
 
 Pairs = Sequence[tuple[list[str], list[str]]]
@@ -80,8 +80,8 @@ class ExtractionCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive lines.
+class PairBlock:
+    """Consecutive lines of a parallel text, see :class:`captum_norm.runs.TextBlock`.
 
     Attributes:
         index: which block of the text, from 0.
@@ -104,20 +104,17 @@ class Block:
         if self.index == 0 and self.unreadable and len(self.unreadable) == len(self.pairs):
             raise self.unreadable[0]
 
-    def digest(self) -> str:
-        """A hash of the text: two blocks that have the same are the same."""
-        digest = hashlib.blake2b(digest_size=16)
+    def content(self) -> Iterator[str]:
+        """The lines: blocks that have the same are the same."""
         for offset, (source, target) in enumerate(self.pairs):
             unreadable = "unreadable" if offset in self.unreadable else ""
-            digest.update(f"{source}\n{target}\n{unreadable}\n".encode())  # no side contains a line feed
-        return digest.hexdigest()
+            yield f"{source}\n{target}\n{unreadable}\n"  # no side contains a line feed
 
+    def __len__(self) -> int:
+        return len(self.pairs)
 
-class AlignedBlock(NamedTuple):
-    """The lines in Pharaoh format that a block becomes, and their counts."""
-
-    lines: list[str]
-    counts: ExtractionCounts
+    def __str__(self) -> str:
+        return f"lines {self.first} to {self.first + len(self) - 1} of the input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ class ParallelText:
     source: TextSource
     target: TextSource | None
 
-    def blocks(self, size: int) -> Iterator[Block]:
+    def blocks(self, size: int) -> Iterator[PairBlock]:
         """The text in blocks of ``size`` lines, the last one perhaps shorter, read as they are asked for.
 
         Raises:
@@ -137,7 +134,7 @@ class ParallelText:
         errors: list[InvalidInputError] = []
         pairs = read_parallel(self.source, self.target, on_error=errors.append)
         for index in count():
-            block = Block(index, index * size + 1, [], {})
+            block = PairBlock(index, index * size + 1, [], {})
             try:
                 for offset, pair in enumerate(islice(pairs, size)):
                     block.pairs.append(pair)
@@ -157,7 +154,9 @@ class ParallelText:
 
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
-    """Turns blocks into lines in Pharaoh format, an empty one for each bad line.
+    """Turns blocks into lines in Pharaoh format, an empty one for each bad line; notes their counts.
+
+    What is saved of a block are its alignments as JSON, by their lines' places among those that can be aligned.
 
     Attributes:
         text: what the blocks are from, for messages.
@@ -173,19 +172,8 @@ class BlockAligner:
     stop: bool
     report: Callable[[str], None]
 
-    def __call__(
-        self,
-        block: Block,
-        *,
-        known: Mapping[int, Alignment] = MappingProxyType({}),
-        save: Callable[[Mapping[int, Alignment]], None] = lambda _: None,
-    ) -> AlignedBlock:
-        """The block's lines.
-
-        Args:
-            block: the block.
-            known: alignments that were saved, by their lines' places among those that can be aligned.
-            save: told of such alignments when there are more of them.
+    def __call__(self, block: PairBlock, saved: Record | None = None, save: Save = lambda _: None) -> Record:
+        """The block's record; what was saved of it is not aligned again.
 
         Raises:
             InvalidInputError: a line is bad and ``stop`` is set, or nothing of the text can be read.
@@ -203,7 +191,7 @@ class BlockAligner:
                 batch[offset] = pair
         self._stop_at_first(bad)
         alignments: dict[int, Alignment] = {}
-        for offset, answer in zip(batch, self._answers(list(batch.values()), known, save), strict=True):
+        for offset, answer in zip(batch, self._answers(list(batch.values()), saved, save), strict=True):
             if isinstance(answer, InvalidInputError):
                 bad[offset] = ("refused", self.text.error(block.first + offset, str(answer)))
             else:
@@ -214,23 +202,28 @@ class BlockAligner:
             self.report(str(error))
             counts += ExtractionCounts(**{kind: 1})
         nothing = Alignment()
-        lines = [format_pharaoh(alignments.get(offset, nothing)) for offset in range(len(block.pairs))]
-        return AlignedBlock(lines, counts)
+        lines = (f"{format_pharaoh(alignments.get(offset, nothing))}\n" for offset in range(len(block.pairs)))
+        return Record({"counts": asdict(counts)}, "".join(lines).encode("ascii"))
 
-    def _answers(
-        self, pairs: Pairs, known: Mapping[int, Alignment], save: Callable[[Mapping[int, Alignment]], None]
-    ) -> Sequence[Answer]:
+    def _answers(self, pairs: Pairs, saved: Record | None, save: Save) -> Sequence[Answer]:
         if not pairs:
             return []
         if not isinstance(self.align, SteadyAligner):
             return self.align(pairs)
-        aligned, refused = dict(known), dict[int, InvalidInputError]()
-        for index, answer in self.align.align_each(pairs, known):
+        told = {} if saved is None else json.loads(saved.content)
+        aligned = {int(index): parse_pharaoh(line) for index, line in told.items()}
+        refused = dict[int, InvalidInputError]()
+
+        def record() -> Record:
+            links = {index: format_pharaoh(alignment) for index, alignment in aligned.items()}
+            return Record({}, json.dumps(links).encode())
+
+        for index, answer in self.align.align_each(pairs, aligned.copy()):
             if isinstance(answer, InvalidInputError):
                 refused[index] = answer
             else:
                 aligned[index] = answer
-                save(aligned)
+                save(record)
         return [refused[index] if index in refused else aligned[index] for index in range(len(pairs))]
 
     def _problem(self, number: int, pair: tuple[list[str], list[str]]) -> tuple[_Kind, InvalidInputError] | None:

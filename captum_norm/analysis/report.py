@@ -13,8 +13,8 @@ from captum_norm.analysis.plots import as_file, as_markup, draw
 from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, PlotKind, Table
 from captum_norm.characters import csv_text, json_text
 from captum_norm.errors import InvalidInputError
+from captum_norm.files import write_whole
 from captum_norm.texts import quoted, read_text
-from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.page import template
 from captum_norm.visualization.text import formatted, printable, shortened
 

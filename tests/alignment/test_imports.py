@@ -13,13 +13,21 @@ PACKAGE = Path(__file__).parents[2] / "alignment"
 FOUNDATION = {"captum_norm.InvalidInputError", "captum_norm.texts"}
 ALLOWED = {
     "links.py": set[str](),
-    "formats": {"alignment.links"},
+    "formats": {"alignment.links", "captum_norm.files"},
     "symmetrization.py": {"alignment.links"},
     "aer.py": {"alignment.links", "alignment.formats", "sacrebleu"},
     "corpora.py": {"alignment.links", "alignment.formats"},
     "plausibility.py": {"alignment.aer", "alignment.links"},
     "significance.py": {"alignment.aer", "alignment.links", "sacrebleu"},
-    "pipeline": {"alignment.links", "alignment.formats", "captum_norm.characters", "captum_norm.runs", "tqdm"},
+    "pipeline": {
+        "alignment.links",
+        "alignment.formats",
+        "captum_norm.bars",
+        "captum_norm.characters",
+        "captum_norm.files",
+        "captum_norm.runs",
+        "tqdm",
+    },
     "word_maps.py": {"numpy"},
     "decoding.py": {"alignment.links", "alignment.word_maps", "numpy"},
     "pieces.py": set[str](),

@@ -19,9 +19,9 @@ from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import journal
-from tests.alignment.pipeline import runs
 from tests.analysis.small import bert, tokenizer, write_texts
 from tests.fuzzing import FACTOR
+from tests.runs import extractions
 from tests.runs.damage import damages, tree
 
 pytestmark = pytest.mark.fuzz
@@ -102,8 +102,8 @@ class Letters:
     def __init__(self, most: int | None = None) -> None:
         self.left = most
 
-    def align_each(self, pairs: runs.Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
-        for index, answer in enumerate(runs.align(pairs)):
+    def align_each(self, pairs: extractions.Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
+        for index, answer in enumerate(extractions.align(pairs)):
             if index in known:
                 continue
             if self.left == 0:
@@ -113,20 +113,20 @@ class Letters:
 
 
 def test_extractions(tmp_path: Path) -> None:
-    pairs = runs.text(40, seed=5)
+    pairs = extractions.text(40, seed=5)
     template = tmp_path / "template"
     template.mkdir()
-    source = runs.write_text(template / "text", pairs)
+    source = extractions.write_text(template / "text", pairs)
     options = {"block_lines": 6, "settings": {"layer": 1, "recipe": "paper", "é": None}}
     with pytest.raises(KeyboardInterrupt):
-        runs.run(source, template / "out", align=Letters(7), **options)
+        extractions.run(source, template / "out", align=Letters(7), **options)
     assert_half_finished(template / "out.parts")
 
     def resume(folder: Path, *, restart: bool = False) -> str:
-        runs.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
+        extractions.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
         return (folder / "out").read_text(encoding="ascii")
 
-    check(template, tmp_path, "out.parts", resume, runs.expected(pairs))
+    check(template, tmp_path, "out.parts", resume, extractions.expected(pairs))
 
 
 def test_analyses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
