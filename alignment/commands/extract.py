@@ -10,7 +10,7 @@ from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, split_words
 from alignment.pipeline import Answer, extract, torchrun_rank
 from alignment.pipeline.blocks import ParallelText
-from alignment.pipeline.extraction import check_absent, journal_of, output_file
+from alignment.pipeline.extraction import journal_of, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.files import check_writable
@@ -68,12 +68,11 @@ def _run(options: argparse.Namespace) -> None:
         target = None if options.target is None else running.text_source(options.target)
         inputs = [side for side in (source, target) if side is not None]
         rereadable = all(isinstance(side, str) and is_regular_file(side) for side in inputs)
-        if options.out is not None and (out := output_file(options.out, inputs)) is not None:
-            check_writable(out.parent)
-            if rank == 0 and not options.overwrite:
-                check_absent(out, options.out)
+        out = sys.stdout.buffer if options.out is None else options.out
+        if (file := output_file(out, inputs, replace=options.overwrite or rank > 0)) is not None:
+            check_writable(file.parent)
             if rereadable:
-                journal_of(out, {}).check()
+                journal_of(file, {}).check()
         # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
         first = _first_pairs(source, target, options.max_words) if rereadable else []
         model, tokenizer = models.load(options)
@@ -84,7 +83,7 @@ def _run(options: argparse.Namespace) -> None:
             source,
             target,
             _Reporting(aligner, report if rank == 0 else None),
-            sys.stdout.buffer if options.out is None else options.out,
+            out,
             settings={
                 **versions(),
                 **models.identity(options, model, tokenizer),

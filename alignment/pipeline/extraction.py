@@ -96,9 +96,7 @@ def extract(
     shown = rank == 0 and (sys.stderr.isatty() if progress is None else progress)
     inputs = [side for side in (source, target) if side is not None]
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
-    file = output_file(out, inputs)
-    if file is not None and rank == 0 and not overwrite:
-        check_absent(file, out)
+    file = output_file(out, inputs, replace=overwrite or rank > 0)
     if file is None or not all(rereadable):
         if world_size > 1:
             raise InvalidInputError(
@@ -132,11 +130,12 @@ def _check_options(block_lines: int, max_words: int, bad_lines: str, rank: int, 
     check_rank(rank, world_size)
 
 
-def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource]) -> Path | None:
+def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> Path | None:
     """The regular file to make, links followed; None for a stream, a pipe or a device.
 
     Raises:
-        InvalidInputError: it is a folder or the input, its folder is not there, or the system does not say.
+        InvalidInputError: it is a folder or the input, it exists and ``replace`` is not set, its folder is not there,
+            or the system does not say.
     """
     if not isinstance(out, str | PathLike):
         return None
@@ -147,25 +146,19 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
         check_file(path)
         if path.exists() and any(isinstance(source, str | PathLike) and path.samefile(source) for source in inputs):
             raise InvalidInputError(f"cannot write {path}: it is the input; give another name")
-        return None if path.exists() and not path.is_file() else path.resolve()
+        if path.exists() and not path.is_file():
+            return None
+        file = path.resolve()
     except OSError as error:
         raise InvalidInputError(f"cannot write {named(str(path))}: {error.strerror}") from error
-
-
-def check_absent(file: Path, called: object) -> None:
-    """Refuse to replace a file; ``called`` is its name in messages.
-
-    Raises:
-        InvalidInputError: it exists.
-    """
-    if file.exists():
+    if file.exists() and not replace:
         journal = journal_of(file, {})
-        journal.tidy()
         message = "give another name, or replace it with --overwrite (overwrite=True)"
         # A run that is killed just before its end leaves both.
         if journal.has_job():
-            message += f"; {journal.folder} is what a run left: remove it if that run made {called}"
-        raise InvalidInputError(f"{called} exists already; {message}")
+            message += f"; {journal.folder} is what a run left: remove it if that run made {out}"
+        raise InvalidInputError(f"{out} exists already; {message}")
+    return file
 
 
 def journal_of(file: Path, job: Job, report: Callable[[str], None] = lambda _: None) -> Journal:

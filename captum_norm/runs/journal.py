@@ -145,22 +145,14 @@ class Journal:
             if strange is not None and all(job is None for job in jobs):
                 raise self._foreign(f"it has {strange}, but no {self._job_file.name}")
 
-    def tidy(self) -> None:
-        """Removes what a run left that was killed while it removed the folder."""
-        try:
-            self.check()
-        except InvalidInputError:
-            return
-        with self.plainly():
-            if self._void_file.exists() and not self._job_file.exists():
-                with self._locked():
-                    self.remove()
-
     def has_job(self) -> bool:
-        """Whether the folder holds the work of a run."""
+        """Whether the folder holds the work of a run; what one left that was killed removing it is removed now."""
         try:
             self.check()
             with self.plainly():
+                if self._void_file.exists() and not self._job_file.exists():
+                    with self._locked():
+                        self.remove()
                 return self._read_job(self._job_file) is not None
         except InvalidInputError:
             return False
