@@ -107,7 +107,8 @@ def _first_pairs(source: TextSource, target: TextSource | None, max_words: int) 
     """The usable pairs of the first block that has any."""
     for block in ParallelText(source, target).blocks(_BLOCK_LINES):
         block.check_readable()
-        pairs = [(split_words(left), split_words(right)) for left, right in block.pairs]
+        readable = (line for line in block.lines if not isinstance(line, InvalidInputError))
+        pairs = ((split_words(left), split_words(right)) for left, right in readable)
         if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
             return usable
     return []

@@ -86,14 +86,12 @@ class PairBlock:
     Attributes:
         index: which block of the text, from 0.
         first: the number of its first line, from 1.
-        pairs: the two sides of each line.
-        unreadable: the errors of lines that could not be read, by their place in the block; their pairs are empty.
+        lines: the two sides of each line, or why it could not be read.
     """
 
     index: int
     first: int
-    pairs: list[tuple[str, str]]
-    unreadable: dict[int, InvalidInputError]
+    lines: list[tuple[str, str] | InvalidInputError]
 
     def check_readable(self) -> None:
         """Refuse a text of which nothing can be read, such as one in another encoding, or without its other side.
@@ -101,17 +99,18 @@ class PairBlock:
         Raises:
             InvalidInputError: the block is the first one, and none of its lines could be read.
         """
-        if self.index == 0 and self.unreadable and len(self.unreadable) == len(self.pairs):
-            raise self.unreadable[0]
+        errors = [line for line in self.lines if isinstance(line, InvalidInputError)]
+        if self.index == 0 and errors and len(errors) == len(self.lines):
+            raise errors[0]
 
     def content(self) -> Iterator[str]:
         """The lines: blocks that have the same are the same."""
-        for offset, (source, target) in enumerate(self.pairs):
-            unreadable = "unreadable" if offset in self.unreadable else ""
-            yield f"{source}\n{target}\n{unreadable}\n"  # no side contains a line feed
+        for line in self.lines:
+            # No side contains a line feed.
+            yield "\n\nunreadable\n" if isinstance(line, InvalidInputError) else f"{line[0]}\n{line[1]}\n\n"
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.lines)
 
     def __str__(self) -> str:
         return f"lines {self.first} to {self.first + len(self) - 1} of the input"
@@ -134,16 +133,14 @@ class ParallelText:
         errors: list[InvalidInputError] = []
         pairs = read_parallel(self.source, self.target, on_error=errors.append)
         for index in count():
-            block = PairBlock(index, index * size + 1, [], {})
+            block = PairBlock(index, index * size + 1, [])
             try:
-                for offset, pair in enumerate(islice(pairs, size)):
-                    block.pairs.append(pair)
-                    if errors:
-                        block.unreadable[offset] = errors.pop()
+                for pair in islice(pairs, size):
+                    block.lines.append(errors.pop() if errors else pair)
             except InvalidInputError:
                 block.check_readable()  # text in another encoding has other lines, too
                 raise
-            if not block.pairs:
+            if not block.lines:
                 return
             yield block
 
@@ -181,28 +178,30 @@ class BlockAligner:
         block.check_readable()
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Kind, InvalidInputError]] = {}
-        for offset, (source, target) in enumerate(block.pairs):
-            pair = split_words(source), split_words(target)
-            if offset in block.unreadable:
-                bad[offset] = ("unreadable", block.unreadable[offset])
-            elif problem := self._problem(block.first + offset, pair):
-                bad[offset] = problem
+        numbers = range(block.first, block.first + len(block))
+        for number, line in zip(numbers, block.lines, strict=True):
+            if isinstance(line, InvalidInputError):
+                bad[number] = ("unreadable", line)
+                continue
+            pair = split_words(line[0]), split_words(line[1])
+            if problem := self._problem(number, pair):
+                bad[number] = problem
             else:
-                batch[offset] = pair
+                batch[number] = pair
         self._stop_at_first(bad)
         alignments: dict[int, Alignment] = {}
-        for offset, answer in zip(batch, self._answers(list(batch.values()), saved, save), strict=True):
+        for number, answer in zip(batch, self._answers(list(batch.values()), saved, save), strict=True):
             if isinstance(answer, InvalidInputError):
-                bad[offset] = ("refused", self.text.error(block.first + offset, str(answer)))
+                bad[number] = ("refused", self.text.error(number, str(answer)))
             else:
-                alignments[offset] = answer
+                alignments[number] = answer
         self._stop_at_first(bad)
-        counts = ExtractionCounts(lines=len(block.pairs), links=sum(map(len, alignments.values())))
+        counts = ExtractionCounts(lines=len(block), links=sum(map(len, alignments.values())))
         for _, (kind, error) in sorted(bad.items()):
             self.report(str(error))
             counts += ExtractionCounts(**{kind: 1})
         nothing = Alignment()
-        lines = (f"{format_pharaoh(alignments.get(offset, nothing))}\n" for offset in range(len(block.pairs)))
+        lines = (f"{format_pharaoh(alignments.get(number, nothing))}\n" for number in numbers)
         return Record({"counts": asdict(counts)}, "".join(lines).encode("ascii"))
 
     def _answers(self, pairs: Pairs, saved: Record | None, save: Save) -> Sequence[Answer]:
