@@ -81,7 +81,7 @@ class ExtractionCounts:
 
 @dataclass(frozen=True, slots=True)
 class PairBlock:
-    """Consecutive lines of a parallel text, see :class:`captum_norm.runs.TextBlock`.
+    """Consecutive lines of a parallel text.
 
     Attributes:
         index: which block of the text, from 0.

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
@@ -14,7 +15,7 @@ from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, P
 from alignment.pipeline.progress import Progress, to_stderr
 from captum_norm import InvalidInputError
 from captum_norm.files import check_file, sync
-from captum_norm.runs import Job, Journal, check_rank, work_through
+from captum_norm.runs import Job, Journal, Record, check_rank, work_through
 from captum_norm.texts import is_regular_file, named
 
 BadLines = Literal["empty", "stop"]
@@ -176,17 +177,9 @@ def _merge(journal: Journal, file: Path, *, overwrite: bool) -> ExtractionCounts
     Raises:
         InvalidInputError: somebody else has made the output meanwhile, and it is not to be overwritten.
     """
-    total = ExtractionCounts()
-
-    def contents() -> Iterator[bytes]:
-        nonlocal total
-        for record in journal.records():
-            total += _counts(record.notes)
-            yield record.content
-
     merged = journal.folder / f"merged{file.suffix}"
     with journal.plainly():
-        write_text(merged, contents())
+        total = _write(journal.records(), partial(write_text, merged))
         if file.exists() and not overwrite:
             raise InvalidInputError(f"{file} has come to exist; move it away and start again: no work is lost")
         merged.replace(file)
@@ -202,22 +195,30 @@ def _align_through(
     bar: Progress,
 ) -> ExtractionCounts:
     """Aligns without a journal: ``file`` appears when it is complete; without one, ``out`` gets block after block."""
+
+    def records() -> Iterator[Record]:
+        for block in blocks:
+            yield (record := aligner(block))
+            bar.advance(len(block), bad=_counts(record.notes).bad_lines, fresh=True)
+
+    def stream(contents: Iterator[bytes]) -> None:
+        with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as opened:
+            for content in contents:
+                opened.write(content)
+                opened.flush()
+
+    return _write(records(), stream if file is None else partial(write_text, file))
+
+
+def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:
+    """Writes what is in records, one after the other, and adds up their counts."""
     total = ExtractionCounts()
 
     def contents() -> Iterator[bytes]:
         nonlocal total
-        for block in blocks:
-            record = aligner(block)
+        for record in records:
+            total += _counts(record.notes)
             yield record.content
-            counts = _counts(record.notes)
-            total += counts
-            bar.advance(counts.lines, bad=counts.bad_lines, fresh=True)
 
-    if file is not None:
-        write_text(file, contents())
-        return total
-    with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as stream:
-        for content in contents():
-            stream.write(content)
-            stream.flush()
+    write(contents())
     return total

@@ -17,7 +17,7 @@ Unit = Literal["lines", "documents"]
 
 @dataclass(frozen=True, slots=True)
 class CorpusBlock:
-    """Consecutive texts of a corpus, see :class:`captum_norm.runs.TextBlock`.
+    """Consecutive texts of a corpus.
 
     Attributes:
         index: which block of the corpus, from 0.

@@ -70,7 +70,7 @@ class TokenStore:
             InvalidInputError: it cannot be written.
         """
         tables = map(self._read, filter(None, states))
-        for first in tables:
+        for first in tables:  # once, if at all: the loop inside takes the others
             try:
                 with whole_file(path) as file, self._arrow.parquet.ParquetWriter(file, first.schema) as writer:
                     for table in chain([first], tables):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
-from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.outputs import add_reports, output_path, write_outputs
 from captum_norm.commands.subject import (
     add_model,
     add_position,
@@ -29,10 +29,10 @@ _REMOVALS = ("mask", "pad", "delete", "mean", "zero")
 
 REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
     {
-        ".json": lambda comparison: comparison.to_json().encode(),
-        ".csv": lambda comparison: comparison.to_csv().encode(),
         ".html": lambda comparison: comparison.to_html().encode(),
         ".png": lambda comparison: comparison.to_png(),
+        ".json": lambda comparison: comparison.to_json().encode(),
+        ".csv": lambda comparison: comparison.to_csv().encode(),
     }
 )
 """How to write a comparison, by the file's suffix."""
@@ -108,14 +108,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many inputs go through the model at a time (default: %(default)s)",
     )
-    parser.add_argument(
-        "--out",
-        action="append",
-        default=[],
-        type=output_path(REPORTS),
-        metavar="FILE",
-        help="also write a .html, .png, .json or .csv file; may be given several times",
-    )
+    add_reports(parser, REPORTS)
     parser.add_argument(
         "--scores", type=output_path([".csv"]), metavar="FILE.csv", help="also write the scores of every token"
     )

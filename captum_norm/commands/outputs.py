@@ -9,6 +9,19 @@ from captum_norm.files import check_file, check_folder, check_writable, write_wh
 from captum_norm.texts import named
 
 
+def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> None:
+    """Declare ``--out``, for files with these suffixes."""
+    *others, last = suffixes
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        type=output_path([*others, last]),
+        metavar="FILE",
+        help=f"also write a {', '.join(others)} or {last} file; may be given several times",
+    )
+
+
 def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
     """An ``argparse`` type: a file with one of the suffixes in a folder that exists."""
     known = tuple(suffixes)

@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
@@ -71,7 +72,7 @@ class Journal:
         folder: the folder; its parent must exist.
         output: what the run makes, for messages.
         job: what must be the same for all blocks of the output.
-        report: told of blocks that are damaged.
+        report: told of blocks that are finished or damaged.
 
     Attributes:
         blocks: how many blocks of the text have been worked through.
@@ -106,10 +107,13 @@ class Journal:
                 self.folder.mkdir(exist_ok=True)
                 stack.enter_context(self._locked())
                 self.check()
-                begun = self._read_job(self._job_file) is not None and self._has_work()
+                kinds = Counter(name.partition("-")[0] for name in self._names())
+                begun = self._read_job(self._job_file) is not None and (kinds["block"] or kinds["half"])
                 if begun and not restart:
                     self.check_job()
                     self._unlink(lambda name: name.endswith(".tmp"))
+                    if kinds["block"]:
+                        self.report(f"{self.folder}: {kinds['block']:,} blocks are finished already")
                 else:
                     self._clear()
                     write_whole(self._job_file, _job_text(self.job))
@@ -166,11 +170,6 @@ class Journal:
             if was != now:
                 message = f"{self.folder} holds an unfinished run with {name} {was}, this one has {now}"
                 raise InvalidInputError(f"{message}; set it back, or start afresh with --restart (restart=True)")
-
-    def finished_blocks(self) -> int:
-        """How many blocks are finished."""
-        with self.plainly():
-            return sum(name.startswith("block-") for name in self._names())
 
     def finished(self, block: TextBlock) -> Mapping[str, Any] | None:
         """What was noted about a block if it is finished, else None.
@@ -248,9 +247,6 @@ class Journal:
         while names := list(islice((name for name in self._names() if chosen(name)), _CHUNK_FILES)):
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
-
-    def _has_work(self) -> bool:
-        return any(name.startswith(("block-", "half-")) for name in self._names())
 
     def _names(self) -> Iterator[str]:
         """The names in the folder that are those of our files."""

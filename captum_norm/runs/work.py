@@ -85,7 +85,5 @@ def work_through(
         yield steps()
     else:
         with journal.opened(restart=restart):
-            if finished := journal.finished_blocks():
-                journal.report(f"{journal.folder}: {finished:,} blocks are finished already")
             yield steps()
             journal.remove()

@@ -6,20 +6,13 @@ import shutil
 import signal
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from alignment.pipeline import Answer
-from captum_norm.analysis import engine
-from captum_norm.analysis.analysis import Analysis
-from captum_norm.analysis.corpus import Corpus
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import journal
-from tests.analysis.small import bert, tokenizer, write_texts
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
 from tests.runs.damage import damages, tree
@@ -127,52 +120,3 @@ def test_extractions(tmp_path: Path) -> None:
         return (folder / "out").read_text(encoding="ascii")
 
     check(template, tmp_path, "out.parts", resume, extractions.expected(pairs))
-
-
-def test_analyses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = bert(dtype=torch.float32)
-    # Model, tokenizer and text are always the same: each is looked at once, and each batch measured once.
-    for name in ("configuration_digest", "prepare", "tokenizer_digest", "weights_digest"):
-        monkeypatch.setattr(engine, name, cache(getattr(engine, name)))
-    measure, measured = Analysis.measure, dict[str, Any]()
-
-    def remembered(analysis: Analysis, batch: Any) -> Any:
-        key = str(batch.sequences)
-        if key not in measured:
-            measured[key] = measure(analysis, batch)
-        return measured[key]
-
-    monkeypatch.setattr(Analysis, "measure", remembered)
-    corpus = Corpus(write_texts(tmp_path / "text"))
-
-    def resume(folder: Path, **options: Any) -> object:
-        result = engine.analyze(
-            "mixing-ratio",
-            model,
-            tokenizer(),
-            corpus,
-            out=folder / "out",
-            batch_tokens=30,
-            block_texts=3,
-            tokens=folder / "tokens.parquet",
-            **options,
-        )
-        return result, (folder / "tokens.parquet").read_bytes()
-
-    (tmp_path / "whole").mkdir()
-    expected = resume(tmp_path / "whole")
-    template = tmp_path / "template"
-    template.mkdir()
-    left = iter(range(5))
-
-    def interrupted(analysis: Analysis, batch: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return remembered(analysis, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Analysis, "measure", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            resume(template)
-    assert_half_finished(template / "out" / "mixing-ratio.parts")
-    check(template, tmp_path, "out/mixing-ratio.parts", resume, expected)
