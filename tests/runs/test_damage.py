@@ -4,7 +4,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +21,6 @@ pytestmark = pytest.mark.fuzz
 
 ROUNDS = 4 * FACTOR
 """How often each kind of damage is done."""
-
-Resume = Callable[..., object]
 
 
 @contextmanager
@@ -41,52 +39,11 @@ def in_seconds(limit: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def attempt(resume: Resume, folder: Path, **options: bool) -> tuple[object, str | None]:
-    """What comes of going on with a run: a result, or a refusal."""
-    with in_seconds(60):
-        try:
-            return resume(folder, **options), None
-        except InvalidInputError as error:
-            return None, str(error)
-
-
-def check(template: Path, scratch: Path, parts: str, resume: Resume, expected: object) -> None:
-    """Does every damage to copies of an interrupted run, and goes on with it, or else restarts it."""
-    results = refusals = 0
-    for name, damage in damages():
-        for number in range(ROUNDS):
-            folder, case = scratch / "case", f"{name}, {number}"
-            shutil.copytree(template, folder)
-            damage(folder / parts, random.Random(case))
-            before = tree(folder)
-            found, refusal = attempt(resume, folder)
-            if refusal is not None:
-                refusals += 1
-                assert "\n" not in refusal, case
-                assert tree(folder) == before, case
-                found, refusal = attempt(resume, folder, restart=True)
-            if refusal is None:
-                results += 1
-                assert found == expected, case
-                left = folder / parts
-                assert not left.exists() or [path.name for path in left.iterdir()] == ["notes.txt"], case
-            after = tree(folder)
-            kept = [path for path in before if refusal is not None or not path.startswith(parts) or "notes" in path]
-            assert [before[path] for path in kept] == [after.get(path) for path in kept], case
-            shutil.rmtree(folder)
-    assert min(results, refusals) > 10 * ROUNDS
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is saved at once, and nothing waits for the disk: no power fails here."""
     monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-def assert_half_finished(folder: Path) -> None:
-    kept = [path.name for path in sorted(folder.iterdir())]
-    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock", "team"]
 
 
 class Letters:
@@ -106,6 +63,7 @@ class Letters:
 
 
 def test_extractions(tmp_path: Path) -> None:
+    """Does every damage to copies of an interrupted run, and goes on with it, or else restarts it."""
     pairs = extractions.text(40, seed=5)
     template = tmp_path / "template"
     template.mkdir()
@@ -113,10 +71,39 @@ def test_extractions(tmp_path: Path) -> None:
     options = {"block_lines": 6, "settings": {"layer": 1, "recipe": "paper", "é": None}}
     with pytest.raises(KeyboardInterrupt):
         extractions.run(source, template / "out", align=Letters(7), **options)
-    assert_half_finished(template / "out.parts")
+    kept = [path.name for path in sorted((template / "out.parts").iterdir())]
+    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock", "team"]
 
-    def resume(folder: Path, *, restart: bool = False) -> str:
-        extractions.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
-        return (folder / "out").read_text(encoding="ascii")
+    def refusal(folder: Path, *, restart: bool) -> str | None:
+        with in_seconds(60):
+            try:
+                extractions.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
+            except InvalidInputError as error:
+                return str(error)
+        return None
 
-    check(template, tmp_path, "out.parts", resume, extractions.expected(pairs))
+    results = refusals = 0
+    for name, damage in damages():
+        for number in range(ROUNDS):
+            folder, case = tmp_path / "case", f"{name}, {number}"
+            shutil.copytree(template, folder)
+            damage(folder / "out.parts", random.Random(case))
+            before = tree(folder)
+            refused = refusal(folder, restart=False)
+            if refused is not None:
+                refusals += 1
+                assert "\n" not in refused, case
+                assert tree(folder) == before, case
+                refused = refusal(folder, restart=True)
+            if refused is None:
+                results += 1
+                assert (folder / "out").read_text(encoding="ascii") == extractions.expected(pairs), case
+                left = folder / "out.parts"
+                assert not left.exists() or [path.name for path in left.iterdir()] == ["notes.txt"], case
+            after = tree(folder)
+            same = [
+                path for path in before if refused is not None or not path.startswith("out.parts") or "notes" in path
+            ]
+            assert [before[path] for path in same] == [after.get(path) for path in same], case
+            shutil.rmtree(folder)
+    assert min(results, refusals) > 10 * ROUNDS
