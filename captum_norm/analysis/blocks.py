@@ -1,5 +1,6 @@
 """Makes the statistics of each block of a corpus, and adds those of all blocks up."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -13,30 +14,11 @@ from captum_norm.runs import Record, Save
 
 
 @dataclass(frozen=True)
-class CorpusCounts:
-    """How much of a corpus has been read.
-
-    Attributes:
-        texts: lines or documents.
-        sequences: inputs of the model.
-        tokens: their tokens, special ones included.
-        masked: those of them that were masked.
-    """
-
-    texts: int = 0
-    sequences: int = 0
-    tokens: int = 0
-    masked: int = 0
-
-    def __add__(self, other: "CorpusCounts") -> "CorpusCounts":
-        return CorpusCounts(*(mine + its for mine, its in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-
-@dataclass(frozen=True)
 class BlockAnalysis:
     """Makes a block's statistics, going on with those that were saved before all of its batches were measured.
 
-    In a record they are the analysis's state, its size before it, and what the store has of the block's tokens.
+    In a record they are the analysis's state, its size before it, and what the store has of the block's tokens. Its
+    notes count texts (lines or documents), sequences, their tokens, special ones included, and those that were masked.
     """
 
     kind: type[Analysis]
@@ -68,20 +50,20 @@ class BlockAnalysis:
             if self.store is not None:
                 self.store.add(batch, analysis.token_values(batch, measured), self.context)
             save(partial(record, batches=number))
-        counts = CorpusCounts(
-            texts=len(block.texts),
-            sequences=len(sequences),
-            tokens=sum(len(found.ids) for found in sequences),
-            masked=sum(len(found.masked) for found in sequences),
-        )
-        return record(counts=vars(counts))
+        counts = {
+            "texts": len(block.texts),
+            "sequences": len(sequences),
+            "tokens": sum(len(found.ids) for found in sequences),
+            "masked": sum(len(found.masked) for found in sequences),
+        }
+        return record(counts=counts)
 
 
-def merged(kind: type[Analysis], context: AnalysisContext, records: Iterable[Record]) -> tuple[Analysis, CorpusCounts]:
-    """All blocks' statistics, added up in the order of the corpus."""
-    whole, part, counts = kind(context), kind(context), CorpusCounts()
+def merged(kind: type[Analysis], context: AnalysisContext, records: Iterable[Record]) -> tuple[Analysis, Counter[str]]:
+    """All blocks' statistics, and how much of the corpus was read, added up in the order of the corpus."""
+    whole, part, counts = kind(context), kind(context), Counter[str]()
     for record in records:
-        counts += CorpusCounts(**record.notes["counts"])
+        counts.update(record.notes["counts"])
         part.restore(parted(record.content)[0])
         whole.merge(part)
     return whole, counts

@@ -175,7 +175,7 @@ def analyze(
                 metadata={
                     "model": model_name or type(model).__name__,
                     "model_class": type(model).__name__,
-                    "corpus": {"name": str(corpus), "sha256": facts.sha256, **vars(counts)},
+                    "corpus": {"name": str(corpus), "sha256": facts.sha256, **counts},
                     "seed": seed,
                     "settings": settings,
                     "versions": versions(),
