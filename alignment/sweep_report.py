@@ -14,6 +14,7 @@ from alignment.settings import Setting
 from alignment.significance import paired_significance
 from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
 from captum_norm import InvalidInputError
+from captum_norm.commands.terminal import plain_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,9 +68,7 @@ def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
         raise InvalidInputError(f"got models of {shown}; expected models of one shape")
     over = f"mean ± population SD of {len(sweeps)} models"
     layers = _layer_table(f"AER by setting and layer, the paper's recipe, {over}", sweeps)
-    rules = Table(title=f"Chosen without gold, norms, {over}", title_justify="left", box=None)
-    for title in ("rule", "AER"):
-        rules.add_column(title, justify="right" if title == "AER" else "left")
+    rules = plain_table(f"Chosen without gold, norms, {over}", ["rule"], ["AER"])
     for rule in sweeps[0].chosen:
         found = [sweep.results[Reading("norms", sweep.chosen[rule])].score.aer for sweep in sweeps]
         rules.add_row(rule, _mean_cell(found))
@@ -87,9 +86,8 @@ def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:
 
 
 def _corpora(sweeps: Sequence[Sweep], rule: str) -> Table:
-    table = Table(title=f"AER by recipe, {rule}; p of the difference from norms", title_justify="left", box=None)
-    for column in ("recipe", "method", *(sweep.corpus.name for sweep in sweeps), "mean", "p, all pairs"):
-        table.add_column(column, justify="left" if column in ("recipe", "method") else "right")
+    numbers = [*(sweep.corpus.name for sweep in sweeps), "mean", "p, all pairs"]
+    table = plain_table(f"AER by recipe, {rule}; p of the difference from norms", ["recipe", "method"], numbers)
     for recipe in RECIPES:
         found = {
             method: [sweep.results[Reading(method, sweep.chosen[rule], recipe)] for sweep in sweeps]
@@ -124,11 +122,8 @@ def _layers(sweep: Sweep) -> Table:
 
 
 def _layer_table(title: str, sweeps: Sequence[Sweep]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    table.add_column("")
     places = [Choice(setting, layer) for setting in SETTINGS for layer in range(sweeps[0].layers)]
-    for place in places:
-        table.add_column(f"{place.setting} {place.layer}", justify="right")
+    table = plain_table(title, [""], [f"{place.setting} {place.layer}" for place in places])
     for method in _methods(sweeps[0]):
         readings = [Reading(method, place) for place in places]
         found = [
@@ -143,9 +138,7 @@ def _correlations(sweep: Sweep) -> Table:
 
 
 def _correlation_table(title: str, sweeps: Sequence[Sweep]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for column in ("", "Spearman", "Pearson", "AER of the head with the highest norm"):
-        table.add_column(column, justify="right" if column else "left")
+    table = plain_table(title, [""], ["Spearman", "Pearson", "AER of the head with the highest norm"])
     for setting in SETTINGS:
         found = [sweep.norm_correlation(setting) for sweep in sweeps]
         highest = [sweep.results[Reading("norms", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
@@ -161,11 +154,8 @@ def _highest_head(sweep: Sweep, setting: Setting) -> Choice:
 
 def _heads(sweep: Sweep) -> Table:
     setting = sweep.chosen[AUTO].setting
-    table = Table(title=f"AER by head, {setting}, the paper's recipe", title_justify="left", box=None)
-    table.add_column("")
-    table.add_column("")
-    for head in range(sweep.heads):
-        table.add_column(f"head {head}", justify="right")
+    heads = [f"head {head}" for head in range(sweep.heads)]
+    table = plain_table(f"AER by head, {setting}, the paper's recipe", ["", ""], heads)
     for layer in range(sweep.layers):
         for method in ATTENTION:
             cells = [_cell(sweep.results[Reading(method, Choice(setting, layer, head))]) for head in range(sweep.heads)]
@@ -174,9 +164,7 @@ def _heads(sweep: Sweep) -> Table:
 
 
 def _rules(sweep: Sweep) -> Table:
-    table = Table(title="AER of norms chosen without gold", title_justify="left", box=None)
-    for title in ("rule", "choice", "AER"):
-        table.add_column(title, justify="right" if title == "AER" else "left")
+    table = plain_table("AER of norms chosen without gold", ["rule", "choice"], ["AER"])
     for rule, choice in sweep.chosen.items():
         table.add_row(rule, str(choice), _cell(sweep.results[Reading("norms", choice)]))
     for rule, per_head in (("(by gold)", False), ("(by gold, one head)", True)):
@@ -187,9 +175,7 @@ def _rules(sweep: Sweep) -> Table:
 
 def _recipes(sweep: Sweep, rule: str) -> Table:
     title = f"AER by recipe, {sweep.chosen[rule]}; p of the difference from norms"
-    table = Table(title=title, title_justify="left", box=None)
-    for column in ("recipe", "method", "AER", "95 %", "precision", "recall", "p"):
-        table.add_column(column, justify="left" if column in ("recipe", "method") else "right")
+    table = plain_table(title, ["recipe", "method"], ["AER", "95 %", "precision", "recall", "p"])
     for recipe in RECIPES:
         compared = [sweep.results[Reading(method, sweep.chosen[rule], recipe)] for method in ATTENTION]
         if recipe == "paper":

@@ -35,9 +35,9 @@ from captum_norm.analysis import read_result
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
 from captum_norm.analysis.results import AnalysisResult
+from captum_norm.files import write_whole
 from captum_norm.loading import load
 from captum_norm.visualization import draw_plot, plot_bytes, write_report
-from captum_norm.visualization.files import write_whole
 
 INTRODUCTION = """\
 # Reproducing the papers

@@ -75,3 +75,10 @@ def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
         leave=False,
         dynamic_ncols=True,
     )
+
+
+def advance(moved: "tqdm[Never]", number: int, *, fresh: bool) -> None:
+    """Move a bar; units that are not ``fresh`` were finished before and do not count towards its speed."""
+    if not (fresh or moved.disable):
+        moved.initial += number
+    moved.update(number)

@@ -469,7 +469,7 @@ def test_file_that_cannot_be_written(
     def fail(_path: Path, _content: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("captum_norm.visualization.files.write_whole", fail)
+    monkeypatch.setattr("captum_norm.commands.outputs.write_whole", fail)
     out = tmp_path / "e.json"
     assert explain("--model", bert, "--out", str(out)) == 2
     assert capsys.readouterr().err == f"captum-norm: error: cannot write {out}: Permission denied\n"

@@ -32,7 +32,7 @@ from alignment.fairseq.dictionary import SPECIAL, Dictionary, read_dictionary
 from alignment.fairseq.segmentation import BPESegmenter, SentencePieceSegmenter
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
-from captum_norm.analysis import report
+from captum_norm.analysis import read_result
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.frequencies import read_ranks
 from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
@@ -200,7 +200,7 @@ def layouts(path: Path) -> object:
 
 
 def result(path: Path) -> AnalysisResult:
-    return report.read(path.parent)
+    return read_result(path.parent)
 
 
 def result_file(found: AnalysisResult) -> bytes:

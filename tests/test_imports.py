@@ -19,7 +19,8 @@ FILES = {
 
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "methods", "versions"},
-    {"aggregation", "arguments", "maps", "runs", "texts"},
+    {"aggregation", "arguments", "files", "maps", "texts"},
+    {"runs"},
     {"loading", "models"},
     {"forward", "identity"},
     {"attr"},
@@ -39,6 +40,7 @@ THIRD_PARTY = {
     "bars": {"tqdm"},
     "characters": set(),
     "errors": set(),
+    "files": set(),
     "functional": {"torch"},
     "maps": {"torch"},
     "memory": {"torch"},

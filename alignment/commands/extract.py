@@ -10,11 +10,10 @@ from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, split_words
 from alignment.pipeline import Answer, extract, torchrun_rank
 from alignment.pipeline.blocks import ParallelText
-from alignment.pipeline.extraction import check_absent, output_file
-from alignment.pipeline.journal import Journal
+from alignment.pipeline.extraction import journal_of, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
-from captum_norm.commands.outputs import check_writable
+from captum_norm.files import check_writable
 from captum_norm.texts import is_regular_file
 from captum_norm.versions import versions
 
@@ -69,12 +68,11 @@ def _run(options: argparse.Namespace) -> None:
         target = None if options.target is None else running.text_source(options.target)
         inputs = [side for side in (source, target) if side is not None]
         rereadable = all(isinstance(side, str) and is_regular_file(side) for side in inputs)
-        if options.out is not None and (out := output_file(options.out, inputs)) is not None:
-            check_writable(out.parent)
-            if rank == 0 and not options.overwrite:
-                check_absent(out, options.out)
+        out = sys.stdout.buffer if options.out is None else options.out
+        if (file := output_file(out, inputs, replace=options.overwrite or rank > 0)) is not None:
+            check_writable(file.parent)
             if rereadable:
-                Journal(out, {}).check()
+                journal_of(file, {}).check()
         # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
         first = _first_pairs(source, target, options.max_words) if rereadable else []
         model, tokenizer = models.load(options)
@@ -85,7 +83,7 @@ def _run(options: argparse.Namespace) -> None:
             source,
             target,
             _Reporting(aligner, report if rank == 0 else None),
-            sys.stdout.buffer if options.out is None else options.out,
+            out,
             settings={
                 **versions(),
                 **models.identity(options, model, tokenizer),
@@ -109,7 +107,8 @@ def _first_pairs(source: TextSource, target: TextSource | None, max_words: int) 
     """The usable pairs of the first block that has any."""
     for block in ParallelText(source, target).blocks(_BLOCK_LINES):
         block.check_readable()
-        pairs = [(split_words(left), split_words(right)) for left, right in block.pairs]
+        readable = (line for line in block.lines if not isinstance(line, InvalidInputError))
+        pairs = ((split_words(left), split_words(right)) for left, right in readable)
         if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
             return usable
     return []

@@ -15,7 +15,8 @@ from captum_norm import InvalidInputError
 from captum_norm.characters import csv_records
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
-from captum_norm.commands.outputs import check_writable, write_outputs
+from captum_norm.commands.outputs import write_outputs
+from captum_norm.files import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from os import PathLike
 
-from alignment.formats.text import write_lines
+from alignment.formats.text import write_text
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
 from captum_norm.texts import TextSource, located, quoted, read_lines
@@ -70,4 +70,4 @@ def write_pharaoh(path: str | PathLike[str], alignments: Iterable[Alignment]) ->
     ...     list(read_pharaoh(f"{folder}/hyp.gz"))
     [Alignment([(0, 0), (1, 0)]), Alignment([])]
     """
-    write_lines(path, map(format_pharaoh, alignments))
+    write_text(path, (f"{format_pharaoh(alignment)}\n".encode() for alignment in alignments))

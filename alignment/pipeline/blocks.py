@@ -1,15 +1,15 @@
-"""Parallel text in blocks of lines, and what an aligner makes of a block."""
+"""Cuts parallel text into blocks of lines, and aligns a block."""
 
-import hashlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
 from itertools import count, islice
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
-from alignment.formats import TextSource, format_pharaoh, read_parallel, split_words
+from alignment.formats import TextSource, format_pharaoh, parse_pharaoh, read_parallel, split_words
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
+from captum_norm.runs import Record, Save
 from captum_norm.texts import error_at
 
 Pairs = Sequence[tuple[list[str], list[str]]]
@@ -80,20 +80,18 @@ class ExtractionCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive lines.
+class PairBlock:
+    """Consecutive lines of a parallel text.
 
     Attributes:
         index: which block of the text, from 0.
         first: the number of its first line, from 1.
-        pairs: the two sides of each line.
-        unreadable: the errors of lines that could not be read, by their place in the block; their pairs are empty.
+        lines: the two sides of each line, or why it could not be read.
     """
 
     index: int
     first: int
-    pairs: list[tuple[str, str]]
-    unreadable: dict[int, InvalidInputError]
+    lines: list[tuple[str, str] | InvalidInputError]
 
     def check_readable(self) -> None:
         """Refuse a text of which nothing can be read, such as one in another encoding, or without its other side.
@@ -101,23 +99,21 @@ class Block:
         Raises:
             InvalidInputError: the block is the first one, and none of its lines could be read.
         """
-        if self.index == 0 and self.unreadable and len(self.unreadable) == len(self.pairs):
-            raise self.unreadable[0]
+        errors = [line for line in self.lines if isinstance(line, InvalidInputError)]
+        if self.index == 0 and errors and len(errors) == len(self.lines):
+            raise errors[0]
 
-    def digest(self) -> str:
-        """A hash of the text: two blocks that have the same are the same."""
-        digest = hashlib.blake2b(digest_size=16)
-        for offset, (source, target) in enumerate(self.pairs):
-            unreadable = "unreadable" if offset in self.unreadable else ""
-            digest.update(f"{source}\n{target}\n{unreadable}\n".encode())  # no side contains a line feed
-        return digest.hexdigest()
+    def content(self) -> Iterator[str]:
+        """The lines: blocks that have the same are the same."""
+        for line in self.lines:
+            # No side contains a line feed.
+            yield "\n\nunreadable\n" if isinstance(line, InvalidInputError) else f"{line[0]}\n{line[1]}\n\n"
 
+    def __len__(self) -> int:
+        return len(self.lines)
 
-class AlignedBlock(NamedTuple):
-    """The lines in Pharaoh format that a block becomes, and their counts."""
-
-    lines: list[str]
-    counts: ExtractionCounts
+    def __str__(self) -> str:
+        return f"lines {self.first} to {self.first + len(self) - 1} of the input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +123,7 @@ class ParallelText:
     source: TextSource
     target: TextSource | None
 
-    def blocks(self, size: int) -> Iterator[Block]:
+    def blocks(self, size: int) -> Iterator[PairBlock]:
         """The text in blocks of ``size`` lines, the last one perhaps shorter, read as they are asked for.
 
         Raises:
@@ -137,16 +133,14 @@ class ParallelText:
         errors: list[InvalidInputError] = []
         pairs = read_parallel(self.source, self.target, on_error=errors.append)
         for index in count():
-            block = Block(index, index * size + 1, [], {})
+            block = PairBlock(index, index * size + 1, [])
             try:
-                for offset, pair in enumerate(islice(pairs, size)):
-                    block.pairs.append(pair)
-                    if errors:
-                        block.unreadable[offset] = errors.pop()
+                for pair in islice(pairs, size):
+                    block.lines.append(errors.pop() if errors else pair)
             except InvalidInputError:
                 block.check_readable()  # text in another encoding has other lines, too
                 raise
-            if not block.pairs:
+            if not block.lines:
                 return
             yield block
 
@@ -157,7 +151,9 @@ class ParallelText:
 
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
-    """Turns blocks into lines in Pharaoh format, an empty one for each bad line.
+    """Turns blocks into lines in Pharaoh format, an empty one for each bad line; notes their counts.
+
+    What is saved of a block are its alignments as JSON, by their lines' places among those that can be aligned.
 
     Attributes:
         text: what the blocks are from, for messages.
@@ -173,19 +169,8 @@ class BlockAligner:
     stop: bool
     report: Callable[[str], None]
 
-    def __call__(
-        self,
-        block: Block,
-        *,
-        known: Mapping[int, Alignment] = MappingProxyType({}),
-        save: Callable[[Mapping[int, Alignment]], None] = lambda _: None,
-    ) -> AlignedBlock:
-        """The block's lines.
-
-        Args:
-            block: the block.
-            known: alignments that were saved, by their lines' places among those that can be aligned.
-            save: told of such alignments when there are more of them.
+    def __call__(self, block: PairBlock, saved: Record | None = None, save: Save = lambda _: None) -> Record:
+        """The block's record; what was saved of it is not aligned again.
 
         Raises:
             InvalidInputError: a line is bad and ``stop`` is set, or nothing of the text can be read.
@@ -193,44 +178,51 @@ class BlockAligner:
         block.check_readable()
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Kind, InvalidInputError]] = {}
-        for offset, (source, target) in enumerate(block.pairs):
-            pair = split_words(source), split_words(target)
-            if offset in block.unreadable:
-                bad[offset] = ("unreadable", block.unreadable[offset])
-            elif problem := self._problem(block.first + offset, pair):
-                bad[offset] = problem
+        numbers = range(block.first, block.first + len(block))
+        for number, line in zip(numbers, block.lines, strict=True):
+            if isinstance(line, InvalidInputError):
+                bad[number] = ("unreadable", line)
+                continue
+            pair = split_words(line[0]), split_words(line[1])
+            if problem := self._problem(number, pair):
+                bad[number] = problem
             else:
-                batch[offset] = pair
+                batch[number] = pair
         self._stop_at_first(bad)
         alignments: dict[int, Alignment] = {}
-        for offset, answer in zip(batch, self._answers(list(batch.values()), known, save), strict=True):
+        for number, answer in zip(batch, self._answers(list(batch.values()), saved, save), strict=True):
             if isinstance(answer, InvalidInputError):
-                bad[offset] = ("refused", self.text.error(block.first + offset, str(answer)))
+                bad[number] = ("refused", self.text.error(number, str(answer)))
             else:
-                alignments[offset] = answer
+                alignments[number] = answer
         self._stop_at_first(bad)
-        counts = ExtractionCounts(lines=len(block.pairs), links=sum(map(len, alignments.values())))
+        counts = ExtractionCounts(lines=len(block), links=sum(map(len, alignments.values())))
         for _, (kind, error) in sorted(bad.items()):
             self.report(str(error))
             counts += ExtractionCounts(**{kind: 1})
         nothing = Alignment()
-        lines = [format_pharaoh(alignments.get(offset, nothing)) for offset in range(len(block.pairs))]
-        return AlignedBlock(lines, counts)
+        lines = (f"{format_pharaoh(alignments.get(number, nothing))}\n" for number in numbers)
+        return Record({"counts": asdict(counts)}, "".join(lines).encode("ascii"))
 
-    def _answers(
-        self, pairs: Pairs, known: Mapping[int, Alignment], save: Callable[[Mapping[int, Alignment]], None]
-    ) -> Sequence[Answer]:
+    def _answers(self, pairs: Pairs, saved: Record | None, save: Save) -> Sequence[Answer]:
         if not pairs:
             return []
         if not isinstance(self.align, SteadyAligner):
             return self.align(pairs)
-        aligned, refused = dict(known), dict[int, InvalidInputError]()
-        for index, answer in self.align.align_each(pairs, known):
+        told = {} if saved is None else json.loads(saved.content)
+        aligned = {int(index): parse_pharaoh(line) for index, line in told.items()}
+        refused = dict[int, InvalidInputError]()
+
+        def record() -> Record:
+            links = {index: format_pharaoh(alignment) for index, alignment in aligned.items()}
+            return Record({}, json.dumps(links).encode())
+
+        for index, answer in self.align.align_each(pairs, aligned.copy()):
             if isinstance(answer, InvalidInputError):
                 refused[index] = answer
             else:
                 aligned[index] = answer
-                save(aligned)
+                save(record)
         return [refused[index] if index in refused else aligned[index] for index in range(len(pairs))]
 
     def _problem(self, number: int, pair: tuple[list[str], list[str]]) -> tuple[_Kind, InvalidInputError] | None:

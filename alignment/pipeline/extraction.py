@@ -5,18 +5,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 from alignment.formats import TextSource
-from alignment.formats.text import write_lines
-from alignment.pipeline.blocks import Aligner, Block, BlockAligner, ExtractionCounts, ParallelText
-from alignment.pipeline.journal import Journal
+from alignment.formats.text import write_text
+from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, PairBlock, ParallelText
 from alignment.pipeline.progress import Progress, to_stderr
 from captum_norm import InvalidInputError
-from captum_norm.runs import Setting, Team
+from captum_norm.files import check_file, sync
+from captum_norm.runs import Job, Journal, Record, check_rank, work_through
 from captum_norm.texts import is_regular_file, named
 
 BadLines = Literal["empty", "stop"]
@@ -29,7 +28,7 @@ def extract(
     align: Aligner,
     out: str | PathLike[str] | IO[bytes],
     *,
-    settings: Mapping[str, Setting] | None = None,
+    settings: Job | None = None,
     block_lines: int = 2048,
     max_words: int = 256,
     bad_lines: BadLines = "empty",
@@ -98,9 +97,7 @@ def extract(
     shown = rank == 0 and (sys.stderr.isatty() if progress is None else progress)
     inputs = [side for side in (source, target) if side is not None]
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
-    file = output_file(out, inputs)
-    if file is not None and rank == 0 and not overwrite:
-        check_absent(file, out)
+    file = output_file(out, inputs, replace=overwrite or rank > 0)
     if file is None or not all(rereadable):
         if world_size > 1:
             raise InvalidInputError(
@@ -109,20 +106,21 @@ def extract(
         report("from or to a stream, the text is aligned straight through: if interrupted, the run begins anew")
         with Progress(source, shown=shown) as bar:
             return _align_through(text.blocks(block_lines), aligner, file, out, bar)
-    journal = Journal(file, {**(settings or {}), "block_lines": block_lines, "max_words": max_words}, report)
-    team = Team(journal.folder, rank, world_size, report)
-    if rank > 0:
-        journal.check()
-        with Progress(source, shown=False) as bar:
-            _align_share(text.blocks(block_lines), aligner, journal, team, bar)
-        return None
-    with journal.opened(restart=restart), Progress(source, shown=shown) as bar:
-        if finished := journal.finished_blocks():
-            report(f"{journal.folder}: {finished:,} blocks are finished already")
-        blocks = _align_share(text.blocks(block_lines), aligner, journal, team, bar)
-        counts = journal.merge(blocks, overwrite=overwrite)
-        journal.remove()
-    return counts
+    journal = journal_of(file, {**(settings or {}), "block_lines": block_lines, "max_words": max_words}, report)
+    with work_through(
+        journal,
+        text.blocks(block_lines),
+        aligner,
+        rank=rank,
+        world_size=world_size,
+        restart=restart,
+        # A run that let bad lines pass may be continued by one that does not: those it names.
+        redo=lambda notes: bad_lines == "stop" and _counts(notes).bad_lines > 0,
+    ) as steps:
+        with Progress(source, shown=shown) as bar:
+            for step in steps:
+                bar.advance(step.texts, bad=_counts(step.notes).bad_lines, fresh=step.fresh)
+        return None if rank > 0 else _merge(journal, file, overwrite=overwrite)
 
 
 def _check_options(block_lines: int, max_words: int, bad_lines: str, rank: int, world_size: int) -> None:
@@ -130,15 +128,15 @@ def _check_options(block_lines: int, max_words: int, bad_lines: str, rank: int, 
         raise InvalidInputError(f"got block_lines {block_lines} and max_words {max_words}, expected at least 1")
     if bad_lines not in get_args(BadLines):
         raise InvalidInputError(f"got bad_lines {bad_lines!r}, expected one of {', '.join(get_args(BadLines))}")
-    if not 0 <= rank < world_size:
-        raise InvalidInputError(f"got rank {rank} of {world_size} processes, expected 0 to {world_size - 1}")
+    check_rank(rank, world_size)
 
 
-def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource]) -> Path | None:
+def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> Path | None:
     """The regular file to make, links followed; None for a stream, a pipe or a device.
 
     Raises:
-        InvalidInputError: it is a folder or the input, its folder is not there, or the system does not say.
+        InvalidInputError: it is a folder or the input, it exists and ``replace`` is not set, its folder is not there,
+            or the system does not say.
     """
     if not isinstance(out, str | PathLike):
         return None
@@ -146,87 +144,81 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
         raise InvalidInputError("cannot write a file without a name")
     path = Path(out)
     try:
-        if reason := _reason_against(path, inputs):
-            raise InvalidInputError(f"cannot write {path}: {reason}")
-        return None if path.exists() and not path.is_file() else path.resolve()
+        check_file(path)
+        if path.exists() and any(isinstance(source, str | PathLike) and path.samefile(source) for source in inputs):
+            raise InvalidInputError(f"cannot write {path}: it is the input; give another name")
+        if path.exists() and not path.is_file():
+            return None
+        file = path.resolve()
     except OSError as error:
         raise InvalidInputError(f"cannot write {named(str(path))}: {error.strerror}") from error
-
-
-def check_absent(file: Path, called: object) -> None:
-    """Refuse to replace a file; ``called`` is its name in messages.
-
-    Raises:
-        InvalidInputError: it exists.
-    """
-    if file.exists():
-        journal = Journal(file, {})
-        journal.tidy()
+    if file.exists() and not replace:
+        journal = journal_of(file, {})
         message = "give another name, or replace it with --overwrite (overwrite=True)"
         # A run that is killed just before its end leaves both.
         if journal.has_job():
-            message += f"; {journal.folder} is what a run left: remove it if that run made {called}"
-        raise InvalidInputError(f"{called} exists already; {message}")
+            message += f"; {journal.folder} is what a run left: remove it if that run made {out}"
+        raise InvalidInputError(f"{out} exists already; {message}")
+    return file
 
 
-def _reason_against(path: Path, inputs: Sequence[TextSource]) -> str | None:
-    """Why nothing can be written there, if so."""
-    if path.is_dir():
-        return "it is a folder"
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if path.exists() and any(isinstance(source, str | PathLike) and path.samefile(source) for source in inputs):
-        return "it is the input; give another name"
-    return None
+def journal_of(file: Path, job: Job, report: Callable[[str], None] = lambda _: None) -> Journal:
+    """The unfinished work of a run, in a folder beside the file that it makes."""
+    return Journal(file.with_name(f"{file.name}.parts"), str(file), job, report)
 
 
-def _align_share(blocks: Iterator[Block], aligner: BlockAligner, journal: Journal, team: Team, bar: Progress) -> int:
-    """Finishes the blocks of this process, and in the first one waits for the others; the number of all blocks."""
+def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:
+    return ExtractionCounts(**notes.get("counts", {}))
+
+
+def _merge(journal: Journal, file: Path, *, overwrite: bool) -> ExtractionCounts:
+    """Makes the output from its blocks.
+
+    Raises:
+        InvalidInputError: somebody else has made the output meanwhile, and it is not to be overwritten.
+    """
+    merged = journal.folder / f"merged{file.suffix}"
     with journal.plainly():
-        team.begin()
-    journal.check_job()
-    number, fresh = 0, True
-    for block in blocks:
-        number, bad = block.index + 1, 0
-        if block.index % team.size == team.rank:
-            counts = journal.counts(block)
-            # A run that let bad lines pass may be continued by one that does not: those it names.
-            fresh = counts is None or (aligner.stop and counts.bad_lines > 0)
-            if counts is None or fresh:
-                aligned = aligner(block, known=journal.known(block), save=partial(journal.save_known, block))
-                journal.finish(block, aligned)
-                counts = aligned.counts
-            bad = counts.bad_lines
-        # The blocks of the others are taken to be as far as the last one of this process.
-        bar.advance(len(block.pairs), bad=bad, fresh=fresh)
-    with journal.plainly():
-        team.end()
-    return number
+        total = _write(journal.records(), partial(write_text, merged))
+        if file.exists() and not overwrite:
+            raise InvalidInputError(f"{file} has come to exist; move it away and start again: no work is lost")
+        merged.replace(file)
+        sync(file.parent)
+    return total
 
 
 def _align_through(
-    blocks: Iterator[Block],
+    blocks: Iterator[PairBlock],
     aligner: BlockAligner,
     file: Path | None,
     out: str | PathLike[str] | IO[bytes],
     bar: Progress,
 ) -> ExtractionCounts:
     """Aligns without a journal: ``file`` appears when it is complete; without one, ``out`` gets block after block."""
+
+    def records() -> Iterator[Record]:
+        for block in blocks:
+            yield (record := aligner(block))
+            bar.advance(len(block), bad=_counts(record.notes).bad_lines, fresh=True)
+
+    def stream(contents: Iterator[bytes]) -> None:
+        with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as opened:
+            for content in contents:
+                opened.write(content)
+                opened.flush()
+
+    return _write(records(), stream if file is None else partial(write_text, file))
+
+
+def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:
+    """Writes what is in records, one after the other, and adds up their counts."""
     total = ExtractionCounts()
 
-    def aligned_blocks() -> Iterator[list[str]]:
+    def contents() -> Iterator[bytes]:
         nonlocal total
-        for block in blocks:
-            lines, counts = aligner(block)
-            yield lines
-            total += counts
-            bar.advance(counts.lines, bad=counts.bad_lines, fresh=True)
+        for record in records:
+            total += _counts(record.notes)
+            yield record.content
 
-    if file is not None:
-        write_lines(file, chain.from_iterable(aligned_blocks()))
-        return total
-    with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as stream:
-        for lines in aligned_blocks():
-            stream.write("".join(f"{line}\n" for line in lines).encode())
-            stream.flush()
+    write(contents())
     return total

@@ -7,6 +7,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from alignment.formats import TextSource
+from captum_norm import bars
 from captum_norm.characters import spelled_lines
 from captum_norm.texts import COMPRESSED
 
@@ -34,13 +35,9 @@ class Progress:
 
     def advance(self, lines: int, *, bad: int, fresh: bool) -> None:
         """Moves the bar; lines that are not ``fresh`` were finished before and do not count towards its speed."""
-        if self._bar.disable:
-            return
         self._bad += bad
         self._bar.set_postfix(bad=self._bad, refresh=False)
-        if not fresh:
-            self._bar.initial += lines
-        self._bar.update(lines)
+        bars.advance(self._bar, lines, fresh=fresh)
 
 
 def count_lines(source: TextSource) -> int | None:

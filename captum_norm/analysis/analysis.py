@@ -18,7 +18,7 @@ from captum_norm.models.layouts import Scope, Stage
 
 
 @dataclass(frozen=True)
-class Setting:
+class AnalysisContext:
     """What an analysis knows of the model and the corpus before it begins.
 
     Attributes:
@@ -78,7 +78,7 @@ class Analysis(ABC):
         needs_stages: whether it asks for the scopes through the whole layer.
         needs_value_maps: whether it asks where attention's affine maps are.
         mask_rate: the share of tokens that are masked unless another is asked for.
-        setting: see :class:`Setting`.
+        context: see :class:`AnalysisContext`.
     """
 
     name: ClassVar[str]
@@ -88,8 +88,8 @@ class Analysis(ABC):
     needs_value_maps: ClassVar[bool] = False
     mask_rate: ClassVar[float] = 0.0
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, context: AnalysisContext) -> None:
+        self.context = context
 
     @property
     @abstractmethod
@@ -111,8 +111,8 @@ class Analysis(ABC):
 
     def measure(self, batch: Batch) -> Measurements:
         """One forward pass."""
-        inputs = batch.inputs(next(self.setting.meter.model.parameters()).device)
-        (measured,) = self.setting.meter.measure(inputs, **self._asked()).values()
+        inputs = batch.inputs(next(self.context.meter.model.parameters()).device)
+        (measured,) = self.context.meter.measure(inputs, **self._asked()).values()
         return measured
 
     @abstractmethod

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
 from captum_norm.analysis.results import Column, Plot, Table
 from captum_norm.analysis.sequences import Batch, TokenSequence
 from captum_norm.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, Statistic, number
@@ -78,11 +78,11 @@ class ComponentChanges(Analysis):
     )
     needs_stages = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._components = [stage.component for stage in setting.stages[1:]]
-        self._scopes = [stage.scope for stage in setting.stages]
-        shape = len(self._components), setting.layers
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
+        self._components = [stage.component for stage in context.stages[1:]]
+        self._scopes = [stage.scope for stage in context.stages]
+        shape = len(self._components), context.layers
         self._macro = Moments(*shape)
         self._micro = Counts(shape[0] * shape[1], NORMS, NORMS)
         self._pairs = ChangedPairs(*shape)
@@ -101,7 +101,7 @@ class ComponentChanges(Analysis):
         for row, sequence in enumerate(batch.sequences):
             length = len(sequence.ids)
             looked_at = torch.ones(length, length, dtype=torch.bool)
-            if self.setting.causal:
+            if self.context.causal:
                 looked_at = looked_at.tril()
             norms = maps[:, row, :, :length, :length][..., looked_at]  # (C + 1, L, n)
             ranks = torch.stack([average_ranks(values) for values in norms.flatten(0, 1)]).unflatten(0, norms.shape[:2])
@@ -112,12 +112,12 @@ class ComponentChanges(Analysis):
 
     def _count(self, norms: Tensor) -> None:
         places = NORMS.places(norms).long()
-        groups = torch.arange(len(self._components) * self.setting.layers).view(len(self._components), -1, 1)
+        groups = torch.arange(len(self._components) * self.context.layers).view(len(self._components), -1, 1)
         self._micro.add((groups * NORMS.size + places[:-1]) * NORMS.size + places[1:])
 
     def _list(self, changes: Tensor, looked_at: Tensor, sequence: TokenSequence, categories: Tensor) -> None:
         """Keep the pairs of one sequence, (C, L, n), that changed more than those known."""
-        ordinary = categories >= len(self.setting.categories.names) - 2
+        ordinary = categories >= len(self.context.categories.names) - 2
         listed = ordinary[:, None] & ordinary & ~torch.eye(len(ordinary), dtype=torch.bool)
         queries, keys = looked_at.nonzero(as_tuple=True)
         both = torch.stack([changes, -changes]).where(listed[looked_at], -torch.inf)  # (2, C, L, n)
@@ -138,13 +138,13 @@ class ComponentChanges(Analysis):
         if sequence.words is not None:
             word = sequence.words[position]
             ids = [token for token, other in zip(sequence.ids, sequence.words, strict=True) if other == word]
-        return self.setting.decode(ids).strip()
+        return self.context.decode(ids).strip()
 
     def findings(self) -> Findings:
         """What the statistics say."""
         micro = 1 - np.array(self._micro.spearman()).reshape(self._macro.count.shape)
         labels = [f"{place + 1}. {component}" for place, component in enumerate(self._components)]
-        layers = range(self.setting.layers)
+        layers = range(self.context.layers)
         steps = [f"{before} → {after}" for before, after in pairwise(self._scopes)]
         columns = (
             Column("macro", "contextualisation change, mean over sequences"),

@@ -16,8 +16,8 @@ Unit = Literal["lines", "documents"]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Consecutive texts.
+class CorpusBlock:
+    """Consecutive texts of a corpus.
 
     Attributes:
         index: which block of the corpus, from 0.
@@ -27,12 +27,12 @@ class Block:
     index: int
     texts: tuple[tuple[int, str], ...]
 
-    def digest(self) -> str:
-        """A hash of the texts: two blocks that have the same are the same."""
-        digest = hashlib.blake2b(digest_size=16)
-        for number, text in self.texts:
-            digest.update(f"{number} {text}\n".encode())
-        return digest.hexdigest()
+    def content(self) -> Iterator[str]:
+        """The texts and where they are: blocks that have the same are the same."""
+        return (f"{number} {text}\n" for number, text in self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
     def __str__(self) -> str:
         return f"the texts from line {self.texts[0][0]} to line {self.texts[-1][0]}"
@@ -95,14 +95,14 @@ class Corpus:
         """
         return islice(self._lines() if self.unit == "lines" else self._documents(), self.limit)
 
-    def blocks(self, size: int) -> Iterator[Block]:
+    def blocks(self, size: int) -> Iterator[CorpusBlock]:
         """The texts in blocks of ``size``, the last one perhaps smaller."""
         texts = self.texts()
         for index in count():
             block = tuple(islice(texts, size))
             if not block:
                 return
-            yield Block(index, block)
+            yield CorpusBlock(index, block)
 
     def facts(self) -> CorpusFacts:
         """How many texts there are, and their hash; reads all of them.

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
 from captum_norm.analysis.results import Cell, Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import Array, Moments, Statistic, number
@@ -27,10 +27,10 @@ class Dispersion(Analysis):
         "the residual stream x by layer [Kobayashi et al. 2020, section 4]."
     )
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._transformed = Moments(setting.layers, setting.heads)
-        self._inputs = Moments(setting.layers)
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
+        self._transformed = Moments(context.layers, context.heads)
+        self._inputs = Moments(context.layers)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
@@ -68,8 +68,8 @@ class Dispersion(Analysis):
             (Column("layer", "layer"), Column("head", "head"), *measures),
             [
                 (layer + 1, head + 1, *_row(self._transformed, layer, head))
-                for layer in range(self.setting.layers)
-                for head in range(self.setting.heads)
+                for layer in range(self.context.layers)
+                for head in range(self.context.heads)
             ],
         )
         pooled = self._transformed.over(1)
@@ -80,10 +80,10 @@ class Dispersion(Analysis):
             [
                 (layer + 1, vector, *_row(moments, layer))
                 for vector, moments in ((_TRANSFORMED, pooled), (_INPUT, self._inputs))
-                for layer in range(self.setting.layers)
+                for layer in range(self.context.layers)
             ],
         )
-        heads = self.setting.heads
+        heads = self.context.heads
         extremes = {
             f"{which} variation": divmod(int(place), heads)
             for which, place in (("largest", variation.argmax()), ("smallest", variation.argmin()))

@@ -1,7 +1,7 @@
-"""Runs an analysis over a corpus: block by block, resumable, in several processes."""
+"""Runs an analysis over a corpus, whose blocks several processes may share and a killed run goes on with."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from captum_norm import runs
-from captum_norm.analysis.analysis import Analysis, Setting
-from captum_norm.analysis.blocks import Work, finish_share, merged, parted
+from captum_norm import bars
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.blocks import BlockAnalysis, merged, parted
 from captum_norm.analysis.categories import Categories
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.frequencies import count_tokens, frequency_ranks, read_ranks
@@ -24,9 +24,10 @@ from captum_norm.analysis.tokens import TokenStore
 from captum_norm.analysis.value_maps import value_maps
 from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
+from captum_norm.files import check_folder
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.models.stacks import encoder_of
-from captum_norm.runs import Journal, Team, check_folder
+from captum_norm.runs import Job, Journal, check_rank, work_through
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ def analyze(
         raise InvalidInputError(f"got the analysis {name}; expected one of {', '.join(ANALYSES)}")
     if min(batch_tokens, block_texts) < 1:
         raise InvalidInputError(f"got batch_tokens={batch_tokens} and block_texts={block_texts}; expected at least 1")
-    if not 0 <= rank < world_size:
-        raise InvalidInputError(f"got rank {rank} of {world_size} processes; expected 0 to {world_size - 1}")
+    check_rank(rank, world_size)
     if out is None and world_size > 1:
         raise InvalidInputError(f"got {world_size} processes, which need a folder in common; name it with --out (out=)")
     kind = ANALYSES[name]
@@ -145,9 +145,8 @@ def analyze(
     with _folder(out) as folder:
         journal = journal_of(name, folder, job, report)
         journal.check()
-        team = Team(journal.folder, rank, world_size, report)
         store = None if tokens is None else TokenStore()
-        setting, encoder = prepare(
+        context, encoder = prepare(
             kind,
             model,
             tokenizer,
@@ -157,18 +156,18 @@ def analyze(
             max_length=max_length,
             frequencies=frequencies,
         )
-        work = Work(kind, setting, encoder, batch_tokens, store, journal)
-        if rank > 0:
-            finish_share(work, corpus.blocks(block_texts), team, facts.texts)
-            return None
-        with journal.opened(restart=restart):
-            if finished := journal.finished_blocks():
-                report(f"{journal.folder}: {finished:,} blocks are finished already")
-            blocks = finish_share(work, corpus.blocks(block_texts), team, facts.texts)
-            analysis, counts = merged(kind, setting, journal, blocks)
+        work = BlockAnalysis(kind, context, encoder, batch_tokens, store)
+        cut = corpus.blocks(block_texts)
+        with work_through(journal, cut, work, rank=rank, world_size=world_size, restart=restart) as steps:
+            with bars.bar(name, facts.texts, "texts") as bar, bars.hidden():
+                for step in steps:
+                    bars.advance(bar, step.texts, fresh=step.fresh)
+            if rank > 0:
+                return None
+            analysis, counts = merged(kind, context, journal.records())
             found = analysis.findings()
             if store is not None and tokens is not None:
-                store.merge((parted(journal.read(block).content)[1] for block in range(blocks)), Path(tokens))
+                store.merge((parted(record.content)[1] for record in journal.records()), Path(tokens))
             result = AnalysisResult(
                 analysis=name,
                 description=kind.description,
@@ -176,7 +175,7 @@ def analyze(
                 metadata={
                     "model": model_name or type(model).__name__,
                     "model_class": type(model).__name__,
-                    "corpus": {"name": str(corpus), "sha256": facts.sha256, **vars(counts)},
+                    "corpus": {"name": str(corpus), "sha256": facts.sha256, **counts},
                     "seed": seed,
                     "settings": settings,
                     "versions": versions(),
@@ -186,13 +185,10 @@ def analyze(
                 plots=found.plots,
             )
             save(result)
-            journal.remove()
     return result
 
 
-def journal_of(
-    name: str, folder: Path, job: Mapping[str, runs.Setting], report: Callable[[str], None] = lambda _: None
-) -> Journal:
+def journal_of(name: str, folder: Path, job: Job, report: Callable[[str], None] = lambda _: None) -> Journal:
     """The unfinished work of an analysis, in the folder that its results go to."""
     return Journal(folder / f"{name}.parts", f"{folder / name}", job, report)
 
@@ -234,7 +230,7 @@ def prepare(
     mask_rate: float = 0.0,
     max_length: int | None = None,
     frequencies: str | PathLike[str] | None = None,
-) -> tuple[Setting, Encoder]:
+) -> tuple[AnalysisContext, Encoder]:
     """What an analysis is told beforehand: the model's structure, seen on the first text, and frequencies.
 
     Args:
@@ -248,7 +244,7 @@ def prepare(
         frequencies: as there.
 
     Returns:
-        The setting, and what makes batches of the corpus's texts.
+        The context, and what makes batches of the corpus's texts.
     """
     if max_length is None:
         max_length = longest(model, tokenizer)
@@ -274,7 +270,7 @@ def prepare(
     texts = [""] * size
     for text, number in vocabulary.items():
         texts[number] = text
-    setting = Setting(
+    context = AnalysisContext(
         meter=meter,
         layers=lengths.shape[1],
         heads=lengths.shape[2],
@@ -287,7 +283,7 @@ def prepare(
         decode=lambda ids: str(encoder.tokenizer.decode(ids)),
         value_maps=value_maps(part, inputs) if kind.needs_value_maps else (),
     )
-    return setting, encoder
+    return context, encoder
 
 
 def _first_sequence(encoder: Encoder, corpus: Corpus) -> list[TokenSequence]:

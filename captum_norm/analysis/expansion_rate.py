@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
 from captum_norm.analysis.results import Cell, Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import Array, Moments, Statistic, number
@@ -29,9 +29,9 @@ class ExpansionRate(Analysis):
     )
     needs_value_maps = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._scale = Moments(setting.layers)
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
+        self._scale = Moments(context.layers)
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
@@ -39,7 +39,7 @@ class ExpansionRate(Analysis):
         return {"scale": self._scale}
 
     def _asked(self) -> Asked:
-        return {"scopes": ["attn_res_ln" if "attn_res_ln" in self.setting.scopes else "attn"], "maps": False}
+        return {"scopes": ["attn_res_ln" if "attn_res_ln" in self.context.scopes else "attn"], "maps": False}
 
     def update(self, batch: Batch, measured: Measurements) -> None:
         """Take in a batch."""
@@ -56,7 +56,7 @@ class ExpansionRate(Analysis):
     def findings(self) -> Findings:
         """What the statistics and the weights say."""
         affine, norms = list[Array](), list[Array | None]()
-        for found, scale in zip(self.setting.value_maps, self._scale.mean, strict=True):
+        for found, scale in zip(self.context.value_maps, self._scale.mean, strict=True):
             layer = found.read()
             affine.append(np.linalg.svd(_homogeneous(layer), compute_uv=False))
             norms.append(None if layer.norm is None else np.linalg.svd(layer.norm, compute_uv=False) * scale)

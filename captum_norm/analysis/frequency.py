@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
 from captum_norm.analysis.results import Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import GREATEST, LEAST, Grid, Moments, RankedCounts, Statistic, number
@@ -33,8 +33,8 @@ class Frequency(Analysis):
     )
     needs_ranks = True
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
         self._ranked = RankedCounts(len(_MEASURES), VALUES)
         self._bands = Moments(len(_MEASURES), _BANDS)
 
@@ -61,7 +61,7 @@ class Frequency(Analysis):
         weights: Any = measured.weights  # (B, L, Q, K)
         lengths: Any = measured.transformed_norms
         real = batch.real.to(weights.device)
-        queries = real.flip(1).cumsum(1).flip(1) if self.setting.causal else real.sum(1, keepdim=True)
+        queries = real.flip(1).cumsum(1).flip(1) if self.context.causal else real.sum(1, keepdim=True)
         received = weights.double().mean(1).sum(1) / queries.clamp(min=1)
         return {"transformed": lengths.double().mean((1, 2)), "weight": received}
 
@@ -102,6 +102,6 @@ class Frequency(Analysis):
         return Findings(summary, [table, bands], plots)
 
     def _ranks(self) -> Tensor:
-        if self.setting.ranks is None:
-            raise ValueError("the setting has no frequency ranks")
-        return self.setting.ranks
+        if self.context.ranks is None:
+            raise ValueError("the context has no frequency ranks")
+        return self.context.ranks

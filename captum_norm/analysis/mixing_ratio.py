@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
 from captum_norm.analysis.results import Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import Grid, Moments, RankedCounts, Statistic, number
@@ -43,14 +43,14 @@ class MixingRatio(Analysis):
     needs_ranks = True
     mask_rate = 0.12
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
         # Where there is a norm behind the residual connection, or nothing at all, the block ends at a scope before.
-        has_end = {"attn_res_ln", "attn_res"} & set(setting.scopes)
-        self._scopes = [scope for scope in _SCOPES if scope in setting.scopes and (scope != "atb" or not has_end)]
+        has_end = {"attn_res_ln", "attn_res"} & set(context.scopes)
+        self._scopes = [scope for scope in _SCOPES if scope in context.scopes and (scope != "atb" or not has_end)]
         self._variants = [name for name in _TITLES if name in {"weights", "weights_res", *self._scopes}]
-        categories = len(setting.categories.names)
-        self._ratios = Moments(setting.layers, len(self._variants), categories)
+        categories = len(context.categories.names)
+        self._ratios = Moments(context.layers, len(self._variants), categories)
         self._frequencies = RankedCounts(len(self._variants), RATIOS)
 
     @property
@@ -66,12 +66,12 @@ class MixingRatio(Analysis):
         ratios = torch.stack([measured.mixing_ratio[name] for name in self._variants], -1).cpu()  # (B, L, S, V)
         ratios = ratios.transpose(1, 2)[batch.real]  # (N, L, V)
         categories = batch.categories[batch.real]
-        members = torch.nn.functional.one_hot(categories, len(self.setting.categories.names)).bool()
+        members = torch.nn.functional.one_hot(categories, len(self.context.categories.names)).bool()
         self._ratios.add(ratios.unsqueeze(-1), members[:, None, None])
-        if self.setting.ranks is not None:
+        if self.context.ranks is not None:
             visible = ~batch.masked[batch.real]
             ids = batch.ids[batch.real][visible]
-            self._frequencies.add(self.setting.ranks[ids], ratios[visible].double().mean(1).T)
+            self._frequencies.add(self.context.ranks[ids], ratios[visible].double().mean(1).T)
 
     def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
         """See :class:`Analysis`."""
@@ -79,10 +79,10 @@ class MixingRatio(Analysis):
 
     def findings(self) -> Findings:
         """What the statistics say."""
-        names, layers = self.setting.categories.names, range(self.setting.layers)
+        names, layers = self.context.categories.names, range(self.context.layers)
         seen = [place for place in range(len(names)) if self._ratios.count[..., place].any()]
         pooled = self._ratios.over(2)  # (L, V)
-        depth = torch.arange(self.setting.layers)
+        depth = torch.arange(self.context.layers)
         correlations = self._frequencies.spearman()
         variants = Table(
             "variants",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, Asked, Findings, Setting
+from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
 from captum_norm.analysis.results import Column, Plot, Table
 from captum_norm.analysis.sequences import Batch
 from captum_norm.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, Statistic, number
@@ -33,10 +33,10 @@ class SpecialTokens(Analysis):
         "length of the transformed vector ‖f(x)‖ and of what arrives ‖αf(x)‖ [Kobayashi et al. 2020, section 4]."
     )
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._categories = len(setting.categories.names)
-        shape = setting.layers, setting.heads, self._categories
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
+        self._categories = len(context.categories.names)
+        shape = context.layers, context.heads, self._categories
         self._means = {name: Moments(*shape) for name in _MEASURES}
         self._pairs = Counts(self._categories, WEIGHTS, LENGTHS)
 
@@ -61,7 +61,7 @@ class SpecialTokens(Analysis):
         self._means["transformed"].add((lengths @ members) / sizes.clamp(min=1), sizes > 0)
         self._means["product"].add((received * lengths) @ members, sizes > 0)
         counted = real[:, :, None] & real[:, None, :]
-        if self.setting.causal:
+        if self.context.causal:
             counted = counted & torch.ones_like(counted[0]).tril()
         self._count_pairs(weights, lengths, categories, counted)
 
@@ -85,9 +85,9 @@ class SpecialTokens(Analysis):
 
     def findings(self) -> Findings:
         """What the statistics say."""
-        names = self.setting.categories.names
+        names = self.context.categories.names
         seen = [place for place in range(self._categories) if self._means["weight"].count[..., place].any()]
-        layers, heads = range(self.setting.layers), range(self.setting.heads)
+        layers, heads = range(self.context.layers), range(self.context.heads)
         means = {name: moments.mean for name, moments in self._means.items()}  # (L, H, C)
         by_head = Table(
             "heads",

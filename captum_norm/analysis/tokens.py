@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO
-from os import getpid
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Setting
+from captum_norm.analysis.analysis import AnalysisContext
 from captum_norm.analysis.sequences import Batch
 from captum_norm.errors import InvalidInputError
+from captum_norm.files import whole_file
 
 
 class TokenStore:
@@ -32,7 +33,7 @@ class TokenStore:
         self._arrow: Any = pyarrow
         self._batches: list[Any] = []
 
-    def add(self, batch: Batch, values: Mapping[str, Tensor], setting: Setting) -> None:
+    def add(self, batch: Batch, values: Mapping[str, Tensor], context: AnalysisContext) -> None:
         """Take in the tokens of a batch; ``values`` are (B, S) or (B, S, L) by name."""
         rows, positions = batch.real.nonzero(as_tuple=True)
         sequences = [batch.sequences[row] for row in rows.tolist()]
@@ -40,8 +41,8 @@ class TokenStore:
             "line": [sequence.line for sequence in sequences],
             "window": [sequence.window for sequence in sequences],
             "position": positions.tolist(),
-            "token": [setting.texts[token] for token in batch.ids[batch.real].tolist()],
-            "category": [setting.categories.names[place] for place in batch.categories[batch.real].tolist()],
+            "token": [context.texts[token] for token in batch.ids[batch.real].tolist()],
+            "category": [context.categories.names[place] for place in batch.categories[batch.real].tolist()],
         }
         for name, value in values.items():
             found = value.detach().float().cpu()[batch.real]
@@ -63,24 +64,19 @@ class TokenStore:
         self._batches = [self._read(state)] if state else []
 
     def merge(self, states: Iterable[bytes], path: Path) -> None:
-        """Write the tokens of all blocks to one file.
+        """Write the tokens of all blocks to one file; none if there are no tokens.
 
         Raises:
             InvalidInputError: it cannot be written.
         """
-        temporary = path.with_name(f".{path.name}.{getpid()}.tmp")
-        writer = None
-        try:
-            for table in map(self._read, filter(None, states)):
-                writer = writer or self._arrow.parquet.ParquetWriter(temporary, table.schema)
-                writer.write_table(table)
-            if writer is not None:
-                writer.close()
-                temporary.replace(path)
-        except OSError as error:
-            raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        tables = map(self._read, filter(None, states))
+        for first in tables:  # once, if at all: the loop inside takes the others
+            try:
+                with whole_file(path) as file, self._arrow.parquet.ParquetWriter(file, first.schema) as writer:
+                    for table in chain([first], tables):
+                        writer.write_table(table)
+            except OSError as error:
+                raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
 
     def _read(self, state: bytes) -> Any:
         return self._arrow.parquet.read_table(BytesIO(state))

@@ -17,7 +17,7 @@ from captum_norm.commands.options import (
     output_number,
     target_of,
 )
-from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.outputs import add_reports, output_path, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
@@ -42,10 +42,10 @@ def _png(comparison: "Comparison") -> bytes:
 
 REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
     {
-        ".json": lambda comparison: comparison.to_json().encode(),
-        ".csv": lambda comparison: comparison.to_csv().encode(),
         ".html": _html,
         ".png": _png,
+        ".json": lambda comparison: comparison.to_json().encode(),
+        ".csv": lambda comparison: comparison.to_csv().encode(),
     }
 )
 """How to write a comparison, by the file's suffix."""
@@ -121,14 +121,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many inputs go through the model at a time (default: %(default)s)",
     )
-    parser.add_argument(
-        "--out",
-        action="append",
-        default=[],
-        type=output_path(REPORTS),
-        metavar="FILE",
-        help="also write a .html, .png, .json or .csv file; may be given several times",
-    )
+    add_reports(parser, REPORTS)
     parser.add_argument(
         "--scores", type=output_path([".csv"]), metavar="FILE.csv", help="also write the scores of every token"
     )

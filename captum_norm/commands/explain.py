@@ -9,7 +9,7 @@ from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.explanation import REPORTS, Explanation, show
 from captum_norm.commands.options import add_model, add_position, add_target, load_model, target_name, target_of
-from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.methods import METHODS
@@ -72,14 +72,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also show how much each component of each layer changes the map (1 − Spearman's ρ)",
     )
-    parser.add_argument(
-        "--out",
-        action="append",
-        default=[],
-        type=output_path(REPORTS),
-        metavar="FILE",
-        help="also write a .png, .html, .json or .csv file; may be given several times",
-    )
+    add_reports(parser, REPORTS)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.characters import csv_text, json_text, spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.options import add_layouts, declare_layouts
-from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.versions import versions
 
@@ -79,14 +79,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "understood and how exact the vectors add up (default: list the models in the tests)",
     )
     add_layouts(parser)
-    parser.add_argument(
-        "--out",
-        action="append",
-        default=[],
-        type=output_path(_REPORTS),
-        metavar="FILE",
-        help="also write a .json or .csv file; may be given several times",
-    )
+    add_reports(parser, _REPORTS)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -3,11 +3,23 @@
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import check_folder
+from captum_norm.files import check_file, check_folder, check_writable, write_whole
 from captum_norm.texts import named
+
+
+def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> None:
+    """Declare ``--out``, for files with these suffixes."""
+    *others, last = suffixes
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        type=output_path([*others, last]),
+        metavar="FILE",
+        help=f"also write a {', '.join(others)} or {last} file; may be given several times",
+    )
 
 
 def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
@@ -20,14 +32,11 @@ def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
             raise argparse.ArgumentTypeError(
                 f"cannot write {named(name)}: the name must end in one of {', '.join(known)}"
             )
-        if not path.parent.is_dir():
-            raise argparse.ArgumentTypeError(f"cannot write {name}: there is no folder {path.parent}")
-        if path.is_dir():
-            raise argparse.ArgumentTypeError(f"cannot write {name}: it is a folder")
         try:
+            check_file(path)
             check_writable(path.parent)
         except InvalidInputError as error:
-            raise argparse.ArgumentTypeError(f"cannot write {name}: {error}") from error
+            raise argparse.ArgumentTypeError(str(error)) from error
         return path
 
     return parse
@@ -50,27 +59,12 @@ def output_folder(name: str) -> Path:
     return path
 
 
-def check_writable(folder: Path) -> None:
-    """Find out whether files can be made in a folder; nothing stays there.
-
-    Raises:
-        InvalidInputError: they cannot.
-    """
-    try:
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InvalidInputError(f"the folder {folder} cannot be written to ({error.strerror})") from error
-
-
 def write_outputs(contents: Mapping[Path, bytes]) -> None:
     """Write files, each whole or not at all.
 
     Raises:
         InvalidInputError: a file cannot be written.
     """
-    from captum_norm.visualization.files import write_whole
-
     for path, content in contents.items():
         try:
             write_whole(path, content)

@@ -5,9 +5,20 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from captum_norm.characters import spelled_lines
+
+
+def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
+    """A table without lines: columns of words, to the left, then columns of numbers, to the right."""
+    table = Table(title=title, title_justify="left", box=None)
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
 
 
 class Terminal(Console):

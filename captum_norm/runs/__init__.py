@@ -1,7 +1,16 @@
 """Long runs over text in blocks: what is finished is kept, and several processes may share the work; needs no torch."""
 
-from captum_norm.runs.files import check_folder, sync
-from captum_norm.runs.journal import Journal, Record, Setting
-from captum_norm.runs.team import Team, torchrun_rank
+from captum_norm.runs.journal import Job, Journal, Record, TextBlock
+from captum_norm.runs.team import check_rank, torchrun_rank
+from captum_norm.runs.work import Save, work_through
 
-__all__ = ["Journal", "Record", "Setting", "Team", "check_folder", "sync", "torchrun_rank"]
+__all__ = [
+    "Job",
+    "Journal",
+    "Record",
+    "Save",
+    "TextBlock",
+    "check_rank",
+    "torchrun_rank",
+    "work_through",
+]

@@ -15,19 +15,21 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import files
+from captum_norm.files import write_whole
+from captum_norm.runs import sealed
 
-Setting = str | int | float | bool | None
-"""What a setting can be: a value that JSON gives back as it was."""
+Job = Mapping[str, str | int | float | bool | None]
+"""What a run does, by name: all that its result depends on, as values that JSON gives back as they were."""
 
 SAVE_SECONDS = 5.0
 """After so long a block's work so far is saved, as soon as the batch that is being worked on is done."""
@@ -36,15 +38,30 @@ _FORMAT = 2
 _CHUNK_FILES = 10_000
 _MOST_JOB = 1 << 20
 
-_TEAM = r"lock|team(\.new)?|process-\d+(\.new)?|\.job\.json\.\d+\.tmp"
+_TEAM = r"lock|team|process-\d+|\.(team|process-\d+|job\.json)\.[0-9a-f]+\.tmp"
 _BEFORE_JOB = re.compile(_TEAM)
-_OURS = re.compile(rf"{_TEAM}|job\.(json|void)|(block|half)-\d{{9,}}|merged(\..*)?|\.(block|half|merged).*\.\d+\.tmp")
+_OURS = re.compile(
+    rf"{_TEAM}|job\.(json|void)|(block|half)-\d{{9,}}|merged(\..*)?|\.(block|half|merged).*\.[0-9a-f]+\.tmp"
+)
+
+
+class TextBlock(Protocol):
+    """Consecutive texts of an input; ``str`` of it says which, for messages, and ``len`` how many."""
+
+    @property
+    def index(self) -> int:
+        """Which block of the input, from 0."""
+
+    def content(self) -> Iterable[str]:
+        """All of its text: blocks that have the same are the same."""
+
+    def __len__(self) -> int: ...
 
 
 class Record(NamedTuple):
-    """What is in the file of a block."""
+    """What has been done of a block: some notes, plain values for JSON, and any bytes."""
 
-    notes: dict[str, Any]
+    notes: Mapping[str, Any]
     content: bytes
 
 
@@ -55,16 +72,18 @@ class Journal:
         folder: the folder; its parent must exist.
         output: what the run makes, for messages.
         job: what must be the same for all blocks of the output.
-        report: told of blocks that are damaged.
+        report: told of blocks that are finished or damaged.
+
+    Attributes:
+        blocks: how many blocks of the text have been worked through.
     """
 
-    def __init__(
-        self, folder: Path, output: str, job: Mapping[str, Setting], report: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, folder: Path, output: str, job: Job, report: Callable[[str], None] = lambda _: None) -> None:
         self.folder = folder
         self.job = dict(job)
+        self.report = report
+        self.blocks = 0
         self._output = output
-        self._report = report
         self._job_file = folder / "job.json"
         # Renaming the one to the other makes all blocks void at once, and takes no room on a full disk.
         self._void_file = folder / "job.void"
@@ -88,13 +107,16 @@ class Journal:
                 self.folder.mkdir(exist_ok=True)
                 stack.enter_context(self._locked())
                 self.check()
-                begun = self._read_job(self._job_file) is not None and self._has_work()
+                kinds = Counter(name.partition("-")[0] for name in self._names())
+                begun = self._read_job(self._job_file) is not None and (kinds["block"] or kinds["half"])
                 if begun and not restart:
                     self.check_job()
                     self._unlink(lambda name: name.endswith(".tmp"))
+                    if kinds["block"]:
+                        self.report(f"{self.folder}: {kinds['block']:,} blocks are finished already")
                 else:
                     self._clear()
-                    files.write(self._job_file, _job_text(self.job))
+                    write_whole(self._job_file, _job_text(self.job))
                     self._void_file.unlink(missing_ok=True)
             yield
 
@@ -127,22 +149,14 @@ class Journal:
             if strange is not None and all(job is None for job in jobs):
                 raise self._foreign(f"it has {strange}, but no {self._job_file.name}")
 
-    def tidy(self) -> None:
-        """Removes what a run left that was killed while it removed the folder."""
-        try:
-            self.check()
-        except InvalidInputError:
-            return
-        with self.plainly():
-            if self._void_file.exists() and not self._job_file.exists():
-                with self._locked():
-                    self.remove()
-
     def has_job(self) -> bool:
-        """Whether the folder holds the work of a run."""
+        """Whether the folder holds the work of a run; what one left that was killed removing it is removed now."""
         try:
             self.check()
             with self.plainly():
+                if self._void_file.exists() and not self._job_file.exists():
+                    with self._locked():
+                        self.remove()
                 return self._read_job(self._job_file) is not None
         except InvalidInputError:
             return False
@@ -151,66 +165,54 @@ class Journal:
         """Raises InvalidInputError if the blocks in the folder are of another job."""
         with self.plainly():
             found = self._read_job(self._job_file) or {}
-        for name in found | self.job:
+        for name in {**found, **self.job}:
             was, now = (json.dumps(job.get(name), ensure_ascii=False) for job in (found, self.job))
             if was != now:
                 message = f"{self.folder} holds an unfinished run with {name} {was}, this one has {now}"
                 raise InvalidInputError(f"{message}; set it back, or start afresh with --restart (restart=True)")
 
-    def finished_blocks(self) -> int:
-        """How many blocks are finished."""
-        with self.plainly():
-            return sum(name.startswith("block-") for name in self._names())
-
-    def finished(self, index: int, digest: str, lines: str) -> dict[str, Any] | None:
+    def finished(self, block: TextBlock) -> Mapping[str, Any] | None:
         """What was noted about a block if it is finished, else None.
 
-        Args:
-            index: which block, from 0.
-            digest: a hash of the block's text.
-            lines: which text that is, for messages.
-
         Raises:
-            InvalidInputError: the block was made from other text.
+            InvalidInputError: it was made from other text.
         """
-        record = self._record(self._block_file(index))
+        record = self._record(self._block_file(block.index))
         if record is None:
             return None
-        if record.notes["digest"] != digest:
-            message = f"{lines} are not those that the unfinished run in {self.folder} has read"
+        if record.notes["digest"] != _digest(block):
+            message = f"{block} are not those that the unfinished run in {self.folder} has read"
             raise InvalidInputError(f"{message}; set them back, or start afresh with --restart (restart=True)")
         return record.notes
 
-    def unfinished(self, index: int, digest: str) -> Record | None:
+    def unfinished(self, block: TextBlock) -> Record | None:
         """What was saved of a block that is not finished; None if nothing was, or of other text."""
-        record = self._record(self._half_file(index))
-        return record if record is not None and record.notes["digest"] == digest else None
+        record = self._record(self._half_file(block.index))
+        return record if record is not None and record.notes["digest"] == _digest(block) else None
 
-    def is_due(self) -> bool:
-        """Whether nothing has been saved for :data:`SAVE_SECONDS`."""
-        return time.monotonic() - self._saved >= SAVE_SECONDS
+    def save(self, block: TextBlock, done: Callable[[], Record]) -> None:
+        """Saves what has been done of a block, if nothing has been saved for :data:`SAVE_SECONDS`."""
+        if time.monotonic() - self._saved >= SAVE_SECONDS:
+            self._write(self._half_file(block.index), block, done())
 
-    def save(self, index: int, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
-        """Saves what has been done of a block; ``notes`` and ``content`` are what :meth:`unfinished` gives back."""
-        self._write(self._half_file(index), digest, notes, content)
-
-    def write(self, index: int, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
-        """Finishes a block; ``notes`` are what :meth:`finished` gives back."""
-        self._write(self._block_file(index), digest, notes, content)
+    def finish(self, block: TextBlock, record: Record) -> None:
+        """Keeps a block that is finished."""
+        self._write(self._block_file(block.index), block, record)
         with self.plainly():
-            self._half_file(index).unlink(missing_ok=True)
+            self._half_file(block.index).unlink(missing_ok=True)
 
-    def read(self, index: int) -> Record:
-        """A finished block.
+    def records(self) -> Iterator[Record]:
+        """All blocks, in their order, when they are finished.
 
         Raises:
-            InvalidInputError: it was damaged after it was found to be finished.
+            InvalidInputError: one was damaged after it was found to be finished.
         """
-        record = self._record(self._block_file(index))
-        if record is None:
-            message = f"{self._block_file(index)} is no longer what it was when the run began"
-            raise InvalidInputError(f"{message}; start the run again, and it makes that block anew")
-        return record
+        for path in map(self._block_file, range(self.blocks)):
+            record = self._record(path)
+            if record is None:
+                message = f"{path} is no longer what it was when the run began"
+                raise InvalidInputError(f"{message}; start the run again, and it makes that block anew")
+            yield record
 
     def remove(self) -> None:
         """Removes what the run has made, and the folder if nothing else is in it; to be called while it is open."""
@@ -246,9 +248,6 @@ class Journal:
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
 
-    def _has_work(self) -> bool:
-        return any(name.startswith(("block-", "half-")) for name in self._names())
-
     def _names(self) -> Iterator[str]:
         """The names in the folder that are those of our files."""
         return (entry.name for entry in self._entries() if _OURS.fullmatch(entry.name))
@@ -267,34 +266,34 @@ class Journal:
     def _key(self, path: Path) -> bytes:
         return hashlib.blake2b(_job_text(self.job) + path.name.encode()).digest()
 
-    def _write(self, path: Path, digest: str, notes: Mapping[str, Any], content: bytes) -> None:
-        header = json.dumps({"digest": digest, **notes}).encode()
+    def _write(self, path: Path, block: TextBlock, record: Record) -> None:
+        header = json.dumps({"digest": _digest(block), **record.notes}).encode()
         with self.plainly():
-            files.write(path, files.sealed(header + b"\n" + content, self._key(path)))
+            write_whole(path, sealed.seal(header + b"\n" + record.content, self._key(path)))
         self._saved = time.monotonic()
 
     def _record(self, path: Path) -> Record | None:
         """What is in the file of a block; None if it is not there or damaged, which is reported."""
         with self.plainly():
-            found = files.unsealed(path, self._key(path))
+            found = sealed.unseal(path, self._key(path))
             if found is not None:
                 header, _, content = found.partition(b"\n")
                 return Record(json.loads(header), content)
             if path.exists():
-                self._report(f"{path} is damaged; what it had is made anew")
+                self.report(f"{path} is damaged; what it had is made anew")
         return None
 
-    def _read_job(self, path: Path) -> dict[str, Setting] | None:
+    def _read_job(self, path: Path) -> Job | None:
         """The job that a file says; None if there is none.
 
         Raises:
             InvalidInputError: it is not such a file.
         """
-        content = files.read(path, _MOST_JOB)
+        content = sealed.read(path, _MOST_JOB)
         if content is None:
             return None
         try:
-            job: dict[str, Setting] = json.loads(content)["job"]
+            job: Job = json.loads(content)["job"]
             if content == _job_text(job):
                 return job
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -306,7 +305,14 @@ class Journal:
         return InvalidInputError(f"{message}; move it away")
 
 
-def _job_text(job: Mapping[str, Setting]) -> bytes:
+def _digest(block: TextBlock) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in block.content():
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _job_text(job: Job) -> bytes:
     """What is in the file of a job: the only text that says it, so that any change is seen."""
     checksum = hashlib.blake2b(json.dumps(job).encode(), digest_size=16).hexdigest()
     return json.dumps({"captum-norm": _FORMAT, "checksum": checksum, "job": job}, indent=1).encode()

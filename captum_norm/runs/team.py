@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.files import write_whole
 
 _POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
@@ -31,6 +32,12 @@ def torchrun_rank() -> tuple[int, int]:
         return int(rank), int(world_size)
     message = f"got RANK={rank} and WORLD_SIZE={world_size}, expected 0 ≤ RANK < WORLD_SIZE"
     raise InvalidInputError(f"{message}; start several processes with torchrun, or unset both")
+
+
+def check_rank(rank: int, world_size: int) -> None:
+    """Raises InvalidInputError if there is no process of that number."""
+    if not 0 <= rank < world_size:
+        raise InvalidInputError(f"got rank {rank} of {world_size} processes, expected 0 to {world_size - 1}")
 
 
 class Team:
@@ -55,7 +62,7 @@ class Team:
             for other in self.others:
                 self._hello(other).unlink(missing_ok=True)  # an earlier run's; who is there says it again
             self._wait("start", self._absent)
-            _write(self.folder / "team", " ".join(self.seen.values()))
+            write_whole(self.folder / "team", " ".join(self.seen.values()).encode())
         else:
             self._wait("start", self._unanswered)
 
@@ -64,7 +71,7 @@ class Team:
         if self.rank == 0:
             self._wait("finish", self._busy)
         else:
-            _write(self._hello(self.rank), f"{self.token} done")
+            write_whole(self._hello(self.rank), f"{self.token} done".encode())
 
     def _absent(self) -> list[int]:
         self.seen = {other: _read(self._hello(other)) for other in self.others}
@@ -76,7 +83,7 @@ class Team:
         if _read(self._hello(self.rank)) != self.token:
             # Where process 0 has not made the folder yet, or is clearing it, this comes too early: it is said again.
             with suppress(FileNotFoundError):
-                _write(self._hello(self.rank), self.token)
+                write_whole(self._hello(self.rank), self.token.encode())
         return [0]
 
     def _busy(self) -> list[int]:
@@ -100,9 +107,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except FileNotFoundError:
         return ""
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text, encoding="ascii")
-    temporary.replace(path)

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 
 from captum_norm.characters import spelled_lines
 from captum_norm.errors import MissingGlyphsWarning
-from captum_norm.visualization.files import write_whole
+from captum_norm.files import write_whole
 from captum_norm.visualization.text import printable
 
 _MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from captum_norm.characters import spelled_lines
 from captum_norm.errors import InvalidInputError
+from captum_norm.files import write_whole
 from captum_norm.visualization.colors import Rgb, color_of, color_table, hex_of, ink_on, shares_of
-from captum_norm.visualization.files import write_whole
 from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel
 from captum_norm.visualization.text import formatted, printable, same_length, shortened, thinned
 

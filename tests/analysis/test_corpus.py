@@ -38,7 +38,8 @@ def test_blocks_and_facts(tmp_path: Path) -> None:
     path.write_text("a\nb\nc\n")
     first, second = Corpus(path).blocks(2)
     assert (first.texts, second.texts) == (((1, "a"), (2, "b")), ((3, "c"),))
-    assert first.digest() != second.digest()
+    assert list(first.content()) == ["1 a\n", "2 b\n"]
+    assert str(second) == "the texts from line 3 to line 3"
     facts = Corpus(path).facts()
     assert (facts.texts, facts.sha256) == (3, hashlib.sha256(path.read_bytes()).hexdigest())
 

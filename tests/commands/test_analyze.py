@@ -183,7 +183,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     parts.unlink()
     Path("elsewhere").rename(parts)
     with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.runs.files.os.fsync", full)
+        patched.setattr("captum_norm.files.os.fsync", full)
         refused("cannot read or write out/special-tokens.parts: No space left on device")
     assert tree(tmp_path) == kept
     with monkeypatch.context() as patched:

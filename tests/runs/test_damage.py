@@ -4,32 +4,23 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from alignment.pipeline import Answer
-from captum_norm.analysis import engine
-from captum_norm.analysis.analysis import Analysis
-from captum_norm.analysis.corpus import Corpus
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import journal
-from tests.alignment.pipeline import runs
-from tests.analysis.small import bert, tokenizer, write_texts
 from tests.fuzzing import FACTOR
+from tests.runs import extractions
 from tests.runs.damage import damages, tree
 
 pytestmark = pytest.mark.fuzz
 
 ROUNDS = 4 * FACTOR
 """How often each kind of damage is done."""
-
-Resume = Callable[..., object]
 
 
 @contextmanager
@@ -48,52 +39,11 @@ def in_seconds(limit: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def attempt(resume: Resume, folder: Path, **options: bool) -> tuple[object, str | None]:
-    """What comes of going on with a run: a result, or a refusal."""
-    with in_seconds(60):
-        try:
-            return resume(folder, **options), None
-        except InvalidInputError as error:
-            return None, str(error)
-
-
-def check(template: Path, scratch: Path, parts: str, resume: Resume, expected: object) -> None:
-    """Does every damage to copies of an interrupted run, and goes on with it, or else restarts it."""
-    results = refusals = 0
-    for name, damage in damages():
-        for number in range(ROUNDS):
-            folder, case = scratch / "case", f"{name}, {number}"
-            shutil.copytree(template, folder)
-            damage(folder / parts, random.Random(case))
-            before = tree(folder)
-            found, refusal = attempt(resume, folder)
-            if refusal is not None:
-                refusals += 1
-                assert "\n" not in refusal, case
-                assert tree(folder) == before, case
-                found, refusal = attempt(resume, folder, restart=True)
-            if refusal is None:
-                results += 1
-                assert found == expected, case
-                left = folder / parts
-                assert not left.exists() or [path.name for path in left.iterdir()] == ["notes.txt"], case
-            after = tree(folder)
-            kept = [path for path in before if refusal is not None or not path.startswith(parts) or "notes" in path]
-            assert [before[path] for path in kept] == [after.get(path) for path in kept], case
-            shutil.rmtree(folder)
-    assert min(results, refusals) > 10 * ROUNDS
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is saved at once, and nothing waits for the disk: no power fails here."""
     monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-def assert_half_finished(folder: Path) -> None:
-    kept = [path.name for path in sorted(folder.iterdir())]
-    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock", "team"]
 
 
 class Letters:
@@ -102,8 +52,8 @@ class Letters:
     def __init__(self, most: int | None = None) -> None:
         self.left = most
 
-    def align_each(self, pairs: runs.Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
-        for index, answer in enumerate(runs.align(pairs)):
+    def align_each(self, pairs: extractions.Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
+        for index, answer in enumerate(extractions.align(pairs)):
             if index in known:
                 continue
             if self.left == 0:
@@ -113,66 +63,47 @@ class Letters:
 
 
 def test_extractions(tmp_path: Path) -> None:
-    pairs = runs.text(40, seed=5)
+    """Does every damage to copies of an interrupted run, and goes on with it, or else restarts it."""
+    pairs = extractions.text(40, seed=5)
     template = tmp_path / "template"
     template.mkdir()
-    source = runs.write_text(template / "text", pairs)
+    source = extractions.write_text(template / "text", pairs)
     options = {"block_lines": 6, "settings": {"layer": 1, "recipe": "paper", "é": None}}
     with pytest.raises(KeyboardInterrupt):
-        runs.run(source, template / "out", align=Letters(7), **options)
-    assert_half_finished(template / "out.parts")
+        extractions.run(source, template / "out", align=Letters(7), **options)
+    kept = [path.name for path in sorted((template / "out.parts").iterdir())]
+    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock", "team"]
 
-    def resume(folder: Path, *, restart: bool = False) -> str:
-        runs.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
-        return (folder / "out").read_text(encoding="ascii")
+    def refusal(folder: Path, *, restart: bool) -> str | None:
+        with in_seconds(60):
+            try:
+                extractions.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
+            except InvalidInputError as error:
+                return str(error)
+        return None
 
-    check(template, tmp_path, "out.parts", resume, runs.expected(pairs))
-
-
-def test_analyses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = bert(dtype=torch.float32)
-    # Model, tokenizer and text are always the same: each is looked at once, and each batch measured once.
-    for name in ("configuration_digest", "prepare", "tokenizer_digest", "weights_digest"):
-        monkeypatch.setattr(engine, name, cache(getattr(engine, name)))
-    measure, measured = Analysis.measure, dict[str, Any]()
-
-    def remembered(analysis: Analysis, batch: Any) -> Any:
-        key = str(batch.sequences)
-        if key not in measured:
-            measured[key] = measure(analysis, batch)
-        return measured[key]
-
-    monkeypatch.setattr(Analysis, "measure", remembered)
-    corpus = Corpus(write_texts(tmp_path / "text"))
-
-    def resume(folder: Path, **options: Any) -> object:
-        result = engine.analyze(
-            "mixing-ratio",
-            model,
-            tokenizer(),
-            corpus,
-            out=folder / "out",
-            batch_tokens=30,
-            block_texts=3,
-            tokens=folder / "tokens.parquet",
-            **options,
-        )
-        return result, (folder / "tokens.parquet").read_bytes()
-
-    (tmp_path / "whole").mkdir()
-    expected = resume(tmp_path / "whole")
-    template = tmp_path / "template"
-    template.mkdir()
-    left = iter(range(5))
-
-    def interrupted(analysis: Analysis, batch: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return remembered(analysis, batch)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Analysis, "measure", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            resume(template)
-    assert_half_finished(template / "out" / "mixing-ratio.parts")
-    check(template, tmp_path, "out/mixing-ratio.parts", resume, expected)
+    results = refusals = 0
+    for name, damage in damages():
+        for number in range(ROUNDS):
+            folder, case = tmp_path / "case", f"{name}, {number}"
+            shutil.copytree(template, folder)
+            damage(folder / "out.parts", random.Random(case))
+            before = tree(folder)
+            refused = refusal(folder, restart=False)
+            if refused is not None:
+                refusals += 1
+                assert "\n" not in refused, case
+                assert tree(folder) == before, case
+                refused = refusal(folder, restart=True)
+            if refused is None:
+                results += 1
+                assert (folder / "out").read_text(encoding="ascii") == extractions.expected(pairs), case
+                left = folder / "out.parts"
+                assert not left.exists() or [path.name for path in left.iterdir()] == ["notes.txt"], case
+            after = tree(folder)
+            same = [
+                path for path in before if refused is not None or not path.startswith("out.parts") or "notes" in path
+            ]
+            assert [before[path] for path in same] == [after.get(path) for path in same], case
+            shutil.rmtree(folder)
+    assert min(results, refusals) > 10 * ROUNDS

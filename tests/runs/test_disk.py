@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from tests.alignment.pipeline import runs
+from tests.runs import extractions
 from tests.runs.damage import tree
 
-PAIRS = runs.text(4 * runs.BLOCK_LINES)
+PAIRS = extractions.text(4 * extractions.BLOCK_LINES)
 CALLS = "fsync", "mkdir", "open", "replace", "rmdir", "scandir", "unlink"
 """The system's functions that a run calls, but for those of the lock, which filelock answers for."""
 
@@ -49,8 +49,8 @@ def test_whichever_call_fails_nothing_is_lost(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "fsync", lambda _: None)
     template = tmp_path / "template"
     template.mkdir()
-    source = runs.write_text(template / "text", PAIRS)
-    runs.interrupt(source, template / "out", 2)
+    source = extractions.write_text(template / "text", PAIRS)
+    extractions.interrupt(source, template / "out", 2)
     number, failed = 0, True
     while failed:
         number += 1
@@ -61,7 +61,7 @@ def test_whichever_call_fails_nothing_is_lost(tmp_path: Path, monkeypatch: pytes
         with monkeypatch.context() as patch:
             broken = Broken(patch, error, number)
             try:
-                runs.run(folder / "text", folder / "out")
+                extractions.run(folder / "text", folder / "out")
             except InvalidInputError as refusal:
                 told = str(refusal)
         failed = broken.left <= 0
@@ -71,8 +71,8 @@ def test_whichever_call_fails_nothing_is_lost(tmp_path: Path, monkeypatch: pytes
             if not (folder / "out").exists():
                 assert before.items() <= blocks(folder).items()
         if (folder / "out.parts").exists():
-            runs.run(folder / "text", folder / "out", overwrite=True)
-        assert (folder / "out").read_text() == runs.expected(PAIRS)
+            extractions.run(folder / "text", folder / "out", overwrite=True)
+        assert (folder / "out").read_text() == extractions.expected(PAIRS)
         shutil.rmtree(folder)
     assert number > 30
 
@@ -89,15 +89,15 @@ def largest_file(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [0, 100, 400])
 def test_limit_of_file_sizes(tmp_path: Path, size: int) -> None:
-    source, out = runs.write_text(tmp_path / "text", PAIRS * 4), tmp_path / "out"
+    source, out = extractions.write_text(tmp_path / "text", PAIRS * 4), tmp_path / "out"
     with (
         largest_file(size),
         pytest.raises(InvalidInputError, match=r"cannot read or write .*out.parts.*File too large"),
     ):
-        runs.run(source, out, block_lines=40)
+        extractions.run(source, out, block_lines=40)
     assert not out.exists()
-    runs.run(source, out, block_lines=40)
-    runs.check_result(source, out, PAIRS * 4)
+    extractions.run(source, out, block_lines=40)
+    extractions.check_result(source, out, PAIRS * 4)
 
 
 @pytest.fixture
@@ -126,17 +126,17 @@ def nobody() -> Iterator[None]:
     "closed", ["", "out.parts", "out.parts/job.json", "out.parts/block-000000000", "out.parts/lock"]
 )
 def test_what_may_not_be_read_or_written(place: Path, closed: str) -> None:
-    source, out = runs.write_text(place / "text", PAIRS), place / "out"
+    source, out = extractions.write_text(place / "text", PAIRS), place / "out"
     if closed:
-        runs.interrupt(source, out, 2)
+        extractions.interrupt(source, out, 2)
         for path in [place, *place.rglob("*")]:
             path.chmod(0o777 if path.is_dir() else 0o666)
         (place / closed).chmod(0)
     before = blocks(place)
     with nobody(), pytest.raises(InvalidInputError, match=f"cannot read or write .*{closed}.*: Permission denied"):
-        runs.run(source, out)
+        extractions.run(source, out)
     assert blocks(place) == before
     for path in place.rglob("*"):
         path.chmod(0o755)
-    runs.run(source, out)
-    runs.check_result(source, out, PAIRS)
+    extractions.run(source, out)
+    extractions.check_result(source, out, PAIRS)

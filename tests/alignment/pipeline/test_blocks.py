@@ -2,14 +2,13 @@
 
 import io
 import re
-from itertools import chain
 
 import pytest
 
 from alignment import Alignment
 from alignment.pipeline.blocks import BlockAligner, ExtractionCounts, ParallelText
 from captum_norm import InvalidInputError
-from tests.alignment.pipeline.runs import Batch
+from tests.runs.extractions import Batch
 
 # Every reason there is, and "too long" on either side.
 LINES = [
@@ -53,9 +52,9 @@ def test_bad_lines_are_reported_in_order_and_become_empty_lines(size: int) -> No
     aligner = BlockAligner(text, diagonal, 3, stop=False, report=told.append)
     blocks = list(text.blocks(size))
     assert [block.first for block in blocks] == list(range(1, 11, size))
-    aligned = [aligner(block) for block in blocks]
-    assert list(chain.from_iterable(block.lines for block in aligned)) == ["0-0 1-1", *[""] * 8, "0-0"]
-    assert sum((block.counts for block in aligned), ExtractionCounts()) == COUNTS
+    records = [aligner(block) for block in blocks]
+    assert b"".join(record.content for record in records) == b"0-0 1-1" + b"\n" * 9 + b"0-0\n"
+    assert sum((ExtractionCounts(**record.notes["counts"]) for record in records), ExtractionCounts()) == COUNTS
     assert COUNTS.bad_lines == len(told) == len(REASONS)
     for message, (number, reason) in zip(told, REASONS.items(), strict=True):
         assert message.startswith(f"<stream>, line {number}: {reason}")
@@ -78,8 +77,9 @@ def test_messages_name_the_file_of_the_side() -> None:
         stream.name = name
     text = ParallelText(*streams)
     told: list[str] = []
-    lines, _ = BlockAligner(text, diagonal, 1, stop=False, report=told.append)(*text.blocks(9))
-    assert lines == [""] * 5
+    (block,) = text.blocks(9)
+    record = BlockAligner(text, diagonal, 1, stop=False, report=told.append)(block)
+    assert record.content == b"\n" * 5
     assert [message.split(": got")[0] for message in told[:4]] == [
         "text.en, line 1",
         "text.en, line 2",
@@ -105,7 +105,7 @@ def test_aligner_is_not_asked_about_nothing() -> None:
 
     text = ParallelText(io.BytesIO(b"a |||\n||| b\n"), None)
     (block,) = text.blocks(2)
-    assert BlockAligner(text, never, 3, stop=False, report=lambda _: None)(block).lines == ["", ""]
+    assert BlockAligner(text, never, 3, stop=False, report=lambda _: None)(block).content == b"\n\n"
 
 
 def test_aligner_that_loses_a_pair_is_caught() -> None:
@@ -115,12 +115,12 @@ def test_aligner_that_loses_a_pair_is_caught() -> None:
         BlockAligner(text, lambda pairs: diagonal(pairs)[:1], 3, stop=False, report=lambda _: None)(block)
 
 
-def test_digest_tells_texts_apart() -> None:
+def test_content_tells_texts_apart() -> None:
     contents = [b"a b ||| c\nd ||| e\n", b"a ||| b c\nd ||| e\n", b"a b ||| c\nd ||| f\n", b"d ||| e\na b ||| c\n"]
-    digests = [block.digest() for content in contents for block in ParallelText(io.BytesIO(content), None).blocks(2)]
-    assert len(set(digests)) == 4
+    blocks = [block for content in contents for block in ParallelText(io.BytesIO(content), None).blocks(2)]
+    assert len({"".join(block.content()) for block in blocks}) == 4
     (again,) = ParallelText(io.BytesIO(b"a b\nd\n"), io.BytesIO(b"c\r\ne")).blocks(2)
-    assert again.digest() == digests[0]
+    assert list(again.content()) == list(blocks[0].content())
 
 
 def test_counts_say_what_they_are() -> None:

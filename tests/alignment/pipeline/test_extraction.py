@@ -14,10 +14,10 @@ import pytest
 from alignment import read_pharaoh
 from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
-from tests.alignment.pipeline import runs
-from tests.alignment.pipeline.runs import align, expected, run, write_text
+from tests.runs import extractions
+from tests.runs.extractions import align, expected, run, write_text
 
-PAIRS = runs.text(23, seed=1)
+PAIRS = extractions.text(23, seed=1)
 OPEN: dict[str, Any] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
 

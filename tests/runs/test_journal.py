@@ -14,23 +14,24 @@ from filelock import FileLock
 from alignment import Alignment
 from alignment.pipeline import Answer, ExtractionCounts, extract
 from alignment.pipeline.blocks import ParallelText
-from alignment.pipeline.journal import Journal
+from alignment.pipeline.extraction import journal_of
 from captum_norm import InvalidInputError
-from tests.alignment.pipeline import runs
-from tests.alignment.pipeline.runs import Batch, align, check_result, expected, interrupt, run, write_text
+from captum_norm.runs import Journal
+from tests.runs import extractions
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
+from tests.runs.extractions import Batch, align, check_result, expected, interrupt, run, write_text
 
 
 def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
-    pairs = runs.text(2 * runs.BLOCK_LINES - 1)
+    pairs = extractions.text(2 * extractions.BLOCK_LINES - 1)
     operation, killed = 0, True
     while killed:
         operation += 1
         folder = tmp_path / str(operation)
         folder.mkdir()
         source, out = write_text(folder / "text", pairs), folder / "out"
-        killed = runs.run_until_killed(source, out, operation)
+        killed = extractions.run_until_killed(source, out, operation)
         if not out.exists():
             run(source, out)
         check_result(source, out, pairs)
@@ -39,11 +40,11 @@ def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
 
 def test_killed_at_random_until_it_is_through(tmp_path: Path) -> None:
     rng = random.Random(0)
-    pairs = runs.text(40 * runs.BLOCK_LINES + 1)
+    pairs = extractions.text(40 * extractions.BLOCK_LINES + 1)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     kills = 0
     while not out.exists() and kills < 100:
-        runs.kill_at_random(runs.start(source, out, delay=0.001), out, rng)
+        extractions.kill_at_random(extractions.start(source, out, delay=0.001), out, rng)
         kills += 1
     check_result(source, out, pairs)
     assert kills > 3
@@ -71,18 +72,18 @@ def test_finished_blocks_are_neither_aligned_nor_counted_again(tmp_path: Path) -
 
 
 def test_torn_block_is_made_again(tmp_path: Path) -> None:
-    pairs = runs.text(12)
+    pairs = extractions.text(12)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     interrupt(source, out, 2)
     part = tmp_path / "out.parts" / "block-000000001"
     content = part.read_bytes()
-    _, block, _ = ParallelText(source, None).blocks(runs.BLOCK_LINES)
-    journal = Journal(out, {"block_lines": 4, "max_words": 8})
+    _, block, _ = ParallelText(source, None).blocks(extractions.BLOCK_LINES)
+    journal = journal_of(out, {"block_lines": 4, "max_words": 8})
     for size in range(len(content)):
         part.write_bytes(content[:size])
-        assert journal.counts(block) is None
+        assert journal.finished(block) is None
     part.write_bytes(content)
-    assert journal.counts(block) is not None
+    assert journal.finished(block) is not None
     part.write_bytes(content[:-4])
     # In a container, the number of a process may well be that of the one that was killed.
     (part.parent / f".block-000000002.{os.getpid()}.tmp").write_text("0-0\n")
@@ -101,7 +102,7 @@ def test_torn_block_is_made_again(tmp_path: Path) -> None:
     ],
 )
 def test_other_settings_are_refused_until_restart(tmp_path: Path, options: dict[str, object], message: str) -> None:
-    pairs = runs.text(9)
+    pairs = extractions.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     interrupt(source, out, 1, settings={"layer": 1})
     with pytest.raises(InvalidInputError, match=f"out.parts holds an .*{message}"):
@@ -112,7 +113,7 @@ def test_other_settings_are_refused_until_restart(tmp_path: Path, options: dict[
 
 
 def test_other_lines_are_refused_where_they_were_read(tmp_path: Path) -> None:
-    pairs = runs.text(12)
+    pairs = extractions.text(12)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     interrupt(source, out, 2)
     changed = [*pairs[:7], ("anders", "different"), *pairs[8:]]
@@ -144,7 +145,7 @@ def test_bad_line_that_was_let_pass_stops_a_strict_run(tmp_path: Path) -> None:
 
 
 def test_old_output_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
-    pairs = runs.text(9)
+    pairs = extractions.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     out.write_text("old\n")
     interrupt(source, out, 1, overwrite=True)
@@ -156,7 +157,7 @@ def test_old_output_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_void_are_not_trusted(tmp_path: Path) -> None:
-    pairs = runs.text(9)
+    pairs = extractions.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     interrupt(source, out, 1)
     (tmp_path / "out.parts" / "job.json").rename(tmp_path / "out.parts" / "job.void")
@@ -168,7 +169,7 @@ def test_blocks_that_are_void_are_not_trusted(tmp_path: Path) -> None:
 
 
 def test_folder_that_was_being_removed_is_removed(tmp_path: Path) -> None:
-    source, out = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out"
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     interrupt(source, out, 1)
     (tmp_path / "out.parts" / "job.json").rename(tmp_path / "out.parts" / "job.void")
     out.touch()
@@ -178,7 +179,7 @@ def test_folder_that_was_being_removed_is_removed(tmp_path: Path) -> None:
 
 
 def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out"
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "remove", failing)
         with pytest.raises(KeyboardInterrupt):
@@ -199,7 +200,7 @@ def failing(_: Journal) -> None:
 @pytest.mark.parametrize("options", [{}, {"restart": True}, {"rank": 1, "world_size": 2}, {"overwrite": True}])
 @pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "out.old.parts"])
 def test_folder_of_the_user_is_left_alone(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    source, out, folder = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out", tmp_path / "out.parts"
+    source, out, folder = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out", tmp_path / "out.parts"
     folder.mkdir()
     (folder / name).write_text("of the user\n")
     if options.get("overwrite"):
@@ -214,7 +215,7 @@ def test_folder_of_the_user_is_left_alone(tmp_path: Path, name: str, options: di
 
 
 def test_output_that_somebody_else_makes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    pairs = runs.text(9)
+    pairs = extractions.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
 
     def slow(batch: Batch) -> list[Alignment | InvalidInputError]:
@@ -275,7 +276,7 @@ def test_refused_pairs_are_refused_again_where_a_block_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    pairs = runs.text(60, seed=2)
+    pairs = extractions.text(60, seed=2)
     assert any("refused" in source for source, _ in pairs)
     source, out, whole = write_text(tmp_path / "text", pairs), tmp_path / "out", tmp_path / "whole"
     told: dict[Path, list[str]] = {out: [], whole: []}
@@ -307,7 +308,7 @@ def test_text_that_is_repaired_is_not_given_the_alignments_of_the_old_one(
 
 
 def test_second_run_is_kept_out(tmp_path: Path) -> None:
-    source, out = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out"
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     interrupt(source, out, 1)
     with (
         FileLock(tmp_path / "out.parts" / "lock"),

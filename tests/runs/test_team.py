@@ -11,16 +11,17 @@ import pytest
 from alignment import Alignment
 from alignment.pipeline import extract, torchrun_rank
 from captum_norm import InvalidInputError
-from captum_norm.runs import Team, team
-from tests.alignment.pipeline import runs
-from tests.alignment.pipeline.runs import Batch, check_result, expected, write_text
+from captum_norm.runs import team
+from captum_norm.runs.team import Team
+from tests.runs import extractions
+from tests.runs.extractions import Batch, check_result, expected, write_text
 
 
 @pytest.mark.parametrize("lines", [0, 1, 30])
 def test_processes_make_the_output_of_one(tmp_path: Path, lines: int) -> None:
-    pairs = runs.text(lines)
+    pairs = extractions.text(lines)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    for process in runs.start(source, out, processes=3):
+    for process in extractions.start(source, out, processes=3):
         process.join()
         assert process.exitcode == 0
     check_result(source, out, pairs)
@@ -28,28 +29,28 @@ def test_processes_make_the_output_of_one(tmp_path: Path, lines: int) -> None:
 
 def test_killed_and_started_again_in_other_numbers(tmp_path: Path) -> None:
     rng = random.Random(0)
-    pairs = runs.text(40 * runs.BLOCK_LINES + 1)
+    pairs = extractions.text(40 * extractions.BLOCK_LINES + 1)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     kills = 0
     while not out.exists() and kills < 100:
-        processes = runs.start(source, out, processes=rng.choice([2, 3]), delay=0.002)
-        runs.kill_at_random(processes, out, rng)
+        processes = extractions.start(source, out, processes=rng.choice([2, 3]), delay=0.002)
+        extractions.kill_at_random(processes, out, rng)
         kills += 1
     check_result(source, out, pairs)
     assert kills > 3
 
 
 def test_blocks_go_round(tmp_path: Path) -> None:
-    pairs = [(f"a{line}", "b") for line in range(5 * runs.BLOCK_LINES)]
+    pairs = [(f"a{line}", "b") for line in range(5 * extractions.BLOCK_LINES)]
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     seen: dict[int, list[str]] = {0: [], 1: []}
 
     def run_as(rank: int) -> None:
         def align(batch: Batch) -> list[Alignment | InvalidInputError]:
             seen[rank].extend(words[0] for words, _ in batch)
-            return runs.align(batch)
+            return extractions.align(batch)
 
-        counts = extract(source, None, align, out, block_lines=runs.BLOCK_LINES, rank=rank, world_size=2)
+        counts = extract(source, None, align, out, block_lines=extractions.BLOCK_LINES, rank=rank, world_size=2)
         assert (counts is None) == (rank == 1)
 
     threads = [threading.Thread(target=run_as, args=(rank,)) for rank in (1, 0)]
@@ -58,21 +59,21 @@ def test_blocks_go_round(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     for rank in (0, 1):
-        assert seen[rank] == [f"a{line}" for line in range(len(pairs)) if line // runs.BLOCK_LINES % 2 == rank]
+        assert seen[rank] == [f"a{line}" for line in range(len(pairs)) if line // extractions.BLOCK_LINES % 2 == rank]
     assert out.read_text() == expected(pairs)
 
 
 def test_no_process_mixes_other_settings_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = write_text(tmp_path / "text", runs.text(9)), tmp_path / "out"
-    runs.interrupt(source, out, 1, settings={"layer": 1})
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
+    extractions.interrupt(source, out, 1, settings={"layer": 1})
     monkeypatch.setattr(Team, "begin", lambda _: None)
     with pytest.raises(InvalidInputError, match="with layer 1, this one has 2"):
-        extract(source, None, runs.align, out, settings={"layer": 2}, rank=1, world_size=2)
+        extract(source, None, extractions.align, out, settings={"layer": 2}, rank=1, world_size=2)
 
 
 def test_streams_are_for_one_process(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="got a stream and 2 processes"):
-        extract(io.BytesIO(), None, runs.align, tmp_path / "out", rank=1, world_size=2)
+        extract(io.BytesIO(), None, extractions.align, tmp_path / "out", rank=1, world_size=2)
 
 
 def test_nobody_takes_the_files_of_an_earlier_run_for_an_answer(
