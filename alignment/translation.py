@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from alignment.teacher_forcing import OnError, TeacherForcedBatch, teacher_forced_batches
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.models.main_input import check_main
+from captum_norm.models import check_main
 
 _ANY_WORD = "a"
 

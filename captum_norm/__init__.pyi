@@ -3,6 +3,7 @@ from .analysis import contextualization_change as contextualization_change
 from .attr import ALTI as ALTI
 from .attr import TOLERANCE as TOLERANCE
 from .attr import AttentionBlockAttribution as AttentionBlockAttribution
+from .attr import AttentionMapAttribution as AttentionMapAttribution
 from .attr import AttentionRollout as AttentionRollout
 from .attr import AttentionTimesGradient as AttentionTimesGradient
 from .attr import AttentionWeights as AttentionWeights
@@ -27,7 +28,11 @@ from .errors import NonFiniteError as NonFiniteError
 from .errors import NotEnoughMemoryError as NotEnoughMemoryError
 from .errors import UnsupportedModelError as UnsupportedModelError
 from .errors import UnsupportedScopeError as UnsupportedScopeError
+from .forward.layer import Layer as Layer
+from .forward.session import Session as Session
 from .maps import AttributionMaps as AttributionMaps
+from .maps import MapUnits as MapUnits
+from .methods import register_method as register_method
 from .models import Difference as Difference
 from .models import FeedForwardLayout as FeedForwardLayout
 from .models import Layout as Layout

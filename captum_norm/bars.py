@@ -54,7 +54,7 @@ def is_asked() -> bool:
 
 
 def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
-    """A bar, to be updated and closed; silent outside of :func:`progress`.
+    """A bar, to be updated and closed; silent outside of :func:`captum_norm.progress`.
 
     Args:
         description: what is going on.

@@ -1,26 +1,17 @@
-"""Lists the methods by name: what commands and comparisons call them, and how they are made."""
+"""Lists the methods by name, for commands and comparisons; what else there is to know of one stands on its class."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from captum_norm.errors import InvalidInputError
 
-@dataclass(frozen=True)
-class MapUnits:
-    """What the numbers are of a method that has maps.
+if TYPE_CHECKING:
+    from captum_norm.attr.base import AttentionMapAttribution
 
-    Attributes:
-        entry: what an entry of its maps is.
-        together: what a score of all layers together is; None for what the aggregation makes of an entry.
-        aggregation: how it makes one score of all layers, where that is no choice.
-        target: what a score is if a number of the output is named.
-    """
-
-    entry: str
-    together: str | None = None
-    aggregation: str | None = None
-    target: str | None = None
+    Method = TypeVar("Method", bound=type[AttentionMapAttribution])
 
 
 @dataclass(frozen=True)
@@ -28,63 +19,94 @@ class NamedMethod:
     """A method that can be asked for by name.
 
     Attributes:
-        title: what tables call it.
-        class_name: its class in ``package``.
+        class_name: its class in ``package``, which is loaded on use.
         package: where the class is; those of ``captum.attr`` become methods by :class:`captum_norm.TokenAttribution`.
-        units: of its maps; None if it has none.
-        target: whether it explains a number of the output: never, if one is named, or always, by default the one that
-            the model predicts.
+        maps: whether it is one with a map of each layer, see :class:`captum_norm.AttentionMapAttribution`.
+        own_title: what tables call it, where its class does not say that.
         options: named arguments of a method of ``captum.attr``, for its ``attribute``.
         requires: another package that it needs.
+        kind: the class, where it is loaded already.
     """
 
-    title: str
     class_name: str
     package: str = "captum_norm.attr"
-    units: MapUnits | None = None
-    target: Literal["never", "optional", "always"] = "never"
-    options: Mapping[str, Any] | None = None
+    maps: bool = True
+    own_title: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     requires: str | None = None
+    kind: Any = None
+
+    def load(self) -> Any:
+        """The class."""
+        return self.kind or getattr(import_module(self.package), self.class_name)
+
+    @property
+    def title(self) -> str:
+        """What tables call the method."""
+        return self.own_title or str(self.load().title)
+
+    @property
+    def target(self) -> str:
+        """Whether it explains a number of the output, ``never``, ``optional`` (if one is named) or ``always``."""
+        return str(self.load().target) if self.maps else "always" if self.package == "captum.attr" else "never"
 
 
 def _captum(title: str, class_name: str, *, requires: str | None = None, **options: Any) -> NamedMethod:
-    return NamedMethod(
-        title, class_name, "captum.attr", target="always", options=MappingProxyType(options), requires=requires
-    )
+    return NamedMethod(class_name, "captum.attr", False, title, MappingProxyType(options), requires)
 
 
-METHODS: Mapping[str, NamedMethod] = MappingProxyType(
-    {
-        "norm": NamedMethod("norms of attention", "NormAttribution", units=MapUnits("norm")),
-        "attention-block": NamedMethod(
-            "norms of the attention block", "AttentionBlockAttribution", units=MapUnits("norm")
-        ),
-        "globenc": NamedMethod("GlobEnc", "GlobEnc", units=MapUnits("norm")),
-        "alti": NamedMethod("ALTI", "ALTI", units=MapUnits("contribution")),
-        "value-zeroing": NamedMethod("value zeroing", "ValueZeroing", units=MapUnits("cosine distance")),
-        "decompx": NamedMethod(
-            "DecompX",
-            "DecompX",
-            units=MapUnits("norm", "norm", aggregation="propagated", target="part of the output"),
-            target="optional",
-        ),
-        "attention-gradient": NamedMethod(
-            "attention × gradient",
-            "AttentionTimesGradient",
-            units=MapUnits("weight × gradient", "relevance"),
-            target="always",
-        ),
-        "weights": NamedMethod("attention weights", "AttentionWeights", units=MapUnits("attention weight")),
-        "rollout": NamedMethod("attention rollout", "AttentionRollout", units=MapUnits("share of rollout")),
-        "saliency": _captum("gradient norm", "Saliency"),
-        "input-gradient": _captum("input × gradient", "InputXGradient"),
-        "integrated-gradients": _captum("integrated gradients", "IntegratedGradients", n_steps=30),
-        "deeplift": _captum("DeepLIFT", "DeepLift"),
-        "gradient-shap": _captum("GradientSHAP", "GradientShap", n_samples=20),
-        "occlusion": _captum("occlusion", "Occlusion"),
-        "shapley": _captum("Shapley value sampling", "ShapleyValueSampling", n_samples=5),
-        "lime": _captum("LIME", "Lime", n_samples=100, requires="sklearn"),
-        "random": NamedMethod("random scores", "RandomScores", "captum_norm.comparison"),
-    }
-)
-"""All of them."""
+_methods = {
+    "norm": NamedMethod("NormAttribution"),
+    "attention-block": NamedMethod("AttentionBlockAttribution"),
+    "globenc": NamedMethod("GlobEnc"),
+    "alti": NamedMethod("ALTI"),
+    "value-zeroing": NamedMethod("ValueZeroing"),
+    "decompx": NamedMethod("DecompX"),
+    "attention-gradient": NamedMethod("AttentionTimesGradient"),
+    "weights": NamedMethod("AttentionWeights"),
+    "rollout": NamedMethod("AttentionRollout"),
+    "saliency": _captum("gradient norm", "Saliency"),
+    "input-gradient": _captum("input × gradient", "InputXGradient"),
+    "integrated-gradients": _captum("integrated gradients", "IntegratedGradients", n_steps=30),
+    "deeplift": _captum("DeepLIFT", "DeepLift"),
+    "gradient-shap": _captum("GradientSHAP", "GradientShap", n_samples=20),
+    "occlusion": _captum("occlusion", "Occlusion"),
+    "shapley": _captum("Shapley value sampling", "ShapleyValueSampling", n_samples=5),
+    "lime": _captum("LIME", "Lime", n_samples=100, requires="sklearn"),
+    "random": NamedMethod("RandomScores", "captum_norm.comparison", False, "random scores"),
+}
+METHODS: Mapping[str, NamedMethod] = MappingProxyType(_methods)
+"""All of them, those of :func:`register_method` included."""
+
+
+def register_method(method: "Method") -> "Method":
+    """Let commands and comparisons know a method of one's own by its ``name``; a class decorator, too.
+
+    Args:
+        method: a class derived from :class:`captum_norm.AttentionMapAttribution`, with ``name``, ``title`` and
+            ``units``.
+
+    Returns:
+        the class.
+
+    Raises:
+        InvalidInputError: it lacks one of these, or another method has its name.
+
+    Example:
+        >>> from captum_norm import ALTI
+        >>> class Interactions(ALTI):
+        ...     title = "interactions"
+        >>> register_method(Interactions)
+        Traceback (most recent call last):
+        captum_norm.errors.InvalidInputError: there is a method called 'alti'; give Interactions another name
+    """
+    missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
+    if missing:
+        raise InvalidInputError(f"{method.__name__} has no {missing[0]}; a method has name, title and units")
+    named = NamedMethod(method.__name__, method.__module__, kind=method)
+    known = _methods.setdefault(method.name, named)
+    # A cell of a notebook may run again.
+    if (known.class_name, known.package) != (named.class_name, named.package):
+        raise InvalidInputError(f"there is a method called {method.name!r}; give {method.__name__} another name")
+    _methods[method.name] = named
+    return method

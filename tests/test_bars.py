@@ -10,7 +10,6 @@ import torch
 from tqdm import tqdm
 from transformers import BertModel
 
-import captum_norm
 from captum_norm import NormAttribution, NormMeter, ValueZeroing, progress
 from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
 from captum_norm.bars import bar, is_asked
@@ -117,10 +116,10 @@ def test_a_bar_counts_the_values_that_are_taken_away(finished: list[object]) -> 
     assert (keys, keys) in finished[1:]
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.units is not None])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.maps])
 def test_a_bar_changes_no_result(name: str) -> None:
     model, ids = classifier(), families.inputs("bert", 0, 2, 30)
-    method = getattr(captum_norm, METHODS[name].class_name)
+    method = METHODS[name].load()
     silent = method(model).attribute(ids, target=1)
     with progress(delay=0):
         torch.testing.assert_close(method(model).attribute(ids, target=1), silent, rtol=0, atol=0)

@@ -435,10 +435,10 @@ def test_encoder_decoder_models(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     model, tokenizer = load(str(folder))
     inputs = dict(tokenizer(TEXT, return_tensors="pt")) | {"decoder_input_ids": torch.tensor([[2, 5, 6]])}
     for method in METHODS.values():
-        if method.units is not None:
+        if method.maps:
             able = True
             try:
-                getattr(captum_norm, method.class_name)(model).maps(inputs)
+                method.load()(model).maps(inputs)
             except CaptumNormError:
                 able = False
             assert able == (method.class_name in told), method.class_name

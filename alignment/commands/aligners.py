@@ -2,15 +2,15 @@
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from alignment.decoding import DECODERS
 from alignment.recipes import COMBINATIONS, RECIPES, Recipe
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,30 +18,7 @@ if TYPE_CHECKING:
     from alignment.aligner import WordAligner, Words
 
 
-@dataclass(frozen=True)
-class Method:
-    """A method of the command line.
-
-    Attributes:
-        class_name: the class in :mod:`captum_norm`.
-        options: what it is told besides the model.
-        per_head: whether its maps split into heads.
-    """
-
-    class_name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    per_head: bool = False
-
-
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "norms": Method("NormAttribution", per_head=True),
-        "norms-res-ln": Method("NormAttribution", {"scope": "attn_res_ln"}),
-        "block": Method("AttentionBlockAttribution"),
-        "weights": Method("AttentionWeights", per_head=True),
-    }
-)
-"""The methods by name."""
+CHOICES = ("norm", "attention-block", "weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     maps = parser.add_argument_group("the maps")
     maps.add_argument(
         "--method",
-        choices=METHODS,
-        default="norms",
-        help="norms of what cross-attention adds up, the same carried through residual connection and normalisation, "
-        "norms of the whole attention block, or attention weights (default: %(default)s)",
+        choices=CHOICES,
+        default="norm",
+        help="norms of what cross-attention adds up, norms of the whole attention block, or attention weights "
+        "(default: %(default)s)",
+    )
+    maps.add_argument(
+        "--scope",
+        help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; attn or attn_res for weights "
+        "(default: the first)",
     )
     maps.add_argument(
         "--layer",
@@ -101,18 +83,20 @@ def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: a
     Raises:
         CaptumNormError: the model has no such layer, head or maps, or a number is out of range.
     """
-    import captum_norm
     from alignment.aligner import WordAligner, without_head
 
     recipe = _recipe(options)
     recipe({"AWI": [[1.0, 0.0]], "AWO": [[1.0, 0.0]]}, "AWI")
-    chosen = METHODS[options.method]
-    if options.head is not None and not chosen.per_head:
-        raise InvalidInputError(f"the method {options.method} has no maps of single heads; leave out --head")
+    scope = {} if options.scope is None else {"scope": options.scope}
+    method = METHODS[options.method].load()(without_head(model), **scope)
+    if options.head is not None and method.scope != "attn":
+        raise InvalidInputError(
+            f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; leave out --head'
+        )
     aligner = WordAligner(
         model,
         tokenizer,
-        getattr(captum_norm, chosen.class_name)(without_head(model), **chosen.options),
+        method,
         options.layer,
         options.setting,
         head=options.head,
@@ -138,6 +122,7 @@ def identity(options: argparse.Namespace, aligner: "WordAligner") -> dict[str, s
     """What a run is continued with: the method, the choice of maps and the recipe."""
     return {
         "method": options.method,
+        "scope": options.scope,
         "maps": None if aligner.choice is None else str(aligner.choice),
         "recipe": str(aligner.recipe),
         "max_tokens": options.max_tokens,

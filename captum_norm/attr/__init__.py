@@ -1,8 +1,9 @@
-"""The attribution methods, one a file."""
+"""The attribution methods, one in each file."""
 
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.decompx import Decomposition, DecompX, TokenVectors
 from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measurements import Measurements
@@ -18,6 +19,7 @@ __all__ = [
     "ALTI",
     "TOLERANCE",
     "AttentionBlockAttribution",
+    "AttentionMapAttribution",
     "AttentionRollout",
     "AttentionTimesGradient",
     "AttentionWeights",

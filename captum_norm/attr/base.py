@@ -359,7 +359,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return known or "mean"
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
-        """What :meth:`scores` returns, of maps as they are."""
+        """What :meth:`captum_norm.NormAttribution.scores` returns, of maps as they are."""
         stack = maps.self_attention
         head = self._head_position(maps) if position is None else None
         rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)

@@ -17,8 +17,6 @@ from captum_norm.methods import METHODS
 if TYPE_CHECKING:
     from captum_norm.attr.base import AttentionMapAttribution
 
-_UNITS = {name: method.units for name, method in METHODS.items() if method.units is not None}
-
 
 def _layer(text: str) -> int:
     try:
@@ -36,7 +34,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_text_option(parser)
     add_model(parser)
-    parser.add_argument("--method", default="norm", choices=_UNITS, help="the method (default: %(default)s)")
+    names = [name for name, method in METHODS.items() if method.maps]
+    parser.add_argument("--method", default="norm", choices=names, help="the method (default: %(default)s)")
     add_target(
         parser,
         "the output to explain, for attention-gradient and decompx: its number, a label of a classifier or tagger, or "
@@ -103,9 +102,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution":
-    from captum_norm import attr
-
-    kind = getattr(attr, METHODS[options.method].class_name)
+    kind = METHODS[options.method].load()
     given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
     for name in given.keys() - inspect.signature(kind).parameters.keys():
         raise InvalidInputError(f"the method {options.method} has no --{name}")
@@ -140,7 +137,7 @@ def _explain(
 ) -> Explanation:
     from captum_norm.models.heads import read_position
 
-    units, wanted = _UNITS[options.method], METHODS[options.method].target
+    units, wanted = method.units, method.target
     count = method.count_layers(inputs)
     index = None if options.layer is None else _index(options.layer, count)
     layers = None if index is None else [index]

@@ -1,8 +1,7 @@
 """Makes methods by name, and tells what was chosen in them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -66,7 +65,7 @@ def make_method(
     method = METHODS[name]
     if method.requires is not None and find_spec(method.requires) is None:
         raise InvalidInputError(f"needs the package {method.requires}, which is not installed")
-    kind: Callable[..., Any] = getattr(import_module(method.package), method.class_name)
+    kind = method.load()
     if method.package == _CAPTUM:
         return TokenAttribution(
             model,
@@ -76,7 +75,7 @@ def make_method(
             keep_special=keep_special,
             readout=readout,
             batch_size=batch_size,
-            **(method.options or {}),
+            **method.options,
         )
     made: Attribution = kind(model, **({} if method.target == "never" else {"readout": readout}))
     return made

@@ -49,7 +49,7 @@ class Layer:
 
     @property
     def output(self) -> Tensor:
-        """What the model computed at the block's end, (B, Q, D): behind the norm on the residual sum, or the sum."""
+        """What the model computed at the block's end, (B, Q, D), which is the residual sum or the norm behind it."""
         return self.tensors.total if self.tensors.normed is None else self.tensors.normed
 
     @cached_property
@@ -65,7 +65,7 @@ class Layer:
 
     @cached_property
     def scaled_weights(self) -> Tensor:
-        """The weights times 1/σ, (B, H, Q, K): what keys give is by these, ``values`` and ``projection``."""
+        """The weights times 1/σ, (B, H, Q, K). What keys give is the product with ``values`` and ``projection``."""
         scale = self.scales.divide(torch.ones_like(self.output[..., :1]))
         return self.weights * scale.squeeze(-1)[:, None, :, None]
 

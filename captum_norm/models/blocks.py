@@ -74,7 +74,7 @@ class Block:
 
     @cached_property
     def norm_behind(self) -> NormReader | None:
-        """The norm on the residual sum: that of the block, or the one that its feed-forward block begins with."""
+        """The norm on the residual sum, that of the block, or the one that its feed-forward block begins with."""
         if self.final_norm is not None or self.feed_forward is None or self.feed_forward.parallel:
             return self.final_norm
         return self.feed_forward.norm

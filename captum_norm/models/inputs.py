@@ -118,7 +118,7 @@ class ModelCall:
         return queries, self.decoder if role == "decoder" else self.positions
 
     def run(self) -> Any:
-        """What the model returns; what its own code refuses becomes an :class:`InvalidInputError`."""
+        """What the model returns; what its own code refuses becomes an :class:`~captum_norm.InvalidInputError`."""
         try:
             return self.model(**self.arguments)
         except (CaptumNormError, torch.OutOfMemoryError):

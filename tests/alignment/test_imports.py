@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -52,11 +52,6 @@ WITHOUT_TORCH = {
 NO_TORCH = {"InvalidInputError", "bars", "characters", "files", "identity", "runs", "texts"}
 """What they may import of captum_norm."""
 
-EXCEPTIONS: Mapping[str, str] = {
-    "translation.py: captum_norm.models.main_input.check_main": "captum_norm.models is to export it",
-}
-"""Breaches that stand for now, ``"FILE: NAME"``, and why. One that no longer occurs must be deleted here."""
-
 
 def documented() -> tuple[set[str], set[str]]:
     """The modules of captum_norm all of whose names the reference documents, and its single names."""
@@ -105,11 +100,7 @@ def breaches() -> Iterator[str]:
 
 
 def test_files_import_what_their_place_allows() -> None:
-    assert sorted(set(breaches()) - EXCEPTIONS.keys()) == []
-
-
-def test_exceptions_still_occur() -> None:
-    assert sorted(EXCEPTIONS.keys() - set(breaches())) == []
+    assert sorted(breaches()) == []
 
 
 @pytest.mark.parametrize(

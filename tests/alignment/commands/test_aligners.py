@@ -34,16 +34,17 @@ def test_defaults(shipped: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "scope"),
+    ("words", "kind", "scope"),
     [
-        ("norms", NormAttribution, "attn"),
-        ("norms-res-ln", NormAttribution, "attn_res_ln"),
-        ("block", AttentionBlockAttribution, "atb"),
-        ("weights", AttentionWeights, "attn"),
+        (["--method=norm"], NormAttribution, "attn"),
+        (["--method=norm", "--scope=attn_res_ln"], NormAttribution, "attn_res_ln"),
+        (["--method=attention-block"], AttentionBlockAttribution, "atb"),
+        (["--method=weights"], AttentionWeights, "attn"),
+        (["--method=weights", "--scope=attn_res"], AttentionWeights, "attn_res"),
     ],
 )
-def test_methods(shipped: tuple[Any, Any], name: str, kind: Any, scope: str) -> None:
-    method: Any = aligners.word_aligner(*shipped, parsed(f"--method={name}", "--layer=0")).method
+def test_methods(shipped: tuple[Any, Any], words: list[str], kind: Any, scope: str) -> None:
+    method: Any = aligners.word_aligner(*shipped, parsed(*words, "--layer=0")).method
     assert type(method) is kind
     assert method.scope == scope
     assert method.model is shipped[0].model
@@ -134,7 +135,8 @@ def test_options_that_are_refused(words: str, message: str) -> None:
         ("--layer=3", "got layer 3; the model has 3: 0 to 2"),
         ("--layer=-4", "got layer -4; the model has 3"),
         ("--layer=0 --head=4", "got head 4; the model has 4: 0 to 3"),
-        ("--method=block --head=auto", "the method block has no maps of single heads; leave out --head"),
+        ("--method=attention-block --head=auto", "the method attention-block has no maps of single heads at the scope"),
+        ("--scope=atb", 'got the scope "atb"; NormAttribution has the scopes attn, attn_res, attn_res_ln'),
         ("--decoder=threshold:share=1", "got share 1.0, expected 0 ≤ share < 1"),
         ("--decoder=best", "got the decoder 'best'; expected one of argmax, "),
         ("--decoder=argmax:share=1", "the options do not fit the decoder argmax: got an unexpected keyword argument"),

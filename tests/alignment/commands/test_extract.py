@@ -71,24 +71,24 @@ def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "method", "options"),
     [
-        ("--layer=1", "norms", {"layer": 1}),
+        ("--layer=1", "norm", {"layer": 1}),
         ("--layer=-1 --setting=AWO --method=weights", "weights", {"layer": -1, "setting": "AWO"}),
-        ("--layer=1 --head=2 --recipe=mutual", "norms", {"layer": 1, "head": 2, "recipe": "mutual"}),
-        ("--layer=0 --method=norms-res-ln", "norms-res-ln", {"layer": 0}),
-        ("--layer=0 --method=block", "block", {"layer": 0}),
+        ("--layer=1 --head=2 --recipe=mutual", "norm", {"layer": 1, "head": 2, "recipe": "mutual"}),
+        ("--layer=0 --scope=attn_res_ln", "attn_res_ln", {"layer": 0}),
+        ("--layer=0 --method=attention-block", "attention-block", {"layer": 0}),
         (
             "--setting=auto --layer=highest-norm --head=auto",
-            "norms",
+            "norm",
             {"setting": "auto", "layer": "highest-norm", "head": "auto"},
         ),
         (
             "--layer=0 --recipe=hmm --decoder=mutual-argmax --null --combination=sum --other=2 --prior=2 --no-sinkhorn",
-            "norms",
+            "norm",
             {"layer": 0, "recipe": Recipe(other=2.0, prior=2.0, decoder="mutual-argmax")},
         ),
         (
             "--layer=0 --sinkhorn --decoder=hmm-viterbi:null_penalty=1:jump_penalty=0.5",
-            "norms",
+            "norm",
             {
                 "layer": 0,
                 "recipe": Recipe(
@@ -102,9 +102,9 @@ def test_options_are_those_of_the_api(words: str, method: str, options: dict[str
     model, tokenizer = load_shipped_model("fr-en")
     base = without_head(model)
     made: dict[str, Any] = {
-        "norms": NormAttribution(base),
-        "norms-res-ln": NormAttribution(base, scope="attn_res_ln"),
-        "block": AttentionBlockAttribution(base),
+        "norm": NormAttribution(base),
+        "attn_res_ln": NormAttribution(base, scope="attn_res_ln"),
+        "attention-block": AttentionBlockAttribution(base),
         "weights": AttentionWeights(base),
     }
     aligner = WordAligner(model, tokenizer, made[method], **options)

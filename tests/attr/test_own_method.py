@@ -1,0 +1,128 @@
+"""A method of one's own, as the how-to writes it: one function, and all else comes by itself."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertModel
+
+from captum_norm import AttentionMapAttribution, InvalidInputError, Layer, MapUnits, compare, register_method
+from captum_norm.aggregation import normalize_rows
+from captum_norm.methods import METHODS
+from tests import classifiers, encoder_decoders, families, oracle, tiny
+from tests.families import FAMILIES
+from tests.test_readme import blocks
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "write-a-method.md"
+
+
+def own_method() -> Any:
+    """The class that the page defines."""
+    names: dict[str, Any] = {"__name__": __name__}
+    with mock.patch.dict("captum_norm.methods._methods"):
+        exec(compile(blocks(PAGE, "python")[0], str(PAGE), "exec"), names)
+    return names["Projection"]
+
+
+def test_it_is_short() -> None:
+    assert len(blocks(PAGE, "python")[0].strip().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "deberta-v2", "vit"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_map_is_what_the_page_says(name: str, seed: int) -> None:
+    family = FAMILIES[name]
+    model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, dtype=torch.float64)
+    maps = own_method()(model).maps(inputs)
+    for layer, found in zip(oracle.layers(family, model, inputs), maps.self_attention.unbind(1), strict=True):
+        vectors, constant = layer.vectors("atb")
+        output = vectors.sum(2) + constant
+        along = torch.einsum("bqkd,bqd->bqk", vectors, output).clamp(min=0)
+        torch.testing.assert_close(found, along / along.sum(-1, keepdim=True), rtol=1e-6, atol=1e-8)
+    assert maps.convergence_delta is not None
+    assert maps.convergence_delta.max() < (1e-6 if family.single else 1e-11)
+
+
+def test_padding_batches_layers_and_positions() -> None:
+    model = classifiers.classifier()
+    ids, mask = classifiers.sentences([7, 11, 5])
+    method = own_method()(model)
+    scores = method.attribute(ids, additional_forward_args=mask)
+    assert not scores[mask == 0].any()
+    for row in range(len(ids)):
+        alone = method.attribute(classifiers.alone(ids, mask, row))
+        torch.testing.assert_close(classifiers.alone(scores, mask, row), alone)
+    layer = method.attribute(ids, additional_forward_args=mask, layer=-1, position="last")
+    torch.testing.assert_close(layer.sum(1), torch.ones(3, dtype=torch.float64))
+    assert method.maps(ids, mask, layers=[1]).encoder.shape == (3, 1, 11, 11)
+    with pytest.raises(InvalidInputError, match="Projection has no maps of single heads"):
+        method.maps(ids, mask, per_head=True)
+
+
+def test_all_stacks_of_an_encoder_decoder() -> None:
+    maps = own_method()(encoder_decoders.build("bart")).maps(encoder_decoders.inputs("bart"))
+    for stack in (maps.encoder, maps.decoder, maps.cross):
+        assert stack is not None
+        torch.testing.assert_close(stack.sum(-1), torch.ones_like(stack[..., 0]))
+
+
+def test_comparisons_know_it_by_name() -> None:
+    model = classifiers.classifier()
+    ids, mask = classifiers.sentences([7, 6])
+    with mock.patch.dict("captum_norm.methods._methods"):
+        register_method(own_method())
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        comparison = compare(model, inputs, methods=["projection", "norm"], tokenizer=classifiers.TOKENIZER)
+    assert comparison.results["projection"].title == "projection on the output"
+    assert "projection" not in METHODS
+
+
+def test_the_file_runs_as_the_command_line(tmp_path: Path) -> None:
+    file, folder = tmp_path / "projection.py", tmp_path / "model"
+    file.write_text(blocks(PAGE, "python")[0], encoding="utf-8")
+    folder.mkdir()
+    tiny.save_tiny(BertModel(tiny.bert_config()), folder)
+    words = ["explain", "a dog runs", "--model", str(folder), "--method", "projection", "--out", "page.html"]
+    done = subprocess.run(
+        [sys.executable, str(file), *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "projection" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+class Flat(AttentionMapAttribution):
+    """A map of another shape than was asked for."""
+
+    name, title, units = "flat", "flat", MapUnits("nothing")
+
+    def layer_map(self, layer: Layer) -> Tensor:
+        return normalize_rows(layer.weights).flatten(2)
+
+
+class Nothing(AttentionMapAttribution):
+    """A class without the function."""
+
+
+def test_mistakes_are_told_of() -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    with pytest.raises(InvalidInputError, match=r"layer_map gave a map of shape \(3, 4, 121\); expected"):
+        Flat(model).maps(ids)
+    with pytest.raises(NotImplementedError, match="Nothing defines neither layer_map nor maps_of"):
+        Nothing(model).maps(ids)
+    with pytest.raises(InvalidInputError, match="Nothing has no name"):
+        register_method(Nothing)
+    taken = type("Other", (Flat,), {"name": "alti"})
+    with pytest.raises(InvalidInputError, match="there is a method called 'alti'; give Other another name"):
+        register_method(taken)
