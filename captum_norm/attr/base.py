@@ -296,13 +296,13 @@ class AttentionMapAttribution(Attribution, ABC):
                 take, and True at real queries, (B, Q), or None where all are.
             feed_forward: whether the reducers need the tensors of the feed-forward blocks.
         """
-        session, budget = self.session, MemoryBudget(self.session.memory_budget)
+        session = self.session
 
         def reducer(place: Place, block: Block | None) -> MapReducer:
             queries, _ = call.positions_of(place.role)
             known = cast(Block, block)  # blocks are given below
             dtype = torch.promote_types(session.accumulate, known.dtype)
-            return make(known, dtype, budget, queries.real)
+            return make(known, dtype, call.budget, queries.real)
 
         def work() -> AttributionMaps:
             blocks = session.blocks(call, feed_forward=feed_forward)

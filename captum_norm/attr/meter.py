@@ -189,7 +189,6 @@ def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackN
         # Vectors of layers that nobody asked for would take far longer than counting the layers.
         request = request.counted(session.sizes(call))
     blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else None
-    budget = MemoryBudget(session.memory_budget)
 
     def make(place: Place, block: Block | None) -> MeasuredLayer:
         weights = WeightReducer(per_head=request.per_head) if request.weights else None
@@ -197,7 +196,7 @@ def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackN
             return MeasuredLayer(weights, None)
         check_scopes(session.name, request.scopes, block)
         queries, _ = call.positions_of(place.role)
-        return _norm_reducer(session, request, block, weights, budget, queries.real)
+        return _norm_reducer(session, request, block, weights, call.budget, queries.real)
 
     forming = any(block.forms_vectors(scope) for block in (blocks or {}).values() for scope in request.scopes)
     reduced = session.reduce(call, request, make, blocks, feed_forward=feed_forward, twice=forming)

@@ -62,13 +62,13 @@ class ValueZeroing(AttentionMapAttribution):
         return self.session.explain(lambda: self._zeroed(call, request))
 
     def _zeroed(self, call: ModelCall, request: Request) -> AttributionMaps:
-        session, budget = self.session, MemoryBudget(self.session.memory_budget)
+        session = self.session
         around = set(layer_of(self.model, session.blocks(call)).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
         with session.progress(call) as advance, _noted(around, calls):
-            causal = record(call, lambda *_: None, None, budget, advance)
-        shared = self._shared(call, around, budget) if call.batch > 1 else [set[_Path]()] * len(calls)
+            causal = record(call, lambda *_: None, None, advance)
+        shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
         wanted = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
         keys = sum(one.output.shape[:2].numel() for _, one in wanted)
         maps = []
@@ -76,18 +76,18 @@ class ValueZeroing(AttentionMapAttribution):
             for index, one in wanted:
                 dtype = torch.promote_types(session.accumulate, one.output.dtype)
                 examples = (one.example(example, call.batch, shared[index]) for example in range(call.batch))
-                columns = [self._distances(call, example, index, dtype, budget, shown.update) for example in examples]
+                columns = [self._distances(call, example, index, dtype, shown.update) for example in examples]
                 maps.append(torch.cat(columns))
         return stacked_maps(call, {"self": maps}, {}, causal=causal)
 
-    def _shared(self, call: ModelCall, layers: set[nn.Module], budget: MemoryBudget) -> list[set[_Path]]:
+    def _shared(self, call: ModelCall, layers: set[nn.Module]) -> list[set[_Path]]:
         """Of each call of a layer, the arguments that are as long as the batch without an axis of examples.
 
         They are as long for one example, as MPT's biases of positions are if there are as many heads as examples.
         """
         alone: list[_LayerCall] = []
         with torch.no_grad(), _noted(layers, alone):
-            record(call.example(0), lambda *_: None, None, budget)
+            record(call.example(0), lambda *_: None, None)
         return [one.as_long_as(call.batch) for one in alone]
 
     def _distances(
@@ -96,11 +96,10 @@ class ValueZeroing(AttentionMapAttribution):
         one: "_LayerCall",
         index: int,
         dtype: torch.dtype,
-        budget: MemoryBudget,
         advance: Callable[[int], object],
     ) -> Tensor:
         """One example's map of one layer, (1, Q, K)."""
-        queries, step = one.output.shape[1], self._copies(one.output, budget)
+        queries, step = one.output.shape[1], self._copies(one.output, call.budget)
         columns = []
         for start in range(0, queries, step):
             keys = slice(start, min(start + step, queries))

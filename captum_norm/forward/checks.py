@@ -23,6 +23,9 @@ few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention
 """
 
 
+# The devices with automatic mixed precision.
+AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
+
 Results = TypeVar("Results")
 
 
@@ -121,8 +124,8 @@ def refuse_autocast(model: nn.Module) -> None:
     Raises:
         InvalidInputError: if it is on for the model's device.
     """
-    devices = {parameter.device.type for parameter in model.parameters()}
-    if any(torch.is_autocast_enabled(device) for device in devices - {"meta"}):
+    enabled = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]
+    if enabled and any(parameter.device.type in enabled for parameter in model.parameters()):
         raise InvalidInputError(
             "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
             "(model.bfloat16()), whose vectors are added up in float32"

@@ -128,7 +128,6 @@ def record(
     call: ModelCall,
     make_reducer: ReducerFactory,
     blocks: Mapping[nn.Module, Block] | None,
-    budget: MemoryBudget | None = None,
     advance: Callable[[int], object] = lambda _: None,
     *,
     feed_forward: bool = False,
@@ -140,7 +139,6 @@ def record(
         make_reducer: called with the layer's place, in the order of the forward pass, and its block; None for a layer
             that is not requested.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
-        budget: how much memory the making and reduction of attention weights may take at a time.
         advance: told how many queries have been treated since it was last called; a reducer that attends to them once
             more tells it, too.
         feed_forward: also hand on the tensors of the feed-forward blocks; each attention block is then finished when
@@ -154,9 +152,7 @@ def record(
             not be.
     """
     stacks = call.stacks()
-    recorder = _Recorder(
-        make_reducer, blocks, MemoryBudget() if budget is None else budget, advance, stacks, feed_forward
-    )
+    recorder = _Recorder(make_reducer, blocks, call.budget, advance, stacks, feed_forward)
     # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
     with call.attention_through(recorder.attention), recorder.watching():
         call.run()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import torch
@@ -114,6 +114,7 @@ class Session:
             NonFiniteError: its weights contain NaN or infinity.
         """
         call = bind_inputs(self.model, inputs, additional_forward_args)
+        call = replace(call, budget=MemoryBudget(self.memory_budget))
         with self._naming_weights():
             state = verify(call, EXCERPT)
         if state != self._state:
@@ -200,8 +201,7 @@ class Session:
 
         self.expect_room(call, request)
         with self.progress(call, request if twice else None) as advance:
-            budget = MemoryBudget(self.memory_budget)
-            causal = record(call, requested, blocks, budget, advance, feed_forward=feed_forward)
+            causal = record(call, requested, blocks, advance, feed_forward=feed_forward)
         check_seen(self.model, found, request)
         stacks = {role: reducers for role, reducers in found.items() if request.has_stack(role)}
         indices = {role: layer_indices(request.layers, len(reducers)) for role, reducers in stacks.items()}

@@ -13,6 +13,8 @@ Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
 """What a module was called with: its arguments by place and by name."""
 End = Literal["input", "output", "arguments", "result"]
+# The class around a model that torch.compile gives.
+COMPILED = "OptimizedModule"
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -92,10 +94,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     with EXPLAINING, ExitStack() as stack:
         # Seen only now: until this thread's turn came, another one may have had the model in eval mode.
-        training = [module for module in model.modules() if module.training]
+        modules = list(model.modules())
+        training = [module for module in modules if module.training]
         if training:
             stack.enter_context(explaining(model))
-        if any(map(_is_compiled, model.modules())):
+        if any(module._compiled_call_impl is not None or module.__class__.__name__ == COMPILED for module in modules):
             # A compiler would trace what is put into the model, too, and once for every call.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in training:
@@ -105,7 +108,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None

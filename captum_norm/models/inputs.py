@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from traceback import walk_tb
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
+from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
@@ -91,6 +92,7 @@ class ModelCall:
         positions: of the inputs; of the encoder's in an encoder–decoder model.
         decoder: positions of the decoder's inputs in an encoder–decoder model.
         tokens: the tokens' texts, if the inputs brought them.
+        budget: how much memory pieces of what is computed for this call may take.
     """
 
     model: nn.Module
@@ -101,6 +103,7 @@ class ModelCall:
     positions: Positions
     decoder: Positions
     tokens: Sequence[Sequence[str]] | None
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
 
     def stacks(self) -> Stacks:
         """What checks the attention calls of a forward pass."""

@@ -21,7 +21,6 @@ from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits
-from captum_norm.memory import MemoryBudget
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.outputs import (
@@ -264,7 +263,7 @@ class DecompX(AttentionMapAttribution):
     def _propagation(self, call: ModelCall) -> Iterator[Propagation]:
         """What runs the parts of a call's examples, with a bar."""
         name, length = type(self.model).__name__, call.positions.length
-        sharing, budget = None if self.bias == "apart" else self.bias, MemoryBudget(self.session.memory_budget)
+        sharing, budget = None if self.bias == "apart" else self.bias, call.budget
         with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
             yield Propagation(self.model, self.session.blocks(call), self._steps, sharing, budget, shown.update)
 

@@ -7,7 +7,7 @@ a context is open. Files that do not look it up are told to attend eagerly, and 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -74,9 +74,11 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, _mask)
     with explaining(model):
-        choices = _choices(model)
+        modules = list(model.modules())
+        choices = _choices(modules)
         seam = _Seam(function)
-        if not all(_uses_interface(module) for module in model.modules() if _is_model(module, model)):
+        models = [model, *(module for module in modules if isinstance(module, PreTrainedModel))]
+        if not all(map(_uses_interface, models)):
             seam.products = AttentionProducts(model, seam.attend)
         token = _current.set(seam)
         before = [getattr(config, CONFIG_KEY) for config, _ in choices]
@@ -118,19 +120,14 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _choices(model: nn.Module) -> list[tuple[Any, str]]:
-    """The configurations in a model, and what to choose in each: ours only if some file that reads it knows it."""
+def _choices(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
+    """The configurations of some modules, and what to choose in each: ours only if a file that reads it knows it."""
     found: dict[int, tuple[Any, str]] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
+    for module in modules:
+        config = vars(module).get("config")
         if config and hasattr(config, CONFIG_KEY) and found.get(id(config), (None, ""))[1] != NAME:
             found[id(config)] = (config, NAME if _uses_interface(module) else "eager")
     return list(found.values())
-
-
-def _is_model(module: nn.Module, model: nn.Module) -> bool:
-    """Whether a module is the model, or one in it that could stand alone."""
-    return module is model or isinstance(module, PreTrainedModel)
 
 
 def _uses_interface(module: nn.Module) -> bool:
