@@ -1,4 +1,4 @@
-"""``norm-align extract``: parallel text to alignments in Pharaoh format."""
+"""Runs ``norm-align extract``: parallel text to alignments in Pharaoh format."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""From parallel text of any size to a Pharaoh file: block by block, resumable, in several processes."""
+"""Aligns parallel text of any size, block by block, resumably, in several processes."""
 
 from alignment.pipeline.blocks import Aligner, Answer, ExtractionCounts, SteadyAligner
 from alignment.pipeline.extraction import BadLines, extract

@@ -1,4 +1,4 @@
-"""``extract``: parallel text in, a line in Pharaoh format out for each of its lines."""
+"""Extracts alignments: parallel text in, a line in Pharaoh format out for each of its lines."""
 
 import os
 import sys

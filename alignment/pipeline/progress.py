@@ -1,4 +1,4 @@
-"""What a run shows on standard error: a bar, and messages above it."""
+"""Shows on standard error how far a run is: a bar, and messages above it."""
 
 import sys
 from os import PathLike

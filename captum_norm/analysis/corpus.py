@@ -1,4 +1,4 @@
-"""Text of any size in blocks: by lines, or by documents that blank lines separate."""
+"""Reads text of any size in blocks, by lines or by documents that blank lines separate."""
 
 import hashlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is measured of each token, one row for each, as a Parquet file."""
+"""Writes what is measured of each token, one row for each, as a Parquet file."""
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""The attribution methods, one in each file."""
+"""Has the attribution methods, one in each file."""
 
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution

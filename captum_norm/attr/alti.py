@@ -1,4 +1,4 @@
-"""ALTI and ALTI+: how near each token's vector is to the attention block's output, rolled out."""
+"""Computes ALTI and ALTI+: how near each token's vector is to the attention block's output, rolled out."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""The attention block as a whole, and on through the feed-forward block."""
+"""Measures the attention block as a whole by norms, and on through the feed-forward block."""
 
 from typing import Literal, Unpack
 

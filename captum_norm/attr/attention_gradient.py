@@ -1,4 +1,4 @@
-"""Attention weights times their gradients, rolled out."""
+"""Multiplies attention weights by their gradients and rolls them out."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The common interface of all methods: ``attribute`` and ``maps``. A method of one's own needs one function."""
+"""Defines the interface of all methods, ``attribute`` and ``maps``; a method of one's own adds one function."""
 
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence

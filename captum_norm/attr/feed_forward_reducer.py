@@ -1,4 +1,4 @@
-"""What is kept of a layer at the scopes that go through its feed-forward network: vectors are formed, some at a time.
+"""Reduces a layer behind its feed-forward network to norms; vectors are formed, some at a time.
 
 The slopes of the activations belong to the query, so norms do not follow from inner products of the model's weights as
 they do for attention. The sum over keys is that of the vectors themselves.

@@ -1,4 +1,4 @@
-"""The whole encoder layer by norms: both normalisations, both residual connections."""
+"""Measures whole encoder layers by norms, both normalisations and both residual connections included: GlobEnc."""
 
 from dataclasses import dataclass
 from typing import Unpack, cast

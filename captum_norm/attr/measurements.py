@@ -1,4 +1,4 @@
-"""The results of several norm analyses of one stack of layers, put together from those of its layers."""
+"""Puts the measurements of single layers together, by stack."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

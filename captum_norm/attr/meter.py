@@ -1,4 +1,4 @@
-"""Several norm analyses from one forward pass; what the attribution methods stand on."""
+"""Measures norms, mixing ratios and weights of all layers in one forward pass."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, get_args

@@ -1,4 +1,4 @@
-"""What is kept of each attention block: maps, mixing ratios, completeness errors."""
+"""Reduces an attention block to its maps, mixing ratios and completeness errors, without forming its vectors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Attention explained by the norms of the vectors it adds up, not by its weights alone."""
+"""Explains attention by the norms of the vectors it adds up, not by its weights alone."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack

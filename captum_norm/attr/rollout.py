@@ -1,4 +1,4 @@
-"""Attention rollout."""
+"""Rolls attention weights out over the layers."""
 
 from typing import Unpack
 

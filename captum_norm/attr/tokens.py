@@ -1,4 +1,4 @@
-"""Captum's gradient and perturbation methods as token attributions."""
+"""Makes token attributions of Captum's gradient and perturbation methods."""
 
 import inspect
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Value zeroing: how much a layer's output turns when one token's value vector is taken away."""
+"""Measures how much a layer's output turns when one token's value vector is zeroed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""Products of a model's weights that every input needs: computed once, kept until a weight changes."""
+"""Keeps products of a model's weights that every input needs, until a weight changes."""
 
 from dataclasses import dataclass
 from typing import cast

@@ -1,4 +1,4 @@
-"""The baseline: attention weights themselves."""
+"""Explains attention by its weights alone: the baseline."""
 
 from dataclasses import replace
 from typing import Literal, Unpack, cast

@@ -1,4 +1,4 @@
-"""Gradients of a call's output, whatever mode the caller is in."""
+"""Turns gradients on, whatever mode the caller is in."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

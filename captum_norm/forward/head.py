@@ -1,4 +1,4 @@
-"""Where a model's head reads, seen by the gradient of its output with respect to what the last attention layer gives.
+"""Sees where a model's head reads, by the gradient of its output with respect to what the last attention layer gives.
 
 Behind that layer nothing but the head brings positions together.
 """

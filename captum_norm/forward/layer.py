@@ -1,4 +1,4 @@
-"""One attention block as a method sees it: its weights, values and hidden states, in one precision."""
+"""Shows a method one attention block: its weights, values and hidden states, in one precision."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One forward pass with every attention block's tensors handed to a reducer as soon as they exist.
+"""Records one forward pass: hands the tensors of every attention block to a reducer as soon as they exist.
 
 Attention weights are produced for a few query rows at a time and reduced at once, so they are never held for a whole
 long sequence; the other tensors of a block live until its last one has come. The model is left as it was.

@@ -1,4 +1,4 @@
-"""The mathematics: tensors in, tensors out; knows neither models nor Captum."""
+"""Has the mathematics: tensors in, tensors out; it knows neither models nor Captum."""
 
 from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
 from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias

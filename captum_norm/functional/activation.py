@@ -1,4 +1,4 @@
-"""Sharing an activation's output among the parts of its input: integrated gradients along a straight path.
+"""Shares an activation's output among the parts of its input: integrated gradients along a straight path.
 
 For a pre-activation z that is a sum of parts, on the path o + t (z − o) from an origin o, the part a of z − o gets
 a ∫₀¹ g′(o + t (z − o)) dt [Sundararajan et al. 2017]. That is a slope times the part, and the slopes' shares add up to

@@ -1,4 +1,4 @@
-"""Sharing a bias among the parts that it is added to [Modarressi et al. 2023]."""
+"""Shares a bias among the parts that it is added to [Modarressi et al. 2023]."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

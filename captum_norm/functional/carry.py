@@ -1,4 +1,4 @@
-"""How far through a layer the vectors of the attention output are carried, with every statistic frozen.
+"""Carries the vectors of attention's output through a layer, with every statistic frozen.
 
 After its output projection, attention's output o_i = Σ_j Σ_h α_ij f_h(x_j) + b passes through at most
 

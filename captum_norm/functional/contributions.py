@@ -1,4 +1,4 @@
-"""How near vectors are to each other: what ALTI and value zeroing compare."""
+"""Measures how near vectors are to each other, as ALTI and value zeroing compare them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Feed-forward networks with their activations frozen to slopes: linear at each query, so parts go through alone.
+"""Freezes the activations of feed-forward networks to slopes: then parts go through alone.
 
 A network is W_out applied to g(x W_in + b), or to g(x W_gate + b) ⊙ h(x W_up + c) where it is gated. At query i the
 slopes s_i (:mod:`captum_norm.functional.activation`) make it x ↦ x W_in diag(s_i) W_out up to a constant: for n parts

@@ -1,4 +1,4 @@
-"""Layer normalisation with its statistics frozen: linear, so it can act on each part of a sum.
+"""Freezes the statistics of layer normalisation: then it is linear, and acts on each part of a sum.
 
 A mere gain (layer scale, a residual multiplier) is the same without statistics.
 

@@ -1,4 +1,4 @@
-"""Norms of weighted, transformed vectors without ever forming the vectors.
+"""Computes norms of weighted, transformed vectors without ever forming the vectors.
 
 Key j's vector through head h is f_h(x_j) = v_jh W_h, with v_jh (d,) its value and W_h (d, D) head h's slice of the
 output projection. A query that weights the heads by a = (α_1, ..., α_H) receives Σ_h a_h f_h(x_j) from key j, and

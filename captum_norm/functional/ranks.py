@@ -1,4 +1,4 @@
-"""Rank correlation."""
+"""Correlates ranks."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Where the parts of a model's layers are, and how to declare them where they are not found."""
+"""Describes models: where the parts of their layers are, and how to declare them where they are not found."""
 
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward, registered_feed_forwards
 from captum_norm.models.hooks import evaluating

@@ -1,4 +1,4 @@
-"""Whether a model computes while it is explained what it computes by itself."""
+"""Compares what a model computes while it is explained with what it computes by itself."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""One call of a model's attention, in the same form whatever library the model is built with."""
+"""Describes one call of attention, in the same form whatever library the model is built with."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

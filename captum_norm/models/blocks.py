@@ -1,4 +1,4 @@
-"""An attention block of a model: its parts, read off its modules and checked on the layer's own tensors."""
+"""Describes an attention block by its parts, read off its modules and checked on the layer's own tensors."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A model's token embeddings: found, replaced for one call, and what stands in for a token."""
+"""Finds a model's token embeddings, replaces them for one call, and chooses what stands in for a token."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager

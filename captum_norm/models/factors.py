@@ -1,4 +1,4 @@
-"""Numbers and vectors that a layer multiplies by: residual multipliers, layer scale."""
+"""Finds the numbers and vectors that a layer multiplies by: residual multipliers, layer scale."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

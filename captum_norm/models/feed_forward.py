@@ -1,4 +1,4 @@
-"""The feed-forward part of a layer: which modules hold its numbers, and how to read them."""
+"""Describes the feed-forward part of a layer: which modules hold its numbers, and how to read them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

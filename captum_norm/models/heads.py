@@ -1,4 +1,4 @@
-"""Which output position a model's head reads: the position one usually wants explained."""
+"""Tells which output position a model's head reads: the position one usually wants explained."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Hooks on a model's modules, and what passes them: called in this thread alone, removed when their context ends."""
+"""Hooks a model's modules for a while; hooks are called in this thread alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""What the user gives, bound to the parameters of the model's forward function and checked."""
+"""Binds what the user gives to the parameters of the model's forward function, and checks it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

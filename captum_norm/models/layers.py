@@ -1,4 +1,4 @@
-"""Whole layers of a model: attention and feed-forward network, from one residual stream to the next."""
+"""Finds whole layers: attention and feed-forward network, from one residual stream to the next."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Layouts declared in a file."""
+"""Reads layouts that are declared in a file."""
 
 import tomllib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where the parts of an attention block are inside a layer: a declaration, checked against what the layer computes."""
+"""Declares where the parts of an attention block are; the declaration is checked against what the layer computes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The input that a model reads: what it may be, and how long."""
+"""Checks the input that a model reads: what it may be, and how long."""
 
 from collections.abc import Mapping
 from typing import Any

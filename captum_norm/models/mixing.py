@@ -1,4 +1,4 @@
-"""Whether the layers of a model mix positions by attention alone, so that maps of attention may be chained."""
+"""Tells whether a model's layers mix positions by attention alone, so that maps of attention may be chained."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

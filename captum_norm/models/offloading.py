@@ -1,4 +1,4 @@
-"""Parameters that hooks of accelerate keep elsewhere between the calls of a module."""
+"""Brings parameters that accelerate's hooks keep elsewhere between the calls of a module."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

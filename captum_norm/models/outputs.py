@@ -1,4 +1,4 @@
-"""The scalar that is explained: read off what a model returned, and the target chosen among its classes."""
+"""Chooses the number that is explained, from what a model returned."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Reading the numbers of linear maps and normalisations off modules of any class.
+"""Reads the numbers of linear maps and normalisations off modules of any class.
 
 Module classes differ in how they store their parameters (a Linear's weight is transposed in a Conv1D, Gemma's RMSNorm
 adds 1 to its weight). A reading must reproduce what the module computed. Where a bias or a gain is far larger than the

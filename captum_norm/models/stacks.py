@@ -1,4 +1,4 @@
-"""The stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
+"""Follows the stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

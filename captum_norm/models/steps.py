@@ -1,4 +1,4 @@
-"""What single modules compute that is not linear in what they receive: norms, activations, added biases."""
+"""Reads what single modules compute that is not linear: norms, activations, added biases."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The architectures that the tests hold to be right: a list that is made from the test matrix."""
+"""Lists the architectures that the tests hold to be right, as the test matrix has them."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One thread at a time changes a model to explain it; other threads' calls of it wait until it is as it was.
+"""Lets one thread at a time change a model to explain it; other threads' calls of it wait until it is as it was.
 
 Hooks, modes, configurations and forward functions are all threads'. So a call that another thread is in comes to its
 end before a model is changed, and one that begins meanwhile waits. Who waits for a thread that is itself blocked goes

@@ -1,4 +1,4 @@
-"""What is made sure of once for each model, by a few forward passes over an excerpt of its first inputs."""
+"""Makes sure, once for each model, that explaining it does not change what it computes."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar

@@ -1,4 +1,4 @@
-"""Modules of torch that hold a model and pass its arguments and outputs on as they are."""
+"""Sees through torch's wrappers, which pass a model's arguments and outputs on as they are."""
 
 from typing import Any
 

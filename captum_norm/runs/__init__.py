@@ -1,4 +1,4 @@
-"""Long runs over text in blocks: what is finished is kept, and several processes may share the work; needs no torch."""
+"""Runs long work over text in blocks: finished blocks are kept, several processes may share it; needs no torch."""
 
 from captum_norm.runs.journal import Job, Journal, Record, TextBlock
 from captum_norm.runs.team import check_rank, torchrun_rank

@@ -1,4 +1,4 @@
-"""The finished work of a run, in a folder beside its output: what a run that was killed goes on from.
+"""Keeps the finished work of a run in a folder beside its output, from which a run that was killed goes on.
 
 The folder holds ``job.json``, which says what the run does, and one file for each block: ``block-N`` for one that is
 finished, ``half-N`` for one that is not, each some notes in a line of JSON, then content. Every file appears by

@@ -1,4 +1,4 @@
-"""Several processes that share a folder: they meet before the work and after it, by small files alone.
+"""Lets several processes that share a folder meet before the work and after it, by small files alone.
 
 Process 0 leads. Each of the others says hello with a random token of its own and begins when it finds that token among
 those that process 0 has seen: so the files of an earlier run are never taken for those of this one, and nobody begins

@@ -1,1 +1,1 @@
-"""The network with its attention, norms and activations frozen, in which it is linear; and what follows from that."""
+"""Explains by the frozen network: a model with attention, norms and activations frozen is linear in its vectors."""

@@ -1,4 +1,4 @@
-"""DecompX: the decomposition of hidden states, and of any number of the output, into the tokens' vectors."""
+"""Decomposes hidden states, and any number of the output, into the tokens' vectors: DecompX."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The frozen network as a graph: gradient × input of one number is its decomposition."""
+"""Freezes the network as a graph, in which gradient × input of one number is its decomposition."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A model run once as if its attention weights, the statistics of its norms and its activations' slopes were constants.
+"""Runs a model once with its attention weights, statistics of norms and slopes of activations as constants.
 
 Linear maps, residual connections, pooling and selection are left to the model's own code. What is not linear in it is
 exchanged on the way: attention at the library's seam, norms, activations, routers and experts at the modules that

@@ -1,4 +1,4 @@
-"""The frozen network on vectors: one example and its parts, propagated together."""
+"""Sends one example and its parts through the frozen network together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

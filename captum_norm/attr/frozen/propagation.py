@@ -1,4 +1,4 @@
-"""Parts of one example propagated through the frozen network, as many tokens at a time as memory allows."""
+"""Propagates the parts of an example, as many tokens at a time as memory allows."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Finding the parts of a model's attention blocks from the tensors that one forward pass shows.
+"""Finds the parts of a model's attention blocks from the tensors that one forward pass shows.
 
 No family is named here. The output projection is the module that received attention's output; the residual stream is
 the tensor that, added to the projection's (perhaps normalised) output, gives a tensor the layer goes on with; and the

@@ -1,4 +1,4 @@
-"""What a module computes at parameters and inputs of our choosing, at which no two readings agree by accident."""
+"""Runs copies of modules at parameters and inputs of our choosing, at which no two readings agree by accident."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Finding the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
+"""Finds the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Finding the feed-forward block behind an attention block from the tensors that one forward pass shows.
+"""Finds the feed-forward block behind an attention block from the tensors that one forward pass shows.
 
 As for attention no family is named. A network is two linear modules, the second of which received an element-wise
 function of what the first returned, or such a function times another part of it; experts are a module with stacked maps

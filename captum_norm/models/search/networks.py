@@ -1,4 +1,4 @@
-"""Finding feed-forward networks: two linear modules with an element-wise function, or a gate, between them."""
+"""Finds feed-forward networks: two linear modules with an element-wise function, or a gate, between them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What passed the ends of one layer's modules during a forward pass, looked up by what is searched for."""
+"""Records what passes the ends of one layer's modules during a forward pass, and looks it up."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
