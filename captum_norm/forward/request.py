@@ -10,6 +10,7 @@ from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.recording import Reducer
 from captum_norm.forward.room import Kept, Sizes
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import Place, Role, StackName, StackSize, encoder_of
 
@@ -107,16 +108,16 @@ def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
     return found
 
 
-def check_seen(model: nn.Module, seen: Collection[Role], request: Request) -> None:
+def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
     """A stack whose attention has another form than the others' must not be left out in silence."""
-    encoder = encoder_of(model)
-    if encoder is None:
+    if call.encoder is None:
         return
     # A decoder's layer by itself is given what an encoder computed, and has none.
-    stacks = [name for name in get_args(StackName) if name != "encoder" or any(True for _ in encoder.parameters())]
+    has_encoder = next(call.encoder.parameters(), None) is not None
+    stacks = [name for name in get_args(StackName) if name != "encoder" or has_encoder]
     missing = [name for name in stacks if request.has_stack(name) and name not in seen]
     if missing:
         raise UnsupportedModelError(
-            f"no attention of the stack {' or '.join(missing)} was seen in {type(model).__name__}; choose others with "
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; choose others, "
             f"stacks={[name for name in get_args(StackName) if name in seen]}"
         )

@@ -202,7 +202,7 @@ class Session:
         self.expect_room(call, request)
         with self.progress(call, request if twice else None) as advance:
             causal = record(call, requested, blocks, advance, feed_forward=feed_forward)
-        check_seen(self.model, found, request)
+        check_seen(call, found, request)
         stacks = {role: reducers for role, reducers in found.items() if request.has_stack(role)}
         indices = {role: layer_indices(request.layers, len(reducers)) for role, reducers in stacks.items()}
         kept = {role: [cast(Kind, stacks[role][index]) for index in chosen] for role, chosen in indices.items()}

@@ -29,7 +29,8 @@ def stacked(
     for part, where in zip(parts, places, strict=True):
         layer = part.unsqueeze(1)
         for axis, positions in axes.items():
-            layer = positions.restored(layer, axis)
+            if positions.real is not None:
+                layer = positions.restored(layer, axis)
         if count == 1:
             return layer
         if whole is None:
