@@ -56,7 +56,7 @@ def entries(name: str, value: object, what: str) -> list[Any]:
 
 def as_number(name: str, value: object) -> float:
     """A finite number, integers among them."""
-    if not isinstance(value, (bool, str, bytes)):
+    if not isinstance(value, (bool, str, bytes)) and not getattr(value, "ndim", 0):
         try:
             number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError, OverflowError):

@@ -122,7 +122,7 @@ def identity(options: argparse.Namespace, aligner: "WordAligner") -> dict[str, s
     """What a run is continued with: the method, the choice of maps and the recipe."""
     return {
         "method": options.method,
-        "scope": options.scope,
+        "scope": getattr(aligner.method, "scope", None),
         "maps": None if aligner.choice is None else str(aligner.choice),
         "recipe": str(aligner.recipe),
         "max_tokens": options.max_tokens,

@@ -10,7 +10,13 @@ from alignment.commands import aligners
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice
 from alignment.shipped import load_shipped_model
-from captum_norm import AttentionBlockAttribution, AttentionWeights, InvalidInputError, NormAttribution
+from captum_norm import (
+    AttentionBlockAttribution,
+    AttentionWeights,
+    InvalidInputError,
+    NormAttribution,
+    UnsupportedScopeError,
+)
 from tests.alignment.commands.texts import ENGLISH, FRENCH
 
 
@@ -48,6 +54,13 @@ def test_methods(shipped: tuple[Any, Any], words: list[str], kind: Any, scope: s
     assert type(method) is kind
     assert method.scope == scope
     assert method.model is shipped[0].model
+
+
+def test_a_scope_that_the_method_has_not(shipped: tuple[Any, Any]) -> None:
+    with pytest.raises(
+        UnsupportedScopeError, match='"atb"; NormAttribution has the scopes attn, attn_res, attn_res_ln'
+    ):
+        aligners.word_aligner(*shipped, parsed("--scope=atb"))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +116,7 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
     options = parsed("--layer=1", "--head=2", "--recipe=mutual", "--method=weights")
     assert aligners.identity(options, aligners.word_aligner(*shipped, options)) == {
         "method": "weights",
+        "scope": "attn",
         "maps": "AWI layer 1 head 2",
         "recipe": str(RECIPES["mutual"]),
         "max_tokens": 123,
@@ -136,7 +150,6 @@ def test_options_that_are_refused(words: str, message: str) -> None:
         ("--layer=-4", "got layer -4; the model has 3"),
         ("--layer=0 --head=4", "got head 4; the model has 4: 0 to 3"),
         ("--method=attention-block --head=auto", "the method attention-block has no maps of single heads at the scope"),
-        ("--scope=atb", 'got the scope "atb"; NormAttribution has the scopes attn, attn_res, attn_res_ln'),
         ("--decoder=threshold:share=1", "got share 1.0, expected 0 ≤ share < 1"),
         ("--decoder=best", "got the decoder 'best'; expected one of argmax, "),
         ("--decoder=argmax:share=1", "the options do not fit the decoder argmax: got an unexpected keyword argument"),
