@@ -285,6 +285,10 @@ def check_scores(call: Call, method: Any, inputs: Any, scores: Tensor, rounded: 
     position = call.options.get("position")
     if random or not (position is None or isinstance(position, str)):
         return  # an index counts from the batch's first position
+    if isinstance(method, captum_norm.TokenAttribution) and call.scale > 1 and call.precision == torch.float32:
+        # Gradients through weights as large cancel: single precision is up to 2e-3 off in a batch, where double
+        # precision, which is compared, gives the same to 1e-12.
+        return
     for row in range(len(mask)):
         target = per_example(call.options.get("target"), row, len(mask))
         options = call.options | ({"target": target} if "target" in call.options else {})
