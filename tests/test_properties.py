@@ -71,6 +71,7 @@ VARIANTS = [
     ("gated, grouped queries", torch.float64, 1.0),
     ("post-norm", torch.float32, 1e-2),
     ("pre-norm, causal", torch.float32, 1e2),
+    ("pre-norm, causal", torch.float64, 1e2),
     ("gated, grouped queries", torch.float32, 1e-2),
 ]
 # Of methods that have some.
