@@ -25,14 +25,15 @@ class Products:
     sketch: Tensor
 
 
-_kept: WeakKeyDictionary[Block, dict[tuple[bool, bool], tuple[tuple[object, ...], Products]]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Block, dict[tuple[object, ...], tuple[tuple[object, ...], Products]]] = WeakKeyDictionary()
 
 
 def weight_products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Products:
     """The products for a block's projection carried as far as ``carry`` goes; those kept, unless a weight changed."""
     if torch.is_grad_enabled():
         return _products(block, carry, heads, dtype)
-    kept, key = _kept.setdefault(block, {}), carry.norms
+    # A carry of another class goes on through further norms.
+    kept, key = _kept.setdefault(block, {}), (type(carry), *carry.norms)
     state = (dtype, *(_state(weight) for weight in _weights(block)))
     if key not in kept or kept[key][0] != state:
         kept[key] = (state, _products(block, carry, heads, dtype))

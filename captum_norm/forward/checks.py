@@ -23,9 +23,6 @@ few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention
 """
 
 
-# The devices with automatic mixed precision.
-AUTOCAST = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")
-
 Results = TypeVar("Results")
 
 
@@ -124,7 +121,9 @@ def refuse_autocast(model: nn.Module) -> None:
     Raises:
         InvalidInputError: if it is on for the model's device.
     """
-    enabled = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]
+    accelerator = torch.accelerator.current_accelerator()
+    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    enabled = [device for device in devices if torch.is_autocast_enabled(device)]
     if enabled and any(parameter.device.type in enabled for parameter in model.parameters()):
         raise InvalidInputError(
             "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
