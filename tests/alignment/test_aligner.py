@@ -3,30 +3,20 @@
 import random
 from collections.abc import Container
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 import alignment.aligner
-from alignment.aer import AER
-from alignment.aligner import Layer, WordAligner, without_head
-from alignment.corpora import load_alibi
-from alignment.decoding import argmax, mutual_argmax
-from alignment.extraction import MapMethod, attention_maps, word_maps
-from alignment.huggingface import HuggingFaceTokenizer
+from alignment.aligner import Layer, WordAligner
+from alignment.extraction import attention_maps, word_maps
 from alignment.links import Alignment
-from alignment.normalization import NormalizedWords
-from alignment.recipes import RECIPES, Recipe
-from alignment.selection import Choice, consistency, highest_norm
+from alignment.recipes import Recipe
+from alignment.selection import Choice
 from alignment.settings import Setting
-from alignment.shipped import load_shipped_model
-from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, UnsupportedScopeError
+from captum_norm import InvalidInputError
 from tests.alignment.toy import ToyMethod, ToyModel, ToyTokenizer
-from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 
 BOTH: tuple[Setting, ...] = ("AWI", "AWO")
 
@@ -255,160 +245,3 @@ def test_texts_and_unequal_numbers_are_refused() -> None:
     for sources, targets in (([["a"], "a b"], [["A"], ["A"]]), ([["a"], ["a"]], [["A"], "a b"])):
         with pytest.raises(InvalidInputError, match="pair 1: got the text 'a b', expected a sequence of words"):
             toy(1).align(sources, targets)
-
-
-# With real models.
-
-
-@pytest.fixture(scope="module")
-def marian(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A random model of Marian, and sentence pairs."""
-    family = FAMILIES["Marian"]
-    tokenizer = family.tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    torch.manual_seed(0)  # what the model is made with, before it is made more random
-    return SimpleNamespace(
-        model=random_model(family, tokenizer, seed=3),
-        tokenizer=HuggingFaceTokenizer(tokenizer),
-        sources=[text.split() for text in SOURCES],
-        targets=[text.split() for text in TARGETS],
-    )
-
-
-def maps_by_hand(made: Any, method: MapMethod, **options: Any) -> list[Any]:
-    """Word maps of pairs that are read alone, (L, [H,] T, S + 1) by setting."""
-    return [
-        maps
-        for pair in zip(made.sources, made.targets, strict=True)
-        for _, maps in word_maps(
-            made.model, made.tokenizer, [pair], attention_maps(method, **options), settings=BOTH, max_tokens=1
-        )
-    ]
-
-
-METHODS: dict[str, Any] = {
-    "default": lambda _: None,
-    "norms": NormAttribution,
-    "weights": AttentionWeights,
-    "res-ln": lambda model: NormAttribution(model, scope="attn_res_ln"),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("setting", BOTH)
-def test_methods(marian: Any, name: str, setting: Setting) -> None:
-    method = METHODS[name](marian.model)
-    maps = maps_by_hand(marian, method or NormAttribution(marian.model))
-    for layer in (0, -1):
-        aligner = WordAligner(marian.model, marian.tokenizer, method, layer, setting, max_tokens=70)
-        expected = [argmax(pair[setting][layer]) for pair in maps]
-        assert aligner.align(marian.sources, marian.targets) == expected
-        assert aligner.align(marian.sources[1:2], marian.targets[1:2]) == expected[1:2]
-        assert sum(map(len, expected)) > 5
-
-
-@pytest.mark.parametrize("name", ["norms", "weights"])
-def test_heads(marian: Any, name: str) -> None:
-    method = METHODS[name](marian.model)
-    maps = maps_by_hand(marian, method, per_head=True)
-    found = {}
-    for layer, head in ((0, 0), (0, 1), (1, 0), (-1, -1)):
-        aligner = WordAligner(marian.model, marian.tokenizer, method, layer, head=head, recipe="mutual")
-        found[layer, head] = aligner.align(marian.sources, marian.targets)
-        assert found[layer, head] == [mutual_argmax(pair["AWI"][layer, head]) for pair in maps]
-    assert found[0, 0] != found[0, 1] != found[1, 0] != found[-1, -1]
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes(marian: Any, recipe: str) -> None:
-    maps = maps_by_hand(marian, NormAttribution(marian.model))
-    for setting, other in (BOTH, BOTH[::-1]):
-        expected = [RECIPES[recipe]({setting: m[setting][0], other: m[other][1]}, setting) for m in maps]
-        aligner = WordAligner(marian.model, marian.tokenizer, None, 0, setting, recipe=recipe)
-        assert aligner.align(marian.sources, marian.targets) == expected
-
-
-@pytest.mark.parametrize("layer", [2, -3, 10**6])
-def test_layers_that_the_model_lacks_are_refused(marian: Any, layer: int) -> None:
-    with pytest.raises(InvalidInputError, match=f"got layer {layer}; the model has 2: 0 to 1, or -2 to -1"):
-        WordAligner(marian.model, marian.tokenizer, layer=layer).align(marian.sources, marian.targets)
-
-
-def test_what_the_method_cannot_is_refused(marian: Any, tmp_path: Any) -> None:
-    method = METHODS["res-ln"](marian.model)
-    with pytest.raises(InvalidInputError, match='got per_head=True for the scope "attn_res_ln"'):
-        WordAligner(marian.model, marian.tokenizer, method, 0, head=0).align(marian.sources, marian.targets)
-    family = FAMILIES["T5"]
-    tokenizer = family.tokenizer(tmp_path)
-    model = random_model(family, tokenizer)
-    scope = NormAttribution(model, scope="attn_res_ln")
-    aligner = WordAligner(model, HuggingFaceTokenizer(tokenizer), cast(MapMethod, scope), 0)
-    with pytest.raises(UnsupportedScopeError):
-        aligner.align(marian.sources, marian.targets)
-
-
-def test_the_model_is_left_as_it_was(marian: Any) -> None:
-    model = marian.model
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    modules, implementation = dict(model.named_modules()), model.config._attn_implementation
-    for layer in (0, "auto"):
-        WordAligner(model, marian.tokenizer, layer=layer).align(marian.sources, marian.targets)
-    assert all(torch.equal(tensor, before.pop(name)) for name, tensor in model.state_dict().items())
-    assert not before
-    assert dict(model.named_modules()) == modules
-    assert model.config._attn_implementation == implementation
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules.values())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_the_head_of_a_model_is_not_run(marian: Any) -> None:
-    assert without_head(marian.model) is marian.model.model
-    assert without_head(marian.model.model) is marian.model.model
-    plain = ToyModel()
-    assert without_head(plain) is plain
-
-
-@pytest.fixture(scope="module")
-def story() -> Any:
-    """The shipped model on the Alibi story: norms of every layer in both settings."""
-    model, tokenizer = load_shipped_model("fr-en")
-    corpus = load_alibi()
-    pairs = list(zip(corpus.sources, corpus.targets, strict=True))
-    made = SimpleNamespace(model=model, tokenizer=NormalizedWords(tokenizer, "fr", "en"), corpus=corpus)
-    maps = attention_maps(NormAttribution(model.base_model))
-    found = dict(word_maps(model, made.tokenizer, pairs, maps, settings=BOTH))
-    made.maps = {
-        Choice(setting, layer): [found[index][setting][layer].astype(np.float64) for index in range(len(pairs))]
-        for setting in BOTH
-        for layer in range(3)
-    }
-    return made
-
-
-def test_norms_find_the_words_of_the_story_better_than_weights(story: Any) -> None:
-    corpus, metric = story.corpus, AER([story.corpus.gold])
-    norms = WordAligner(story.model, story.tokenizer, setting="auto")
-    found = norms.align(corpus.sources, corpus.targets)
-    assert norms.choice == Choice("AWI", 0)
-    assert found == [argmax(word_map) for word_map in story.maps[Choice("AWI", 0)]]
-    weights = WordAligner(
-        story.model, story.tokenizer, cast(MapMethod, AttentionWeights(without_head(story.model))), 0
-    ).align(corpus.sources, corpus.targets)
-    scores = [metric.corpus_score(alignments, None).aer for alignments in (found, weights)]
-    assert [round(score, 1) for score in scores] == [32.1, 34.7]
-
-
-def test_the_rules_choose_as_by_hand(story: Any) -> None:
-    corpus = story.corpus
-    by_hand = {
-        choice: consistency([mutual_argmax(word_map) for word_map in maps], corpus.sources, corpus.targets)
-        for choice, maps in story.maps.items()
-    }
-    means = {
-        choice: np.concatenate([word_map.ravel() for word_map in maps]).mean() for choice, maps in story.maps.items()
-    }
-    assert max(by_hand, key=lambda choice: by_hand[choice]) == Choice("AWI", 0)
-    assert max(means, key=lambda choice: means[choice]) == highest_norm(story.maps) == Choice("AWO", 2)
-    aligner = WordAligner(story.model, story.tokenizer, layer="highest-norm", setting="auto")
-    pairs = list(zip(corpus.sources[:20], corpus.targets[:20], strict=True))
-    sample = {choice: np.concatenate([m.ravel() for m in maps[:20]]).mean() for choice, maps in story.maps.items()}
-    assert aligner.choose(pairs) == max(sample, key=lambda choice: sample[choice])

@@ -4,62 +4,18 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import captum_norm
 from alignment import AER, cli, parse_pharaoh, parse_talp
 from alignment.significance import paired_significance
-from tests.alignment.data import DATA, needs
+from tests.alignment.commands.conftest import FILES, FORWARD, PERFECT, Run, rates, systems
 
-FILES = {
-    "gold": "1-1 2-2 3p3\n1-2\n",
-    "forward": "0-0 2-2 1-0\n0-1\n",  # of 4 links 2 sure, 3 possible; 3 sure in all: AER 1 − 5/7
-    "perfect": "0-0 1-1\n0-1\n",
-    "reverse": "0-0 1-1 2-2\n0-0\n",  # 2 sure, 3 possible
-    "source": "a b c\na\n",
-    "target": "x y z\nx y\n",
-}
+pytestmark = pytest.mark.usefixtures("files")
+
 GOLD = [parse_talp("0-0 1-1 2p2"), parse_talp("0-1")]
-
-Run = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, content in FILES.items():
-        Path(name).write_text(content, encoding="utf-8")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs ``evaluate`` on a gold file that counts from 1 and hands over what it printed."""
-
-    def evaluate(*words: str, gold: tuple[str, ...] = ("gold", "--gold-base=1")) -> str:
-        assert cli.main(["evaluate", *gold, *words]) == 0
-        output, error = capsys.readouterr()
-        assert error == ""
-        return output
-
-    return evaluate
-
-
-def systems(output: str) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = json.loads(output)["systems"]
-    return records
-
-
-def rates(output: str) -> list[list[float]]:
-    """AER, precision, recall and F1 of each system."""
-    return [[record[rate] for rate in ("aer", "precision", "recall", "f1")] for record in systems(output)]
-
-
-FORWARD = pytest.approx([200 / 7, 75, 200 / 3, 1200 / 17])
-PERFECT = [0, 100, 100, 100]
 
 
 def test_json_has_rates_and_what_they_are_made_of(run: Run) -> None:
@@ -278,132 +234,3 @@ def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert output == ""
     assert error.startswith(f"norm-align: error: {message}")
     assert error.count("\n") == 1
-
-
-def test_a_byte_order_mark_is_no_part_of_a_link(run: Run) -> None:
-    for name in ("gold", "forward", "source"):
-        Path(name).write_text(f"\ufeff{FILES[name]}", encoding="utf-8")
-    assert rates(run("forward", "--json", "--source=source", "--target=target")) == [FORWARD]
-
-
-def test_gold_of_tsv_has_the_sentences(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tsv").write_text("a b c\tx y z\t0-0 1-1 2p2\na\tx y\t0-1\t\t\n", encoding="utf-8")
-    gold = ("tsv", "--gold-format=tsv")
-    assert rates(run("forward", "perfect", "--json", gold=gold)) == [FORWARD, PERFECT]
-    Path("beyond").write_text("0-0\n1-0\n", encoding="utf-8")
-    assert cli.main(["evaluate", *gold, "beyond"]) == 2
-    assert "beyond, line 2: got source index 1, expected 0 to 0, counted from 0; check" in capsys.readouterr().err
-    Path("one").write_text("1-1 3-3\n1-2\n", encoding="utf-8")
-    for system, hint in (("beyond", "beyond:swapped"), ("one", "one:base1"), ("one:swapped", "one:base1")):
-        assert cli.main(["evaluate", *gold, system]) == 2
-        assert capsys.readouterr().err.endswith(f"; as {hint} all its links would lie inside the sentences\n")
-
-
-def test_what_is_invalid_is_skipped_and_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of three pairs the second is without a valid gold line; of the first, links are skipped."""
-    Path("tsv").write_text("a b c\tx y z\t0-0 1-1 2p2 7-7\n\na\tx y\t0-1\n", encoding="utf-8")
-    Path("system").write_text("0-0 x 2-2 1-0 9-9\n0-0\n0-1\n", encoding="utf-8")
-    words = ["evaluate", "tsv", "system", "--gold-format=tsv", "--json"]
-    assert cli.main([*words, "--skip-invalid"]) == 0
-    output, error = capsys.readouterr()
-    assert rates(output) == [FORWARD]
-    assert json.loads(output)["gold"] == {"sentence_pairs": 2, "sure_links": 3, "possible_links": 4}
-    beyond = "tsv, line 1: got source index 7, expected 0 to 2, counted from 0; check base, swapped and the sentences"
-    malformed = "system, line 1: got 'x', expected i-j (sure) or ipj (possible)"
-    assert [line.removeprefix("norm-align: warning: ") for line in error.splitlines()] == [
-        f"tsv: skipped 1 link and 1 line, such as: {beyond}",
-        f"system: skipped 2 links, such as: {malformed}",
-        "skipped 1 of 3 sentence pairs with these lines",
-    ]
-    assert cli.main(words) == 2
-    assert "error: tsv, line 2: got 1 columns" in capsys.readouterr().err
-    assert run("forward", "--json", "--skip-invalid") == run("forward", "--json")
-
-
-def test_nothing_is_left_when_every_line_is_invalid(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tsv").write_text("a\tx\t0-0\n\n", encoding="utf-8")
-    Path("system").write_bytes(b"\xff\n0-0\n")
-    assert cli.main(["evaluate", "tsv", "system", "--gold-format=tsv", "--skip-invalid"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "norm-align: error: tsv: got no sentence pair with a valid line in all files, expected one"
-
-
-RWTH = DATA / "rwth-de-en"
-FAR = "with {} its links would fit the gold far better (AER {});"
-EXCHANGED = f"{FAR.format('the sides exchanged', '{}')} if it has the {{}}, else check --gold-swapped"
-
-
-@needs("rwth-de-en")
-@pytest.mark.parametrize(
-    ("system", "options", "told"),
-    [
-        ("", ["--gold-base=1"], ""),
-        ("reverse.:swapped", ["--gold-base=1"], ""),
-        ("intersection.", ["--gold-base=1"], ""),
-        ("", ["--gold-base=1", "--source", "--target"], ""),
-        (
-            "reverse.",
-            ["--gold-base=1"],
-            EXCHANGED.format("32.0 instead of 82.0", "target first, write {path}:swapped"),
-        ),
-        (
-            ":swapped",
-            ["--gold-base=1"],
-            EXCHANGED.format("28.5 instead of 81.5", "source first, write {path}"),
-        ),
-        (
-            "",
-            ["--gold-base=1", "--gold-swapped"],
-            EXCHANGED.format("28.5 instead of 81.5", "target first, write {path}:swapped"),
-        ),
-        (
-            "",
-            ["--gold-base=0"],
-            f"{FAR.format('indices one more', '28.5 instead of 64.7')} if the gold counts from 1, write --gold-base 1",
-        ),
-    ],
-)
-def test_a_wrong_base_or_orientation_is_told_of(
-    capsys: pytest.CaptureFixture[str], system: str, options: list[str], told: str
-) -> None:
-    name, _, settings = system.partition(":")
-    path = f"{RWTH}/fastalign.test.deen.{name}talp"
-    sides = {"--source": f"--source={RWTH}/test.de", "--target": f"--target={RWTH}/test.en"}
-    words = [sides.get(option, option) for option in options]
-    file = f"{path}:{settings}" if settings else path
-    assert cli.main(["evaluate", f"{RWTH}/alignment.talp", file, *words, "--csv", "--bootstrap=0"]) == 0
-    output, error = capsys.readouterr()
-    assert len(output.splitlines()) == 2
-    lines = error.splitlines()
-    if "--gold-base=0" in options:
-        missed = "none of its 10534 links has the index 0; if it counts from 1, write --gold-base 1"
-        assert lines.pop(0) == f"norm-align: warning: {RWTH}/alignment.talp: {missed}"
-    assert lines == ([f"norm-align: warning: {path}: {told.format(path=path)}"] if told else [])
-
-
-@needs("rwth-de-en")
-def test_gold_read_as_a_system_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts from 1: against itself from 0, and against a gold with other links than its own."""
-    gold = f"{RWTH}/alignment.talp"
-    words = ["evaluate", gold, f"{gold}:talp", "--gold-base=1", "--csv", "--bootstrap=0"]
-    assert cli.main(words) == 0
-    assert f"{gold}: with indices one less its links would fit the gold far better" in capsys.readouterr().err
-    assert cli.main([*words, f"--source={RWTH}/test.de", f"--target={RWTH}/test.en"]) == 2
-    assert f"; as {gold}:base1:talp all its links would lie inside" in capsys.readouterr().err
-
-
-@needs("rwth-de-en")
-def test_published_rows_of_fast_align(run: Run) -> None:
-    """The rows of fastalign.deen-results.txt as rounded there, but for one recall, which is of another run (65.5)."""
-    folder = DATA / "rwth-de-en"
-    files = ["forward=", "reverse=reverse.", "intersection=intersection.", "gdf=grow-diagonal-final."]
-    names = [f"{name}={folder}/fastalign.test.deen.{file}talp" for name, file in (file.split("=") for file in files)]
-    names[1] += ":swapped"
-    gold = (f"{folder}/alignment.talp", "--gold-base=1", f"--source={folder}/test.de", f"--target={folder}/test.en")
-    lines = run(*names, "--bootstrap=0", "--paired=none", gold=gold).splitlines()
-    assert [line.split() for line in lines[1:5]] == [
-        ["forward", "28.5", "71.3", "71.8", "71.5", "9931"],
-        ["reverse", "32.0", "69.7", "66.4", "68.0", "9416"],
-        ["intersection", "28.0", "87.1", "61.3", "71.9", "6863"],
-        ["gdf", "27.7", "80.6", "65.4", "72.2", "7963"],
-    ]
