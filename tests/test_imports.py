@@ -19,7 +19,7 @@ FILES = {
 
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
-    {"aggregation", "arguments", "files", "maps", "texts"},
+    {"aggregation", "arguments", "files", "maps", "tables", "texts"},
     {"runs"},
     {"loading", "models"},
     {"forward", "identity"},
@@ -46,6 +46,7 @@ THIRD_PARTY = {
     "memory": {"torch"},
     "methods": set(),
     "runs": {"filelock"},
+    "tables": {"pandas"},
     "texts": set(),
     "versions": set(),
 }

@@ -17,9 +17,10 @@ from alignment.links import Alignment, GoldAlignment
 from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
-from captum_norm.characters import csv_records, json_text, spelled_out
+from captum_norm.characters import spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
+from captum_norm.tables import csv_records, json_text
 
 _UNBOUNDED = 10_000  # columns: what is not a terminal has no width, and nothing is to be folded or cut there
 

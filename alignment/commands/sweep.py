@@ -12,11 +12,11 @@ from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth
 from alignment.pipeline.progress import to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.characters import csv_records
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
 from captum_norm.commands.outputs import write_outputs
 from captum_norm.files import check_writable
+from captum_norm.tables import csv_records
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, PlotKind, Table
-from captum_norm.characters import csv_text, json_text, spelled_out
+from captum_norm.characters import spelled_out
 from captum_norm.errors import InvalidInputError
+from captum_norm.tables import csv_text, json_text
 from captum_norm.texts import quoted, read_text
 
 RESULTS = "results.json"

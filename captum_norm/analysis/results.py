@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.tables import data_frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,11 +76,7 @@ class Table:
         Raises:
             InvalidInputError: if pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise InvalidInputError("data frames need pandas: pip install 'captum-norm[tables]'") from error
-        return pd.DataFrame(list(self.rows), columns=[column.name for column in self.columns])
+        return data_frame(self.rows, [column.name for column in self.columns])
 
     def _index(self, name: str) -> int:
         names = [column.name for column in self.columns]

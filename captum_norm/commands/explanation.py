@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from captum_norm.characters import csv_text, json_text, spelled_out
+from captum_norm.characters import spelled_out
+from captum_norm.tables import csv_text, json_text
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -124,10 +124,7 @@ def _json(explanation: Explanation) -> bytes:
             "components": list(explanation.changes.components),
             "scopes": list(explanation.changes.scopes),
             "axes": ["layer", "component"],
-            # Where there is one position there is nothing to order, which JSON has no number for.
-            "values": [
-                [None if isnan(value) else value for value in row] for row in explanation.changes.macro.tolist()
-            ],
+            "values": explanation.changes.macro.tolist(),
         }
     return json_text(content).encode()
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from captum_norm.characters import csv_records, json_text
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import FaithfulnessScores
+from captum_norm.tables import csv_records, data_frame, json_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,14 +114,7 @@ class Comparison:
         Raises:
             InvalidInputError: there is no such table, or pandas is not installed.
         """
-        rows = self._rows(table)
-        try:
-            import pandas as pd
-        except ModuleNotFoundError as error:
-            raise InvalidInputError(
-                "pandas is not installed: pip install 'captum-norm[tables]', or take to_csv() or to_json()"
-            ) from error
-        frame = pd.DataFrame(rows)
+        frame = data_frame(self._rows(table))
         return frame.set_index("method") if table in ("methods", "agreement") else frame
 
     def to_json(self) -> str:
@@ -136,7 +129,7 @@ class Comparison:
             "targets": list(self.targets),
             **{table: list(rows(self)) for table, rows in _TABLES.items()},
         }
-        return json_text(_without_nan(content))
+        return json_text(content)
 
     def to_csv(self, table: TableName = "methods") -> str:
         """One table as CSV; NaN is empty.
@@ -147,8 +140,7 @@ class Comparison:
         Raises:
             InvalidInputError: there is no such table.
         """
-        rows = _without_nan(self._rows(table))
-        return csv_records(rows)
+        return csv_records(self._rows(table))
 
     def _rows(self, table: str) -> list[Row]:
         if table not in _TABLES:
@@ -194,12 +186,3 @@ def _curves(comparison: Comparison) -> Iterator[Row]:
 
 
 _TABLES = {"methods": _methods, "scores": _scores, "agreement": _agreement, "curves": _curves}
-
-
-def _without_nan(value: Any) -> Any:
-    """None in place of NaN, which JSON has no number for."""
-    if isinstance(value, dict):
-        return {name: _without_nan(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -208,4 +208,4 @@ def test_commands_print_through_the_terminal_alone() -> None:
         assert "print" not in calls, name
         assert "Console" not in calls or name.endswith("commands/terminal.py"), name
         assert calls.count("sys.stdout.write") + calls.count("sys.stderr.write") <= streams.get(name, 0), name
-        assert not {"csv.writer", "csv.DictWriter"} & set(calls) or name == "captum_norm/characters.py", name
+        assert not {"csv.writer", "csv.DictWriter"} & set(calls) or name == "captum_norm/tables.py", name
