@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from alignment.teacher_forcing import OnError, TeacherForcedBatch, teacher_forced_batches
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.models import check_main
+from captum_norm.models import SequenceReader
 
 _ANY_WORD = "a"
 
@@ -83,7 +83,7 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
     """What follows the decoder's start in the best hypothesis of each sentence, padding included."""
     # Ids that the model does not know: its tokenizer is another model's.
     for read in (batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]):
-        check_main(model, model.get_input_embeddings(), read)
+        SequenceReader.of(model, model.get_input_embeddings()).check(read)
     start = _decoder_start(batch)
     length = start.shape[1] + max_length
     positions = getattr(model.config, "max_position_embeddings", None)

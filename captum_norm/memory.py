@@ -14,6 +14,9 @@ import torch
 SHARE = 4
 """One in so many of the free bytes is the budget, if none is given."""
 
+SMALL = 2**26
+"""A processor has as many bytes for a piece: nobody needs to look."""
+
 UNKNOWN_FREE = 4 * 2**30
 """Taken as free where the system does not say, to make a budget of."""
 
@@ -79,6 +82,12 @@ class MemoryBudget(dict[torch.device, int]):
         else:
             self[device] = self._given
         return self[device]
+
+    def granted(self, device: torch.device, wanted: int) -> int:
+        """How many of the bytes wanted for a piece it may take."""
+        if self._given is None and device.type == "cpu" and wanted <= SMALL:
+            return wanted
+        return min(wanted, self[device])
 
 
 def readable(size: int) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_norm.analysis.categories import Categories
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.main_input import longest_sequence
+from captum_norm.models.main_input import SequenceReader
 from captum_norm.models.stacks import encoder_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def longest(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int:
 
     Where neither says it, what the configuration does, but no more than 512.
     """
-    table = longest_sequence(encoder_of(model) or model)
+    table = SequenceReader.of(encoder_of(model) or model, None).longest
     limits = [limit for limit in (tokenizer.model_max_length, table) if limit is not None and limit < _NO_LIMIT]
     configured = getattr(getattr(model, "config", None), "max_position_embeddings", None) or _DEFAULT_LENGTH
     return int(min(limits, default=min(_DEFAULT_LENGTH, configured)))

@@ -15,7 +15,7 @@ from captum_norm.functional import l1_distances, nearness
 from captum_norm.maps import AttributionMaps, MapUnits, only_layer
 from captum_norm.models.heads import Position, position_rows
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.verification import refuse_mixing
+from captum_norm.models.known import refuse_mixing
 
 
 class SourceAndPrefix(NamedTuple):

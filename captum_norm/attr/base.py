@@ -27,10 +27,10 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.known import refuse_mixing
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.stacks import Place, StackName, encoder_of
-from captum_norm.models.verification import refuse_mixing
 
 
 class MapReducer(Reducer, Protocol):

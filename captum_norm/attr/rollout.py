@@ -13,8 +13,8 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
+from captum_norm.models.known import refuse_mixing
 from captum_norm.models.stacks import StackName
-from captum_norm.models.verification import refuse_mixing
 
 
 class AttentionRollout(AttentionWeights):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
-from captum_norm.forward.session import EXCERPT
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import ReadPosition
 from captum_norm.models.hooks import Hook, hooked, tensors_in
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import Stacks
+from captum_norm.models.verification import EXCERPT
 
 SeenPosition = ReadPosition | Literal["each"]
 """What a head reads: one real position, the mean of all, or each for an output of its own."""
@@ -27,7 +27,7 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
 
     None for any other reading, and where no gradient tells.
     """
-    if call.encoder is not None:
+    if call.known.encoder is not None:
         return None
     behind = _BehindAttention(call.stacks())
     try:

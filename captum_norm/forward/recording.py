@@ -164,11 +164,11 @@ def record(
 
 def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
     """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
-    itemsize = max(query.element_size(), ACCUMULATED_BYTES)
-    rows = budget[query.device] // (row * itemsize * WORKING_COPIES)
+    size = row * max(query.element_size(), ACCUMULATED_BYTES) * WORKING_COPIES
     if query.device.type == "cpu":
-        rows = min(rows, max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES)))
-    return max(1, rows)
+        rows = max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES))
+        return max(1, budget.granted(query.device, rows * size) // size)
+    return max(1, budget[query.device] // size)
 
 
 Tap = Site | End

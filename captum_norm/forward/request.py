@@ -110,10 +110,10 @@ def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
 
 def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
     """A stack whose attention has another form than the others' must not be left out in silence."""
-    if call.encoder is None:
+    if call.known.encoder is None:
         return
     # A decoder's layer by itself is given what an encoder computed, and has none.
-    has_encoder = next(call.encoder.parameters(), None) is not None
+    has_encoder = next(call.known.encoder.parameters(), None) is not None
     stacks = [name for name in get_args(StackName) if name != "encoder" or has_encoder]
     missing = [name for name in stacks if request.has_stack(name) and name not in seen]
     if missing:

@@ -95,6 +95,8 @@ def _map_bytes(call: ModelCall, role: Role, stack: StackSize, accumulate: torch.
 
 
 def piece_elements(budget: MemoryBudget, like: Tensor) -> int:
-    """How many elements the tensors of a piece may have: what fits the budget and, on a CPU, its cache."""
-    fitting = budget[like.device] // (WORKING_TENSORS * like.element_size())
-    return min(fitting, CACHED_ELEMENTS) if like.device.type == "cpu" else fitting
+    """Number of elements that each tensor of a piece may have: what fits the budget and, on a CPU, its cache."""
+    size = WORKING_TENSORS * like.element_size()
+    if like.device.type == "cpu":
+        return budget.granted(like.device, CACHED_ELEMENTS * size) // size
+    return budget[like.device] // size

@@ -25,6 +25,7 @@ from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.known import KnownModel
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, StackSize
@@ -34,8 +35,6 @@ Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=Reducer)
 Blocks = Mapping[nn.Module, Block]
 """The attention blocks of a model, by the modules that attend."""
-# So many positions of one example show what a model is made of.
-EXCERPT = 16
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Session:
         self.baseline: Baseline = one_of("baseline", baseline, get_args(Baseline))
         self.differentiable = as_truth("differentiable", differentiable)
         self._blocks: Blocks | None = None
-        self._state: tuple[object, ...] = ()
+        self._known: KnownModel | None = None
 
     @property
     def name(self) -> str:
@@ -116,9 +115,9 @@ class Session:
         call = bind_inputs(self.model, inputs, additional_forward_args)
         call = replace(call, budget=MemoryBudget(self.memory_budget))
         with self._naming_weights():
-            state = verify(call, EXCERPT)
-        if state != self._state:
-            self._state, self._blocks = state, None
+            verify(call)
+        if call.known is not self._known:
+            self._known, self._blocks = call.known, None
         return call
 
     def sizes(self, call: ModelCall) -> Mapping[Role, StackSize]:
@@ -127,7 +126,7 @@ class Session:
         Raises:
             UnsupportedModelError: if no attention was seen.
         """
-        sizes = stack_sizes(call, EXCERPT)
+        sizes = stack_sizes(call)
         if not sizes:
             raise UnsupportedModelError(no_attention(self.model))
         return sizes
@@ -146,7 +145,7 @@ class Session:
         known = self._blocks
         if known is None or (feed_forward and not all(block.searched for block in known.values())):
             try:
-                known = on_excerpt(call, EXCERPT, lambda excerpt: find_blocks(excerpt, feed_forward=feed_forward))
+                known = on_excerpt(call, lambda excerpt: find_blocks(excerpt, feed_forward=feed_forward))
             except UnsupportedModelError:
                 refuse_non_finite_weights(self.model)
                 raise

@@ -14,11 +14,10 @@ from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedMo
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
+from captum_norm.models.known import KnownModel, known_model
 from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
-from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.main_input import check_main, check_shape, check_tensors
-from captum_norm.models.stacks import Role, Stacks, encoder_of
-from captum_norm.models.wrappers import refuse_spread, unwrapped
+from captum_norm.models.main_input import SequenceReader, check_shape, check_tensors
+from captum_norm.models.stacks import Role, Stacks
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
@@ -85,8 +84,7 @@ class ModelCall:
 
     Attributes:
         model: the model.
-        library: the library that it is built with.
-        encoder: of an encoder–decoder model; None of any other.
+        known: what is known about it.
         arguments: the arguments of its forward function, by name.
         batch: number of examples.
         positions: of the inputs; of the encoder's in an encoder–decoder model.
@@ -96,8 +94,7 @@ class ModelCall:
     """
 
     model: nn.Module
-    library: Library
-    encoder: nn.Module | None
+    known: KnownModel
     arguments: dict[str, Any]
     batch: int
     positions: Positions
@@ -105,9 +102,14 @@ class ModelCall:
     tokens: Sequence[Sequence[str]] | None
     budget: MemoryBudget = field(default_factory=MemoryBudget)
 
+    @property
+    def library(self) -> Library:
+        """The library that the model is built with."""
+        return self.known.library
+
     def stacks(self) -> Stacks:
         """What checks the attention calls of a forward pass."""
-        return Stacks(self.encoder, several=self.positions.several)
+        return Stacks(self.known.encoder, several=self.positions.several)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
@@ -130,7 +132,7 @@ class ModelCall:
             if _raised_here(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            lacks_decoder = self.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
+            lacks_decoder = self.known.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
             hint = f" ({self.library.without_decoder})" * lacks_decoder
             if "padding token" in reason:
                 hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
@@ -214,9 +216,8 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         UnsupportedModelError: for a model whose calls are spread over several devices by threads.
         InvalidInputError: for empty inputs, ids outside the vocabulary, a mask of another shape, too long a sequence.
     """
-    refuse_spread(model)
-    library = library_of(model)
-    parameters = inspect.signature(unwrapped(model).forward).parameters
+    known = known_model(model)
+    library, parameters = known.library, known.parameters
     further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     positional = list(further) if additional_forward_args is not None else []
     if isinstance(inputs, Mapping):
@@ -242,24 +243,21 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     _leave_caches_alone(arguments)
     if library.sequences is not None:
         check_shape(main)
-        encoder = encoder_of(model)
-        call = ModelCall(model, library, encoder, arguments, len(main), Positions(), Positions(), _tokens(inputs))
+        call = ModelCall(model, known, arguments, len(main), Positions(), Positions(), _tokens(inputs))
         return _as_seen(call, main, library.sequences)
-    halves = library.halves(model)
-    positions = _positions(model if halves is None else halves[0], library, library.inputs, main, arguments)
+    positions = _positions(known.readers[0], library.inputs, main, arguments)
     decoder = Positions()
-    if halves is not None:
+    if known.encoder is not None:
         given = (arguments.get(name) for name in library.decoder.main)
         start = next((value for value in given if isinstance(value, Tensor)), None)
         if start is not None:
-            decoder = _positions(halves[1], library, library.decoder, start, arguments)
+            decoder = _positions(known.readers[1], library.decoder, start, arguments)
             if len(start) != len(main):
                 raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
     if positions.shift is not None or decoder.shift is not None:
         moved = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: read.moved(arguments[name]) for name, read in moved}
-    encoder = None if halves is None else halves[0]
-    return ModelCall(model, library, encoder, arguments, len(main), positions, decoder, _tokens(inputs))
+    return ModelCall(model, known, arguments, len(main), positions, decoder, _tokens(inputs))
 
 
 def _leave_caches_alone(arguments: dict[str, Any]) -> None:
@@ -300,21 +298,15 @@ def _as_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen) -> ModelCa
     return replace(call, positions=positions, decoder=decoder)
 
 
-def _positions(
-    part: nn.Module, library: Library, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]
-) -> Positions:
-    """The positions of one input after its examples were moved to begin at position 0.
-
-    ``part`` of the model reads them.
-    """
+def _positions(reader: SequenceReader, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]) -> Positions:
+    """The positions of one input after its examples were moved to begin at position 0."""
     signal = next((name for name in names.signals if arguments.get(name) is main), None)
     if signal is not None and main.numel() > 0:
         _refuse_padding(signal, None if names.mask is None else arguments.get(names.mask))
         return Positions()
-    embeddings = library.embeddings(part)
-    length = check_main(part, embeddings, main)
+    length = reader.check(main)
     if names.mask is None:
-        real = _unpadded(embeddings, main)
+        real = _unpadded(reader.embeddings, main)
     else:
         real = _real_positions(arguments.get(names.mask), main, length)
     if real is None:

@@ -1,6 +1,7 @@
 """Checks the input that a model reads: what it may be, and how long."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,36 +14,61 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
-def check_main(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
-    """Check shape, ids and length.
+@dataclass(frozen=True)
+class SequenceReader:
+    """The part of a model that reads an input sequence: the model itself, its encoder or its decoder.
 
-    Args:
-        part: what reads the input: the model, or its encoder or decoder.
-        embeddings: the module that looks its tokens up, if there is one.
-        main: the input.
-
-    Returns:
-        the length of a sequence, None for an image.
-
-    Raises:
-        InvalidInputError: it is nothing that a model reads, empty, too long, or has ids outside the vocabulary.
+    Attributes:
+        name: its class, for messages.
+        embeddings: the module that looks token ids up, if there is one.
+        tables: its tables of position embeddings.
     """
-    check_shape(main)
-    if main.dim() > 3:
-        return None
-    if not main.is_floating_point() and isinstance(embeddings, nn.Embedding):
-        smallest, largest = int(main.min()), int(main.max())
-        if smallest < 0 or largest >= embeddings.num_embeddings:
-            wrong = smallest if smallest < 0 else largest
+
+    name: str
+    embeddings: nn.Module | None
+    tables: Sequence[nn.Embedding]
+
+    @classmethod
+    def of(cls, part: nn.Module, embeddings: nn.Module | None) -> "SequenceReader":
+        """A part of a model, whose tables of position embeddings are known by their names."""
+        named = [(name.rpartition(".")[2], module) for name, module in part.named_modules()]
+        tables = [table for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding)]
+        return cls(type(part).__name__, embeddings, tables)
+
+    @property
+    def longest(self) -> int | None:
+        """The number of positions that its tables allow; None without a table."""
+        # RoBERTa counts from the padding index on, OPT from an offset.
+        before = [
+            (0 if t.padding_idx is None else t.padding_idx + 1) + int(getattr(t, "offset", 0)) for t in self.tables
+        ]
+        return min((t.num_embeddings - first for t, first in zip(self.tables, before, strict=True)), default=None)
+
+    def check(self, main: Tensor) -> int | None:
+        """Check shape, ids and length of an input.
+
+        Returns:
+            the length of a sequence, None for an image.
+
+        Raises:
+            InvalidInputError: it is nothing that a model reads, empty, too long, or has ids outside the vocabulary.
+        """
+        check_shape(main)
+        if main.dim() > 3:
+            return None
+        if not main.is_floating_point() and isinstance(self.embeddings, nn.Embedding):
+            smallest, largest = int(main.min()), int(main.max())
+            if smallest < 0 or largest >= self.embeddings.num_embeddings:
+                wrong = smallest if smallest < 0 else largest
+                raise InvalidInputError(
+                    f"got the token id {wrong}; {self.name} knows the ids 0 to {self.embeddings.num_embeddings - 1}"
+                )
+        longest = self.longest
+        if longest is not None and main.shape[1] > longest:
             raise InvalidInputError(
-                f"got the token id {wrong}; {type(part).__name__} knows the ids 0 to {embeddings.num_embeddings - 1}"
+                f"got a sequence of {main.shape[1]} positions; {self.name} allows at most {longest}"
             )
-    longest = longest_sequence(part)
-    if longest is not None and main.shape[1] > longest:
-        raise InvalidInputError(
-            f"got a sequence of {main.shape[1]} positions; {type(part).__name__} allows at most {longest}"
-        )
-    return main.shape[1]
+        return main.shape[1]
 
 
 def check_shape(main: Tensor) -> None:
@@ -82,21 +108,3 @@ def check_tensors(arguments: Mapping[str, Any]) -> None:
             raise InvalidInputError(
                 f"got {name} in a tensor that is {kind or 'sparse'}; expected a dense tensor with its numbers"
             )
-
-
-def longest_sequence(part: nn.Module) -> int | None:
-    """How many positions a model with a table of position embeddings allows; None for models without one."""
-    tables = [
-        module
-        for name, module in part.named_modules()
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES
-    ]
-    if not tables:
-        return None
-    # RoBERTa counts from the padding index on, OPT from an offset.
-    return min(
-        table.num_embeddings
-        - int(getattr(table, "offset", 0))
-        - (0 if table.padding_idx is None else table.padding_idx + 1)
-        for table in tables
-    )

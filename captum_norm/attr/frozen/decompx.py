@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import frozen
+from captum_norm.attr.frozen.network import Exchanges, frozen
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
@@ -23,6 +23,7 @@ from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.known import refuse_mixing
 from captum_norm.models.outputs import (
     Difference,
     Readout,
@@ -33,8 +34,6 @@ from captum_norm.models.outputs import (
     rounded_size,
 )
 from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
-from captum_norm.models.steps import Step
-from captum_norm.models.verification import refuse_mixing
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 
@@ -127,8 +126,7 @@ class DecompX(AttentionMapAttribution):
         self.bias: Bias = one_of("bias", bias, get_args(Bias))
         self._readout = readout
         self._propagate = as_truth("propagate", propagate) or bias != "apart"
-        self._steps: dict[nn.Module, Step] = {}
-        self._dtypes: list[torch.dtype] = []
+        self._known: Exchanges | None = None
 
     def decompose(
         self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
@@ -247,13 +245,15 @@ class DecompX(AttentionMapAttribution):
 
     def _prepared(self, call: ModelCall) -> ModelCall:
         """The call outside of inference mode, of a model whose layers can be chained."""
-        dtypes = [parameter.dtype for parameter in self.model.parameters()]
-        if dtypes != self._dtypes:
-            # What precision its norms work in is known of the model as it was.
-            self._steps, self._dtypes = {}, dtypes
         refuse_mixing(self.model)
         with gradients_on():
             return call.outside_inference()
+
+    def _exchanges(self, call: ModelCall) -> Exchanges:
+        blocks = self.session.blocks(call)
+        if self._known is None or self._known.blocks is not blocks:
+            self._known = Exchanges(self.model, blocks)
+        return self._known
 
     def _decompose(self, call: ModelCall, request: Request) -> Decomposition:
         call = self._prepared(call)
@@ -265,7 +265,7 @@ class DecompX(AttentionMapAttribution):
         name, length = type(self.model).__name__, call.positions.length
         sharing, budget = None if self.bias == "apart" else self.bias, call.budget
         with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
-            yield Propagation(self.model, self.session.blocks(call), self._steps, sharing, budget, shown.update)
+            yield Propagation(self.model, self._exchanges(call), sharing, budget, shown.update)
 
     def _decomposed(self, call: ModelCall, request: Request) -> Decomposition:
         if self._propagate:
@@ -289,7 +289,7 @@ class DecompX(AttentionMapAttribution):
     def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         network = GraphNetwork(call.batch, call.stacks())
         with gradients_on():
-            with frozen(call, self.session.blocks(call), network, self._steps):
+            with frozen(call, self._exchanges(call), network):
                 output = call.run()
             found = output_scores(call, output, request.position, self._readout)
             chosen = chosen_target(request.target, found)
@@ -343,8 +343,9 @@ class DecompX(AttentionMapAttribution):
         return delta
 
     def _accept(self, delta: Tensor, problem: str) -> None:
-        norms = (step.precision for step in self._steps.values() if isinstance(step, NormReader))
-        weights = (step.parameter.dtype for step in self._steps.values() if isinstance(step, Projection))
+        steps = () if self._known is None else self._known.steps.values()
+        norms = (step.precision for step in steps if isinstance(step, NormReader))
+        weights = (step.parameter.dtype for step in steps if isinstance(step, Projection))
         precision = max((delta.dtype, *norms, *weights), key=lambda dtype: torch.finfo(dtype).eps)
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(

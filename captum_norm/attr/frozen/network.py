@@ -6,7 +6,7 @@ compute them, and activations and products with them that are functions in the m
 called.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.feed_forward import ExpertsReader
-from captum_norm.models.hooks import first_argument, first_tensor, with_argument
+from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
 from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
@@ -105,29 +105,49 @@ class FrozenNetwork(Protocol):
         ...
 
 
-@contextmanager
-def frozen(
-    call: ModelCall, blocks: Mapping[nn.Module, Block], network: FrozenNetwork, steps: dict[nn.Module, Step]
-) -> Iterator[None]:
-    """While open, the model runs by ``network`` in this thread; it is left as it was.
+class Exchanges:
+    """Where a model has steps that are not linear: found once, learnt as they run.
 
     Args:
-        call: of the model.
+        model: the model.
         blocks: its attention blocks by attention module; the first of the layers around them to run begins the frozen
             part.
-        network: what takes the place of its steps that are not linear.
-        steps: what is known of its modules; what is learnt is added.
+
+    Attributes:
+        blocks: the same.
+        layers: the layers around them.
+        routers: the modules that score the experts of a mixture.
+        experts: the modules with stacked maps.
+        leaves: all other modules without children.
+        linear: the linear maps inside attention.
+        steps: what modules compute, as far as they have run.
     """
-    watcher = _Watcher(set(layer_of(call.model, blocks).values()), network, steps)
-    with call.attention_through(watcher.attention), watcher.hooked(call.model, blocks), _Functions(watcher):
+
+    def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> None:
+        modules = list(model.modules())
+        self.blocks = blocks
+        self.layers = set(layer_of(model, blocks).values())
+        self.routers = {router for module in modules for router in routers_beside(module)}
+        self.experts = [module for module in modules if module not in self.routers and stacked_maps(module)]
+        exchanged = self.routers.union(self.experts)
+        self.leaves = [module for module in modules if module not in exchanged and not list(module.children())]
+        self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
+        self.steps: dict[nn.Module, Step] = {}
+
+
+@contextmanager
+def frozen(call: ModelCall, exchanges: Exchanges, network: FrozenNetwork) -> Iterator[None]:
+    """While open, the model runs by ``network`` in this thread; it is left as it was."""
+    watcher = _Watcher(exchanges, network)
+    with call.attention_through(watcher.attention), watcher.hooked(), _Functions(watcher):
         yield
 
 
 class _Watcher:
-    def __init__(self, layers: set[nn.Module], network: FrozenNetwork, steps: dict[nn.Module, Step]) -> None:
-        self._layers = layers
+    def __init__(self, exchanges: Exchanges, network: FrozenNetwork) -> None:
+        self._exchanges = exchanges
+        self._steps = exchanges.steps
         self._network = network
-        self._steps = steps
         self._entered = False
         self._busy = False
         self._attention_begins = False
@@ -136,29 +156,33 @@ class _Watcher:
         self._latest: tuple[Tensor, Elementwise, Tensor] | None = None
 
     @contextmanager
-    def hooked(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> Iterator[None]:
+    def hooked(self) -> Iterator[None]:
         """Hooks on layers, attention's linear maps, routers and experts, and on the other modules without children."""
-        routers = {router for module in model.modules() for router in routers_beside(module)}
+        known = self._exchanges
+        projections = [block.projection.module for block in known.blocks.values()]
         with ExitStack() as stack:
-            for module in model.modules():
-                if module in self._layers:
-                    stack.callback(module.register_forward_pre_hook(here(self._enter), with_kwargs=True).remove)
-                    stack.callback(module.register_forward_hook(here(self._leave)).remove)
-                if module in routers:
-                    stack.callback(module.register_forward_pre_hook(here(self._pause)).remove)
-                    stack.callback(module.register_forward_hook(here(self._router)).remove)
-                elif stacked_maps(module):
-                    stack.callback(module.register_forward_pre_hook(here(self._begin_experts), with_kwargs=True).remove)
-                    stack.callback(module.register_forward_hook(here(self._experts), with_kwargs=True).remove)
-                elif not any(True for _ in module.children()):
-                    stack.callback(module.register_forward_hook(here(self._module), with_kwargs=True).remove)
-            for attention, block in blocks.items():
-                stack.callback(attention.register_forward_pre_hook(here(self._expect_attention)).remove)
-                for module in attention.modules():
-                    if _is_linear(module):
-                        stack.callback(module.register_forward_pre_hook(here(self._begin_attention)).remove)
-                # Behind the hook that counts the projection's own bias.
-                stack.callback(block.projection.module.register_forward_hook(here(self._end_attention)).remove)
+
+            def before(modules: Iterable[nn.Module], hook: Hook) -> None:
+                hook = here(hook)
+                for module in modules:
+                    stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+            def behind(modules: Iterable[nn.Module], hook: Hook) -> None:
+                hook = here(hook)
+                for module in modules:
+                    stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+
+            before(known.layers, self._enter)
+            behind(known.layers, self._leave)
+            before(known.routers, self._pause)
+            behind(known.routers, self._router)
+            before(known.experts, self._begin_experts)
+            behind(known.experts, self._experts)
+            behind(known.leaves, self._module)
+            before(known.blocks, self._expect_attention)
+            before(known.linear, self._begin_attention)
+            # Behind the hook that counts the projection's own bias.
+            behind(projections, self._end_attention)
             yield
 
     def attention(self, call: AttentionCall) -> Tensor:
@@ -211,8 +235,8 @@ class _Watcher:
         self._entered = True
         return with_argument(args, kwargs, stream, self._network.enter(stream))
 
-    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        stream = first_tensor(output)
+    def _leave(self, *seen: Any) -> None:
+        stream = first_tensor(seen[-1])
         if stream is not None:
             self._network.leave(stream)
 
@@ -224,7 +248,8 @@ class _Watcher:
             self._attention_begins = False
             self._network.begin_attention()
 
-    def _end_attention(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    def _end_attention(self, *seen: Any) -> Any:
+        output = seen[-1]
         if not self._watches() or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
         with self._working():
@@ -266,8 +291,8 @@ class _Watcher:
         self._paused, self._busy = None, False
         return True
 
-    def _router(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        return self._given(output) if self._resumes(module) else None
+    def _router(self, module: nn.Module, *seen: Any) -> Any:
+        return self._given(seen[-1]) if self._resumes(module) else None
 
     def _given(self, output: Any) -> Any:
         if isinstance(output, Tensor):

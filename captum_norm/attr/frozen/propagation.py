@@ -10,19 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import frozen
+from captum_norm.attr.frozen.network import Exchanges, frozen
 from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget, free_bytes, readable
-from captum_norm.models.blocks import Block
 from captum_norm.models.hooks import tensors_in
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.layers import layer_of
 from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.search.experts import stacked_maps
 from captum_norm.models.stacks import Stacks
-from captum_norm.models.steps import Step
 
 # How many tensors as large as a layer's largest one exist at a time while its steps are exchanged, and how many as
 # large as the output, which is made once and handed on.
@@ -46,8 +43,7 @@ class Propagation:
 
     Attributes:
         model: the model.
-        blocks: its attention blocks by attention module.
-        steps: what is known of its modules; what is learnt is added.
+        exchanges: where it has steps that are not linear.
         sharing: see :class:`PartsNetwork`.
         budget: how much memory the copies may take at a time. Biases are shared among all tokens, so then these go
             together whatever it is.
@@ -55,8 +51,7 @@ class Propagation:
     """
 
     model: nn.Module
-    blocks: Mapping[nn.Module, Block]
-    steps: dict[nn.Module, Step]
+    exchanges: Exchanges
     sharing: str | None
     budget: MemoryBudget
     advance: Callable[[int], object]
@@ -73,7 +68,7 @@ class Propagation:
             tokens = range(start, min(start + step, size.tokens))
             network = PartsNetwork(tokens, example.stacks(), self.sharing, partial(watch, tokens))
             copies = example.repeated(network.copies)
-            with torch.no_grad(), frozen(copies, self.blocks, network, self.steps):
+            with torch.no_grad(), frozen(copies, self.exchanges, network):
                 output = copies.run()
             self.advance(len(tokens))
             yield copies, output, network.stacks
@@ -93,8 +88,7 @@ class Propagation:
     def _size(self, example: ModelCall) -> _Size:
         """Seen in one run of the example alone."""
         network, copy = GraphNetwork(1, example.stacks()), 0
-        layers = layer_of(self.model, self.blocks).values()
-        inside = {module for layer in layers for module in layer.modules()}
+        inside = {module for layer in self.exchanges.layers for module in layer.modules()}
 
         def look(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             nonlocal copy
@@ -108,7 +102,7 @@ class Propagation:
         with ExitStack() as stack:
             for module in self.model.modules():
                 stack.callback(module.register_forward_hook(look).remove)
-            with torch.no_grad(), frozen(example, self.blocks, network, self.steps):
+            with torch.no_grad(), frozen(example, self.exchanges, network):
                 example.run()
         return _Size(network.stream.shape[1], copy, network.stream.device)
 
