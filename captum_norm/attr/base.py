@@ -20,11 +20,9 @@ from captum_norm.forward.head import SeenPosition, seen_position
 from captum_norm.forward.layer import Layer, LayerReducer
 from captum_norm.forward.recording import Reducer
 from captum_norm.forward.request import Request, as_layers, as_stacks
-from captum_norm.forward.session import Session
+from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, only_layer
-from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block
 from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
@@ -283,7 +281,7 @@ class AttentionMapAttribution(Attribution, ABC):
         self,
         call: ModelCall,
         request: Request,
-        make: Callable[[Block, torch.dtype, MemoryBudget, Tensor | None], MapReducer],
+        make: Callable[[LayerTask], MapReducer],
         *,
         feed_forward: bool = False,
     ) -> AttributionMaps:
@@ -292,22 +290,18 @@ class AttentionMapAttribution(Attribution, ABC):
         Args:
             call: of the model.
             request: which layers.
-            make: makes the reducer of a block, given what to compute in, how much memory pieces of the computation may
-                take, and True at real queries, (B, Q), or None where all are.
+            make: makes the reducer of a layer.
             feed_forward: whether the reducers need the tensors of the feed-forward blocks.
         """
         session = self.session
 
-        def reducer(place: Place, block: Block | None) -> MapReducer:
-            queries, _ = call.positions_of(place.role)
-            known = cast(Block, block)  # blocks are given below
-            dtype = torch.promote_types(session.accumulate, known.dtype)
-            return make(known, dtype, call.budget, queries.real)
-
         def work() -> AttributionMaps:
             blocks = session.blocks(call, feed_forward=feed_forward)
-            # One map of each layer is kept, as it is of attention weights.
-            reduced = session.reduce(call, replace(request, weights=True), reducer, blocks, feed_forward=feed_forward)
+            # As many maps are kept as of attention weights.
+            one_map = replace(request, weights=True)
+            reduced = session.reduce(
+                call, one_map, lambda task: make(cast(LayerTask, task)), blocks, feed_forward=feed_forward
+            )
             for role, reducers in reduced.stacks.items():
                 for index, made in zip(reduced.indices[role], reducers, strict=True):
                     made.check(self.model, Place(role, index))

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from captum_norm.attr.measurements import LayerResults
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
+from captum_norm.forward.session import LayerTask
 from captum_norm.functional import (
     Baseline,
     Carry,
@@ -25,7 +27,6 @@ from captum_norm.functional import (
     ratio,
     relative_error,
 )
-from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
@@ -92,55 +93,34 @@ class FeedForwardReducer:
     """Norms of one layer at one or several scopes behind its feed-forward network.
 
     Args:
-        block: the attention block; the feed-forward block behind it must not be a parallel one.
+        task: the attention block; the feed-forward block behind it must not be a parallel one.
         scopes: the scopes to measure, each in the feed-forward block's.
-        dtype: what to compute in.
-        budget: how much memory pieces of the computation may take.
-        baseline: where the paths of the integrated gradients start.
-        real: True at real positions, (B, Q), or None where all are.
+        results: what to fill in.
 
     Attributes:
-        block: the attention block.
-        maps: (B, Q, K) of each scope.
-        mixing_ratio: (B, Q) of each scope.
         delta: completeness error, the largest of the scopes', (B,).
         precision: the least precise dtype of the layer's own computation, which sets the tolerance.
     """
 
-    def __init__(
-        self,
-        block: Block,
-        scopes: Sequence[Scope],
-        dtype: torch.dtype,
-        budget: MemoryBudget,
-        baseline: Baseline,
-        *,
-        real: Tensor | None,
-    ) -> None:
-        if block.feed_forward is None:
+    def __init__(self, task: LayerTask, scopes: Sequence[Scope], results: LayerResults) -> None:
+        if task.block.feed_forward is None:
             raise ValueError("the block has no feed-forward block behind it")
-        self.precision = block.precision_at(scopes)
-        self.block = block
-        self._behind = block.feed_forward
-        self._dtype = dtype
-        self._budget = budget
+        self.precision = task.block.precision_at(scopes)
+        self._task, self._results = task, results
+        self._block, self._behind, self._dtype = task.block, task.block.feed_forward, task.dtype
         self._numbers = 0
-        self._baseline: Baseline = baseline
-        self._real = real
-        self._carries = {scope: self._behind.carry(scope, dtype) for scope in scopes}
+        self._carries = {scope: self._behind.carry(scope, task.dtype) for scope in scopes}
         self._values: Tensor
         self._heads = 0
         self._shape = (0, 0, 0)
         self._cross = False
-        self.maps: dict[Scope, Tensor] = {}
-        self.mixing_ratio: dict[Scope, Tensor] = {}
         self.delta: Tensor
 
     def begin(self, call: AttentionCall) -> None:
         batch, self._heads, queries, _ = call.query.shape
         self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
         self._shape = (batch, queries, call.key.shape[2])
-        self._numbers = min(VECTOR_BYTES, self._budget[call.value.device]) // self._dtype.itemsize
+        self._numbers = min(VECTOR_BYTES, self._task.budget[call.value.device]) // self._dtype.itemsize
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Nothing: weights come once more when the slopes are known."""
@@ -162,9 +142,9 @@ class FeedForwardReducer:
         references = {"atb_ff": written, "atb_ff_res": summed}
         if behind.normed is not None:
             references["atb_ff_res_ln"] = rows(behind.normed)
-        carry = self.block.carry("atb", self._dtype)
+        carry = self._block.carry("atb", self._dtype)
         start = _Start(carry, carry.scales(projected, total), residual)
-        bias = self.block.projection.bias(self._dtype)
+        bias = self._block.projection.bias(self._dtype)
         constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, start.scales)
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
@@ -172,7 +152,7 @@ class FeedForwardReducer:
         for chosen in self._queries(behind):
             flat, done = chosen.flat, 0
             routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
-            reading = _Reading(self._behind, end[flat], constant[flat], routing, self._baseline)
+            reading = _Reading(self._behind, end[flat], constant[flat], routing, self._task.baseline)
             for vectors, local, key, own in self._vectors(start, chosen, reading.frozen.numbers_per_part):
                 through = reading.through(vectors, local, self._numbers // 2)
                 stream = multiplied(self._behind.residual_factor, vectors)
@@ -191,8 +171,8 @@ class FeedForwardReducer:
             left -= len(flat)
         behind.advance(left)
         for scope, summed_up in sums.items():
-            self.maps[scope], self.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
-        deltas = [summed_up.error(references[scope], self._real) for scope, summed_up in sums.items()]
+            self._results.norms[scope], self._results.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
+        deltas = [summed_up.error(references[scope], self._task.real) for scope, summed_up in sums.items()]
         self.delta = torch.stack(deltas).amax(0)
 
     def check(self, model: nn.Module, place: Place) -> None:
@@ -205,8 +185,8 @@ class FeedForwardReducer:
         fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * sum(self._behind.neurons)))
         for part, weights in behind.attend():
             asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
-            if self._real is not None:
-                asked = self._real[part.examples, part.rows].to(asked.device)
+            if self._task.real is not None:
+                asked = self._task.real[part.examples, part.rows].to(asked.device)
             found = asked.nonzero()
             for index in found.split(fitting) if len(found) else ():
                 example, row = index.unbind(1)
@@ -245,7 +225,7 @@ class FeedForwardReducer:
         """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
         values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
         values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
-        return (values * weights.unsqueeze(-1)).flatten(1) @ self.block.projection.weight(self._dtype)
+        return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
 
 
 class _Start(NamedTuple):

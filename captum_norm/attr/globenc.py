@@ -3,19 +3,18 @@
 from dataclasses import dataclass
 from typing import Unpack, cast
 
-import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.measurements import LayerResults
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.forward.request import Request
+from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Normalization, Scales, apply_linear, inverse_scale
 from captum_norm.maps import AttributionMaps, MapUnits
-from captum_norm.memory import MemoryBudget
-from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
 
@@ -83,8 +82,8 @@ class _EndCarry(Carry):
 class _EndReducer(NormReducer):
     """The norms at the end of a post-norm layer, of vectors that go around its feed-forward network."""
 
-    def __init__(self, block: Block, dtype: torch.dtype, budget: MemoryBudget, real: Tensor | None) -> None:
-        behind = block.feed_forward
+    def __init__(self, task: LayerTask) -> None:
+        block, behind = task.block, task.block.feed_forward
         if behind is not None and (behind.parallel or behind.residual_factor is not None):
             raise UnsupportedModelError(
                 f'the feed-forward network behind "{block.name}" reads the stream before attention, or a factor '
@@ -96,15 +95,15 @@ class _EndReducer(NormReducer):
                 f'no normalisation of the feed-forward residual sum was found behind "{block.name}": {reason}; '
                 "expected post-norm layers"
             )
-        self._second = behind.final_norm.read(dtype)
-        super().__init__(block, [END], dtype, budget, "zero", per_head=False, with_maps=True, real=real)
+        self._second = behind.final_norm.read(task.dtype)
+        super().__init__(task, [END], LayerResults())
 
     @property
     def map(self) -> Tensor:
-        return self.maps[END]
+        return self.results.norms[END]
 
     def carry(self, scope: Scope) -> Carry:  # noqa: ARG002 - there is one
-        block = self.block.carry("atb", self.dtype)
+        block = self.task.block.carry("atb", self.task.dtype)
         return _EndCarry(block.branch, residual=True, final=block.final, second=self._second)
 
     def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:

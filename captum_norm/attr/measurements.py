@@ -1,15 +1,15 @@
 """Puts the measurements of single layers together, by stack."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr.norm_reducer import MeasuredLayer
 from captum_norm.forward.stacking import real_queries, stacked
 from captum_norm.functional import Baseline
 from captum_norm.maps import AttributionMaps
+from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import ModelCall, Positions
 from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.stacks import Role, StackName
@@ -58,49 +58,67 @@ class Measurements:
     layer_scopes: tuple[tuple[Scope, ...], ...] = ()
 
 
+@dataclass(eq=False)
+class LayerResults:
+    """Results of one layer, which its reducers fill in: as in :class:`Measurements`, without the axis L.
+
+    Attributes:
+        block: the attention block; None for attention weights alone.
+        queries: Q.
+        deltas: completeness errors, (B,) each.
+    """
+
+    block: Block | None = None
+    queries: int = 0
+    weights: Tensor | None = None
+    norms: dict[Scope, Tensor] = field(default_factory=dict)
+    head_norms: Tensor | None = None
+    transformed_norms: Tensor | None = None
+    mixing_ratio: dict[str, Tensor] = field(default_factory=dict)
+    residual_norm: Tensor | None = None
+    norm_scale: Tensor | None = None
+    deltas: list[Tensor] = field(default_factory=list)
+
+
 def assemble(
     call: ModelCall,
     role: Role,
-    layers: Mapping[int, MeasuredLayer],
+    layers: Mapping[int, LayerResults],
     indices: Sequence[int],
-    scopes: Sequence[Scope],
     baseline: Baseline | None,
 ) -> Measurements:
     """The results of one stack: of each layer in ``layers``, in the order of ``indices``.
 
     The layers give their maps up one by one, so that all of them are never held twice.
     """
-    weights = [layer.weights for layer in layers.values() if layer.weights is not None]
-    norms = [layer.norms for layer in layers.values() if layer.norms is not None]
+    results = list(layers.values())
     places = [[place for place, index in enumerate(indices) if index == layer] for layer in layers]
     queries, keys = call.positions_of(role)
-    count = weights[0].map.shape[-2] if weights else next(iter(layers.values())).positions
+    by_pair, by_query, by_key = {-2: queries, -1: keys}, {-1: queries}, {-1: keys}
 
-    def stack(parts: Iterable[Tensor], axes: Mapping[int, Positions]) -> Tensor:
-        return stacked(parts, axes, places)
+    def field_of(name: str, axes: Mapping[int, Positions]) -> Tensor | None:
+        if any(getattr(layer, name) is None for layer in results):
+            return None
+        return stacked((vars(layer).pop(name) for layer in results), axes, places)
 
-    def maps(parts: Iterable[Tensor]) -> Tensor:
-        return stack(parts, {-2: queries, -1: keys})
-
-    scales = [layer.norm_scale for layer in norms if layer.norm_scale is not None]
     blocks = [block for index in indices if (block := layers[index].block) is not None]
-    per_head, with_maps = bool(norms) and norms[0].per_head, not norms or norms[0].with_maps
-    ratios: dict[str, Tensor] = {
-        scope: stack([layer.mixing_ratio(scope) for layer in layers.values()], {-1: queries}) for scope in scopes
-    }
-    if weights:
-        ratios["weights"] = stack([layer.mixing_ratio(residual=False) for layer in weights], {-1: queries})
-        ratios["weights_res"] = stack([layer.mixing_ratio(residual=True) for layer in weights], {-1: queries})
+    deltas = [torch.stack(layer.deltas).amax(0) for layer in results if layer.deltas]
     return Measurements(
-        weights=maps(vars(layer).pop("map") for layer in weights) if weights else None,
-        norms={scope: maps(layer.take_map(scope) for layer in layers.values()) for scope in scopes if with_maps},
-        head_norms=maps(vars(layer).pop("head_map") for layer in norms) if per_head and with_maps else None,
-        transformed_norms=stack([layer.transformed for layer in norms], {-1: keys}) if per_head else None,
-        mixing_ratio=ratios,
-        residual_norm=stack([layer.residual_norm for layer in norms], {-1: queries}) if norms else None,
-        norm_scale=stack(scales, {-1: queries}) if norms and len(scales) == len(norms) else None,
-        convergence_delta=stack([layer.delta for layer in layers.values()], {}) if blocks else None,
-        real=real_queries(call, role, count),
+        weights=field_of("weights", by_pair),
+        norms={
+            scope: stacked((layer.norms.pop(scope) for layer in results), by_pair, places)
+            for scope in list(results[0].norms)
+        },
+        head_norms=field_of("head_norms", by_pair),
+        transformed_norms=field_of("transformed_norms", by_key),
+        mixing_ratio={
+            scope: stacked([layer.mixing_ratio[scope] for layer in results], by_query, places)
+            for scope in results[0].mixing_ratio
+        },
+        residual_norm=field_of("residual_norm", by_query),
+        norm_scale=field_of("norm_scale", by_query),
+        convergence_delta=stacked(deltas, {}, places) if deltas else None,
+        real=real_queries(call, role, results[0].queries),
         tokens=call.tokens,
         baseline=baseline,
         layer_names=tuple(block.name for block in blocks),

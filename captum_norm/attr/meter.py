@@ -8,18 +8,20 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import as_truth, entries, shown
 from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
-from captum_norm.attr.measurements import Measurements, assemble
-from captum_norm.attr.norm_reducer import MeasuredLayer, NormReducer, WeightReducer
+from captum_norm.attr.measurements import LayerResults, Measurements, assemble
+from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.errors import InvalidInputError
-from captum_norm.forward.checks import finite_results
+from captum_norm.forward.checks import expect_finite, finite_results
+from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.request import Request, as_layers, as_stacks
-from captum_norm.forward.session import Session
+from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import stack_name
-from captum_norm.functional import Baseline
-from captum_norm.memory import MemoryBudget
+from captum_norm.functional import Baseline, ratio
+from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
+from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import Place, StackName, encoder_of
 
 
@@ -188,57 +190,103 @@ def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackN
     if feed_forward and request.reach:
         # Vectors of layers that nobody asked for would take far longer than counting the layers.
         request = request.counted(session.sizes(call))
-    blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else None
-
-    def make(place: Place, block: Block | None) -> MeasuredLayer:
-        weights = WeightReducer(per_head=request.per_head) if request.weights else None
-        if block is None:
-            return MeasuredLayer(weights, None)
+    blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else {}
+    formed = {block: [scope for scope in request.scopes if block.forms_vectors(scope)] for block in blocks.values()}
+    for block in formed:
         check_scopes(session.name, request.scopes, block)
-        queries, _ = call.positions_of(place.role)
-        return _norm_reducer(session, request, block, weights, call.budget, queries.real)
 
-    forming = any(block.forms_vectors(scope) for block in (blocks or {}).values() for scope in request.scopes)
-    reduced = session.reduce(call, request, make, blocks, feed_forward=feed_forward, twice=forming)
+    def make(task: LayerTask | None) -> _MeasuredLayer:
+        return _MeasuredLayer(task, request, [] if task is None else formed[task.block])
+
+    reduced = session.reduce(call, request, make, blocks or None, feed_forward=feed_forward, twice=any(formed.values()))
     measured: dict[StackName, Measurements] = {}
-    for role, reducers in reduced.stacks.items():
+    for role, layers in reduced.stacks.items():
         indices = reduced.indices[role]
-        layers = dict(zip(indices, reducers, strict=True))
-        for index, layer in layers.items():
-            layer.check(session.model, Place(role, index))
+        results = {
+            index: layer.checked(session.model, Place(role, index))
+            for index, layer in zip(indices, layers, strict=True)
+        }
         baseline = session.baseline if feed_forward else None
-        measured[stack_name(role, causal=reduced.causal)] = assemble(
-            call, role, layers, indices, request.scopes, baseline
-        )
+        measured[stack_name(role, causal=reduced.causal)] = assemble(call, role, results, indices, baseline)
     return measured
 
 
-def _norm_reducer(
-    session: Session,
-    request: Request,
-    block: Block,
-    weights: WeightReducer | None,
-    budget: MemoryBudget,
-    real: Tensor | None,
-) -> MeasuredLayer:
-    dtype = torch.promote_types(session.accumulate, block.dtype)
-    formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
-    fast = [scope for scope in request.scopes if scope not in formed]
-    norms = vectors = None
-    if fast or request.head_norms:
-        norms = NormReducer(
-            block,
-            fast,
-            dtype,
-            budget,
-            session.baseline,
-            per_head=request.head_norms,
-            with_maps=request.maps,
-            real=real,
+class _MeasuredLayer:
+    """Measures what is requested of one layer.
+
+    Args:
+        task: the layer's block; None for attention weights alone.
+        request: what is requested.
+        formed: the scopes whose vectors must be formed, behind a feed-forward network.
+    """
+
+    def __init__(self, task: LayerTask | None, request: Request, formed: Sequence[Scope]) -> None:
+        self._results = LayerResults(None if task is None else task.block)
+        self._reducers: list[_WeightReducer | NormReducer | FeedForwardReducer] = []
+        if task is not None:
+            scopes = [scope for scope in request.scopes if scope not in formed]
+            if scopes or request.head_norms:
+                self._reducers.append(
+                    NormReducer(task, scopes, self._results, per_head=request.head_norms, with_maps=request.maps)
+                )
+            if formed:
+                self._reducers.append(FeedForwardReducer(task, formed, self._results))
+        if request.weights:
+            self._reducers.append(_WeightReducer(self._results, per_head=request.per_head))
+
+    def begin(self, call: AttentionCall) -> None:
+        self._results.queries = call.query.shape[2]
+        for reducer in self._reducers:
+            reducer.begin(call)
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        for reducer in self._reducers:
+            reducer.consume(weights, part)
+
+    def finish(self, tensors: BlockTensors | None) -> None:
+        for reducer in self._reducers:
+            reducer.finish(tensors)
+
+    def checked(self, model: nn.Module, place: Place) -> LayerResults:
+        """The results, which are finite, and what the model computed."""
+        for reducer in self._reducers:
+            reducer.check(model, place)
+            if not isinstance(reducer, _WeightReducer):
+                self._results.deltas.append(reducer.delta)
+        return self._results
+
+
+class _WeightReducer:
+    """Attention weights of one layer: per head or their mean over heads, and the mixing ratios of that mean."""
+
+    def __init__(self, results: LayerResults, *, per_head: bool) -> None:
+        self._results, self._per_head = results, per_head
+        self._cross = False
+        self._map: Tensor
+
+    def begin(self, call: AttentionCall) -> None:
+        self._cross = call.cross
+        shape = [*call.query.shape[:3], call.key.shape[2]]
+        if not self._per_head:
+            del shape[1]
+        self._map = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        self._map[part.examples, ..., part.rows, :] = (
+            weights if self._per_head else weights.mean(1, dtype=self._map.dtype)
         )
-    if formed:
-        vectors = FeedForwardReducer(block, formed, dtype, budget, session.baseline, real=real)
-    return MeasuredLayer(weights, norms, vectors)
+
+    def finish(self, _: BlockTensors | None) -> None:
+        self._results.weights = self._map
+        mean = self._map.mean(1) if self._per_head else self._map
+        # In cross-attention no weight is the query's own.
+        own = mean.new_zeros(mean.shape[:2]) if self._cross else mean.diagonal(dim1=-2, dim2=-1)
+        others = (mean.sum(-1) - own).clamp(min=0)
+        self._results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
+
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Refuse weights that are not finite."""
+        expect_finite(model, place, self._map.detach().sum())
 
 
 def count_layers(session: Session, inputs: Inputs, additional_forward_args: Any = None) -> int:

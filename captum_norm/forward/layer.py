@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors
+from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Scales, length, relative_error
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, Part
@@ -104,10 +105,7 @@ class LayerReducer:
 
     Args:
         layer_map: makes the map of the layer.
-        block: its attention block.
-        dtype: what to compute in.
-        budget: how much memory pieces of the computation may take.
-        real: True at real queries, (B, Q), or None where all are.
+        task: the layer.
 
     Attributes:
         map: (B, Q, K).
@@ -115,17 +113,9 @@ class LayerReducer:
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
     """
 
-    def __init__(
-        self,
-        layer_map: Callable[[Layer], Tensor],
-        block: Block,
-        dtype: torch.dtype,
-        budget: MemoryBudget,
-        real: Tensor | None,
-    ) -> None:
-        self._block, self._layer_map, self._budget, self._real = block, layer_map, budget, real
-        self._dtype = dtype
-        self.precision = block.precision
+    def __init__(self, layer_map: Callable[[Layer], Tensor], task: LayerTask) -> None:
+        self._layer_map, self._task = layer_map, task
+        self.precision = task.block.precision
         self._cross = False
         self._values: Tensor
         self._weights: Tensor
@@ -134,20 +124,21 @@ class LayerReducer:
 
     def begin(self, call: AttentionCall) -> None:
         """Attention starts."""
-        self._values, self._cross = call.values_by_head.to(self._dtype), call.cross
+        self._values, self._cross = call.values_by_head.to(self._task.dtype), call.cross
         self._weights = self._values.new_empty(*call.query.shape[:3], call.key.shape[2])
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """The attention weights of a part."""
-        self._weights[part.examples, :, part.rows] = weights.to(self._dtype)
+        self._weights[part.examples, :, part.rows] = weights.to(self._task.dtype)
 
     def finish(self, tensors: BlockTensors | None) -> None:
         """The block's tensors: only results outlive the layer."""
         if tensors is None:
             raise ValueError("a map needs the tensors of the block")
-        tensors = tensors.rows(slice(None), self._dtype)
-        layer = Layer(self._weights, self._values, tensors, self._block, self._cross, self._budget)
-        self.delta, self.map = layer.error(self._real), self._layer_map(layer)
+        task = self._task
+        tensors = tensors.rows(slice(None), task.dtype)
+        layer = Layer(self._weights, self._values, tensors, task.block, self._cross, task.budget)
+        self.delta, self.map = layer.error(task.real), self._layer_map(layer)
         expected = (len(self._weights), *self._weights.shape[2:])
         if self.map.shape != expected:
             raise InvalidInputError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.bars import bar, is_asked
@@ -50,6 +50,25 @@ class Reduced(Generic[Kind]):
     stacks: Mapping[Role, list[Kind]]
     indices: Mapping[Role, list[int]]
     causal: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTask:
+    """What a reducer is told about its layer.
+
+    Attributes:
+        block: the attention block.
+        dtype: what to compute in.
+        budget: how much memory pieces of the computation may take.
+        baseline: where the paths of the integrated gradients through an activation start.
+        real: True at real queries, (B, Q), or None if all are.
+    """
+
+    block: Block
+    dtype: torch.dtype
+    budget: MemoryBudget
+    baseline: Baseline
+    real: Tensor | None
 
 
 class Session:
@@ -171,7 +190,7 @@ class Session:
         self,
         call: ModelCall,
         request: Request,
-        make: Callable[[Place, Block | None], Kind],
+        make: Callable[[LayerTask | None], Kind],
         blocks: Blocks | None = None,
         *,
         feed_forward: bool = False,
@@ -182,7 +201,7 @@ class Session:
         Args:
             call: of the model.
             request: which layers; refused if what is kept of them does not fit in memory.
-            make: makes the reducer of a layer, of which the block is given where blocks are.
+            make: makes the reducer of a layer; it is given None if ``blocks`` is None.
             blocks: the model's blocks; None if only attention weights are needed.
             feed_forward: also hand on the tensors of the feed-forward blocks.
             twice: whether the reducers attend to every query once more, for the progress bar.
@@ -194,7 +213,7 @@ class Session:
         found: dict[Role, list[Kind | None]] = {}
 
         def requested(place: Place, block: Block | None) -> Kind | None:
-            reducer = make(place, block) if request.has(place) else None
+            reducer = make(self._task(call, place, block)) if request.has(place) else None
             request.note(place, reducer, found)
             return reducer
 
@@ -206,6 +225,13 @@ class Session:
         indices = {role: layer_indices(request.layers, len(reducers)) for role, reducers in stacks.items()}
         kept = {role: [cast(Kind, stacks[role][index]) for index in chosen] for role, chosen in indices.items()}
         return Reduced(kept, indices, causal)
+
+    def _task(self, call: ModelCall, place: Place, block: Block | None) -> LayerTask | None:
+        if block is None:
+            return None
+        queries, _ = call.positions_of(place.role)
+        dtype = torch.promote_types(self.accumulate, block.dtype)
+        return LayerTask(block, dtype, call.budget, self.baseline, queries.real)
 
     def expect_room(self, call: ModelCall, request: Request) -> None:
         """Refuse maps that will not fit in memory.

@@ -5,7 +5,15 @@ from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
 from captum_norm.functional.carry import BlockRows, CarriedAttention, Carry, Scales, block_rows
 from captum_norm.functional.contributions import cosine_distance, l1_distances, nearness
 from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
-from captum_norm.functional.lengths import balanced, estimated_length, length, random_directions, relative_error, unit
+from captum_norm.functional.lengths import (
+    balanced,
+    estimated_length,
+    length,
+    lengths,
+    random_directions,
+    relative_error,
+    unit,
+)
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale, normalize, scaled
 from captum_norm.functional.norms import (
     chunks,
@@ -52,6 +60,7 @@ __all__ = [
     "key_gram",
     "l1_distances",
     "length",
+    "lengths",
     "nearness",
     "normalize",
     "random_directions",

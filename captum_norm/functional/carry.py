@@ -14,6 +14,7 @@ with M the linear part of a norm and 1/σ a number for each query.
 What a block's own tensors say of each query then: its own vector, what comes from elsewhere, and whether all adds up.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_norm.functional.lengths import estimated_length, length, random_directions
+from captum_norm.functional.lengths import lengths, random_directions
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale
 from captum_norm.functional.norms import ratio
 
@@ -135,7 +136,7 @@ class CarriedAttention:
     def of(cls, carry: Carry, own: Tensor, others: Tensor) -> "CarriedAttention":
         """Carry both parts, (B, Q, D) each."""
         own, others = carry.linear(own), carry.linear(others)
-        return cls(own, others, length(own), length(others))
+        return cls(own, others, *lengths(own, others))
 
     @cached_property
     def sketch(self) -> Tensor:
@@ -169,7 +170,7 @@ def block_rows(
     scales: Scales,
     attention: CarriedAttention,
     residual: Tensor,
-    bias: Tensor | None,
+    bias: tuple[Tensor, Tensor] | None,
     sketch: Tensor,
     reference: Tensor,
 ) -> BlockRows:
@@ -180,40 +181,40 @@ def block_rows(
         scales: 1/σ of its norms.
         attention: both parts of the attention output, carried alike.
         residual: x, (B, Q, D).
-        bias: the output projection's bias b, (D,), or None.
+        bias: the output projection's bias b on the random directions, b M_b M_f Ω, (k,), and ‖b M_b M_f‖, or None.
         sketch: Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, Ω the random directions, (B, Q, k).
         reference: what the model computed at the scope's end, (B, Q, D).
     """
     directions = random_directions(residual.shape[-1], residual)
-    # The residual and its share belong to v_ii alone, so they are not among the others.
-    own_norm, others_norm = attention.own_norm, attention.others_norm
-    attention_error = sketch - attention.sketch
-    attention_size = own_norm + others_norm
-    total = sketch
+    total, attention_size = sketch, attention.own_norm + attention.others_norm
     if bias is not None:
-        carried_bias = carry.linear(bias)
-        total, attention_size = sketch + carried_bias @ directions, attention_size + length(carried_bias)
+        total, attention_size = total + bias[0], attention_size + bias[1]
     if scales.branch is not None:
         total = total * scales.branch
-        own_norm, others_norm = own_norm * scales.branch.squeeze(-1), others_norm * scales.branch.squeeze(-1)
     if carry.branch is not None and carry.branch.bias is not None:
         total = total + carry.linear_final(carry.branch.bias) @ directions
+    own = attention.own
     if carry.residual:
         stream = carry.linear_final(residual)
-        own = attention.own + stream if scales.branch is None else torch.addcmul(stream, attention.own, scales.branch)
-        own_norm = length(own)
         total = total + stream @ directions
+        own = own + stream if scales.branch is None else torch.addcmul(stream, own, scales.branch)
     if scales.final is not None:
-        own_norm, others_norm = own_norm * scales.final.squeeze(-1), others_norm * scales.final.squeeze(-1)
         total = total * scales.final
     final_bias = carry.final_bias(scales)
     if final_bias is not None:
         total = total + final_bias @ directions
+    own_norm, reference_norm, error, attention_error = lengths(
+        own, reference, total - reference @ directions, sketch - attention.sketch
+    )
+    # The residual and its share belong to v_ii alone, so they are not among the others.
+    others_norm = scales.divide(attention.others_norm.unsqueeze(-1)).squeeze(-1)
+    joined = Scales(None if carry.residual else scales.branch, scales.final)
+    own_norm = joined.divide(own_norm.unsqueeze(-1)).squeeze(-1)
     return BlockRows(
         own_norm=own_norm,
         mixing_ratio=ratio(others_norm, own_norm),
-        error=estimated_length(total - reference @ directions),
-        reference=length(reference),
-        attention_error=estimated_length(attention_error),
+        error=error / math.sqrt(directions.shape[-1]),
+        reference=reference_norm,
+        attention_error=attention_error / math.sqrt(directions.shape[-1]),
         attention=attention_size,
     )

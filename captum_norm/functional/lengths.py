@@ -66,13 +66,23 @@ def length(vectors: Tensor) -> Tensor:
         >>> length(torch.tensor([3e-30, 4e-30])), length(torch.tensor([3e30, 4e30]))
         (tensor(5.0000e-30), tensor(5.0000e+30))
     """
-    if vectors.is_cuda:
-        return _balanced_length(vectors)  # to ask first would be to wait for the device
-    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    if in_range(norms):
-        return norms
+    (norms,) = lengths(vectors)
+    return norms
+
+
+def lengths(*vectors: Tensor) -> tuple[Tensor, ...]:
+    """:func:`length` of several tensors of one dtype; whether they are in range is asked once, together."""
+    if vectors[0].is_cuda:
+        return tuple(map(_balanced_length, vectors))  # to ask first would be to wait for the device
+    norms: list[Tensor] = [torch.linalg.vector_norm(several, dim=-1) for several in vectors]
+    if not in_range(norms[0] if len(norms) == 1 else torch.cat([found.detach().flatten() for found in norms])):
+        norms = [_refined(*pair) for pair in zip(norms, vectors, strict=True)]
+    return tuple(norms)
+
+
+def _refined(norms: Tensor, vectors: Tensor) -> Tensor:
     again = out_of_range(norms)
-    return norms.masked_scatter(again, _balanced_length(vectors[again]))
+    return norms.masked_scatter(again, _balanced_length(vectors[again])) if again.any() else norms
 
 
 def _balanced_length(vectors: Tensor) -> Tensor:
@@ -120,4 +130,5 @@ def relative_error(error: Tensor, reference: Tensor, real: Tensor | None) -> Ten
     if real is not None:
         real = real.to(error.device)
         error, reference = error.where(real, 0), reference.where(real, 0)
-    return length(error) / length(reference).clamp(min=torch.finfo(reference.dtype).tiny)
+    error, reference = lengths(error, reference)
+    return error / reference.clamp(min=torch.finfo(reference.dtype).tiny)

@@ -8,12 +8,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from captum_norm import GlobEnc, IncompleteDecompositionError, Session, UnsupportedModelError
-from captum_norm.attr.globenc import _EndReducer
-from captum_norm.attr.weight_products import weight_products
-from captum_norm.functional import inverse_scale, weight_gram
+from captum_norm import GlobEnc, IncompleteDecompositionError, NormAttribution, UnsupportedModelError
+from captum_norm.functional import inverse_scale
 from captum_norm.loading import load
-from captum_norm.memory import MemoryBudget
 from captum_norm.models.heads import Position
 from tests import encoder_decoders, families, oracle
 from tests.families import FAMILIES
@@ -113,14 +110,13 @@ def test_changed_weights_are_seen() -> None:
 
 def test_products_of_the_second_norm_are_not_those_of_the_first() -> None:
     """Also where one session has both."""
-    session, dtype = Session(families.build("bert")), torch.float32
-    block, *_ = session.blocks(session.bind(families.inputs("bert")), feed_forward=True).values()
-    end = _EndReducer(block, dtype, MemoryBudget(), None).carry("atb_ff_res_ln")
-    with torch.no_grad():
-        first, second = (weight_products(block, carry, 4, dtype) for carry in (block.carry("atb", dtype), end))
-    weight = block.projection.weight(dtype).unflatten(0, (4, -1))
-    torch.testing.assert_close(first.gram, weight_gram(block.carry("atb", dtype).linear(weight)))
-    torch.testing.assert_close(second.gram, weight_gram(end.linear(weight)))
+    model, ids = families.build("bert"), families.inputs("bert")
+    methods = NormAttribution(model, "attn_res_ln"), GlobEnc(model)
+    expected = [method.maps(ids).self_attention for method in methods]
+    methods[1].session = methods[0].session
+    for _ in range(2):
+        for method, maps in zip(methods, expected, strict=True):
+            assert torch.equal(method.maps(ids).self_attention, maps)
 
 
 def test_an_error_of_the_second_norm_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

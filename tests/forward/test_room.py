@@ -16,7 +16,7 @@ from captum_norm import (
     NormMeter,
     NotEnoughMemoryError,
 )
-from captum_norm.attr.norm_reducer import MeasuredLayer
+from captum_norm.attr.meter import _MeasuredLayer
 from captum_norm.forward import room
 from tests import encoder_decoders, families
 
@@ -195,13 +195,13 @@ def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(maps.convergence_delta, deltas[:, layers])
     alive: list[Any] = []
     counts = []
-    begin = MeasuredLayer.begin
+    begin = _MeasuredLayer.begin
 
-    def counting(reducer: MeasuredLayer, *arguments: Any, **options: Any) -> None:
+    def counting(reducer: _MeasuredLayer, *arguments: Any, **options: Any) -> None:
         alive.append(weakref.ref(reducer))
         begin(reducer, *arguments, **options)
         counts.append(sum(one() is not None for one in alive))
 
-    monkeypatch.setattr(MeasuredLayer, "begin", counting)
+    monkeypatch.setattr(_MeasuredLayer, "begin", counting)
     method.maps(ids, layers=[-2, 0])
     assert max(counts) == 3

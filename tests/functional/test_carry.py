@@ -60,13 +60,15 @@ def test_carried_norms_equal_the_direct_ones(
     sketch = carry.linear(attention) @ directions
     wrong = 1e-3 * random(batch, keys, model_width)
     reference = direct.sum(2) + constant - wrong
-    rows = F.block_rows(carry, scales, carried, stream, bias, sketch, reference)
+    carried_bias = carry.linear(bias)
+    given = (carried_bias @ directions, carried_bias.norm())
+    rows = F.block_rows(carry, scales, carried, stream, given, sketch, reference)
     torch.testing.assert_close(rows.own_norm, exact[:, ~off_diagonal].reshape(batch, keys), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(rows.mixing_ratio, oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(rows.error, F.estimated_length(wrong @ directions), rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(rows.reference, reference.norm(dim=-1))
     assert rows.attention_error.max() < 1e-10
-    off = F.block_rows(carry, scales, carried, stream, bias, sketch + wrong @ directions, reference)
+    off = F.block_rows(carry, scales, carried, stream, given, sketch + wrong @ directions, reference)
     torch.testing.assert_close(off.attention_error, F.estimated_length(wrong @ directions), rtol=1e-8, atol=1e-9)
     assert (rows.attention >= carry.linear(projected).norm(dim=-1) * (1 - 1e-12)).all()
 
