@@ -173,7 +173,7 @@ class NormMeter:
         with torch.no_grad():
             call = self._session.bind(inputs, additional_forward_args)
             blocks = self._session.blocks(call, feed_forward=True)
-        return common_stages(self._session.name, blocks.values())
+        return common_stages(self._session.model, blocks.values())
 
 
 def measure(session: Session, call: ModelCall, request: Request) -> dict[StackName, Measurements]:
@@ -192,11 +192,12 @@ def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackN
         request = request.counted(session.sizes(call))
     blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else {}
     formed = {block: [scope for scope in request.scopes if block.forms_vectors(scope)] for block in blocks.values()}
-    for block in formed:
-        check_scopes(session.name, request.scopes, block)
 
     def make(task: LayerTask | None) -> _MeasuredLayer:
-        return _MeasuredLayer(task, request, [] if task is None else formed[task.block])
+        if task is None:
+            return _MeasuredLayer(task, request, [])
+        check_scopes(session.model, request.scopes, task.block)
+        return _MeasuredLayer(task, request, formed[task.block])
 
     reduced = session.reduce(call, request, make, blocks or None, feed_forward=feed_forward, twice=any(formed.values()))
     measured: dict[StackName, Measurements] = {}
@@ -319,8 +320,8 @@ def require_one_stack(model: nn.Module) -> None:
         )
 
 
-def common_stages(name: str, blocks: Iterable[Block]) -> tuple[Stage, ...]:
-    """The stages that all blocks of a model have, whose class is ``name``.
+def common_stages(model: nn.Module, blocks: Iterable[Block]) -> tuple[Stage, ...]:
+    """The stages that all blocks of a model have.
 
     Raises:
         InvalidInputError: if they differ.
@@ -328,8 +329,8 @@ def common_stages(name: str, blocks: Iterable[Block]) -> tuple[Stage, ...]:
     """
     found = set()
     for block in blocks:
-        check_scopes(name, ["atb_ff_res"], block)
+        check_scopes(model, ["atb_ff_res"], block)
         found.add(block.stages)
     if len(found) != 1:
-        raise InvalidInputError(f"the layers of {name} are arranged in {len(found)} ways; expected one")
+        raise InvalidInputError(f"the layers of {type(model).__name__} are arranged in {len(found)} ways; expected one")
     return found.pop()

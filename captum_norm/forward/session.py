@@ -247,7 +247,10 @@ class Session:
     @contextmanager
     def progress(self, call: ModelCall, twice: Request | None = None) -> Iterator[Callable[[int], object]]:
         """A bar over the queries of all layers, told of those treated; those of layers in ``twice`` count twice."""
-        total = total_queries(call, self.sizes(call), None if twice is None else twice.has) if is_asked() else None
+        if not is_asked():
+            yield lambda _: None
+            return
+        total = total_queries(call, self.sizes(call), None if twice is None else twice.has)
         with bar(self.name, total, "queries") as shown:
             yield shown.update
 

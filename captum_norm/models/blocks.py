@@ -115,13 +115,13 @@ class Block:
         return Carry(branch, residual=True, final=final.read(dtype))
 
 
-def check_scopes(name: str, scopes: Sequence[Scope], block: Block) -> None:
-    """Refuse scopes that a block does not have; ``name`` is the model's class for messages.
+def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> None:
+    """Refuse scopes that a block of a model does not have.
 
     Raises:
         UnsupportedScopeError: with what the block has, and why if its feed-forward network was not understood.
     """
-    have = ", ".join(block.scopes)
+    name, have = type(model).__name__, ", ".join(block.scopes)
     for scope in scopes:
         if scope in block.scopes:
             continue
