@@ -9,10 +9,9 @@ from torch import nn
 from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.recording import Reducer
-from captum_norm.forward.room import Kept, Sizes
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
-from captum_norm.models.stacks import Place, Role, StackName, StackSize, encoder_of
+from captum_norm.models.stacks import Place, Role, Sizes, StackName, StackSize, encoder_of
 
 Kind = TypeVar("Kind", bound=Reducer)
 
@@ -71,12 +70,14 @@ class Request:
         if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
             stack[last] = None
 
-    def kept(self, stack: StackSize) -> Kept:
-        """What is kept of a stack."""
-        maps = self.weights * (stack.heads if self.per_head else 1)
-        if self.maps:
-            maps += len(self.scopes) + self.head_norms * stack.heads
-        return Kept(stack.layers if self.layers is None else len(self.layers), maps, self.copied)
+    def layer_count(self, stack: StackSize) -> int:
+        """How many layers of a stack are requested."""
+        return stack.layers if self.layers is None else len(self.layers)
+
+    def maps_per_layer(self, stack: StackSize) -> int:
+        """How many maps are kept of each layer of a stack, those of single heads included."""
+        weights = self.weights * (stack.heads if self.per_head else 1)
+        return weights + (len(self.scopes) + self.head_norms * stack.heads if self.maps else 0)
 
 
 def as_layers(layers: object) -> list[int] | None:

@@ -1,17 +1,17 @@
 """Estimates the size of the requested maps; refuses what will not fit."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 
 import torch
 from torch import Tensor
 
 from captum_norm.errors import NotEnoughMemoryError
+from captum_norm.forward.request import Request
 from captum_norm.functional.norms import CACHED_ELEMENTS
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.stacks import Place, Role, StackSize
+from captum_norm.models.stacks import Place, Role, Sizes, StackSize
 
 # Thousands of maps with fewer entries than this fit any memory.
 LARGE_MAP = 2**20
@@ -19,9 +19,6 @@ LARGE_MAP = 2**20
 WORKING_TENSORS = 16
 # What exists of one layer beside its map: the mask, and two maps on their way.
 TRANSIENT_MAPS = 3
-
-
-Sizes = Mapping[Role, StackSize]
 
 
 def positions(call: ModelCall, role: Role, stack: StackSize) -> tuple[int, int]:
@@ -45,48 +42,38 @@ def may_be_large(call: ModelCall) -> bool:
     return call.batch * longest**2 >= LARGE_MAP
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What is kept of one stack.
-
-    Attributes:
-        layers: how many layers.
-        maps: how many maps of each, those of single heads included.
-        copied: how many layers' maps are copied out of these in the end.
-    """
-
-    layers: int
-    maps: int
-    copied: int = 0
-
-
-def expect_room(call: ModelCall, stacks: Sizes, kept: Mapping[Role, Kept], accumulate: torch.dtype) -> None:
-    """Refuse what cannot fit.
+def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: torch.dtype) -> None:
+    """Refuse maps that will not fit.
 
     Args:
         call: the call.
+        request: which maps are kept.
         stacks: the stacks of the model.
-        kept: what is to be kept of which of them.
         accumulate: the least precise dtype of a map.
 
     Raises:
         NotEnoughMemoryError: if the maps take more than is free where they are kept.
     """
-    for device in {stacks[role].device for role in kept}:
-        here = {role: what for role, what in kept.items() if stacks[role].device == device}
-        sizes = {role: _map_bytes(call, role, stacks[role], accumulate) for role in here}
-        results = sum((what.layers * what.maps + what.copied) * sizes[role] for role, what in here.items())
+    kept = {role: stack for role, stack in stacks.items() if request.has_stack(role)}
+    for device in {stack.device for stack in kept.values()}:
+        here = {role: stack for role, stack in kept.items() if stack.device == device}
+        sizes = {role: _map_bytes(call, role, stack, accumulate) for role, stack in here.items()}
+        layers = {role: request.layer_count(stack) for role, stack in here.items()}
+        results = sum(
+            (layers[role] * request.maps_per_layer(stack) + request.copied) * sizes[role]
+            for role, stack in here.items()
+        )
         # Single maps become one tensor. A CPU gives its memory out as it is filled, while they are dropped.
-        doubled = device.type != "cpu" and any(what.layers > 1 for what in here.values())
+        doubled = device.type != "cpu" and max(layers.values()) > 1
         needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())
         free = free_bytes(device)
         if free is not None and needed > free:
-            layers, size = sum(what.layers for what in here.values()), readable(results)
-            queries, keys = max(positions(call, role, stacks[role]) for role in here)
+            queries, keys = max(positions(call, role, stack) for role, stack in here.items())
             raise NotEnoughMemoryError(
-                f"the maps of {layers} layers over {call.batch} × {queries} × {keys} positions take {size}, for which "
-                f"{readable(needed)} must be free, and {readable(free)} are free on {device}; ask for fewer layers at "
-                "a time (layers= of maps(), layer= of attribute()), fewer examples, or without single heads"
+                f"the maps of {sum(layers.values())} layers over {call.batch} × {queries} × {keys} positions take "
+                f"{readable(results)}, for which {readable(needed)} must be free, and {readable(free)} are free on "
+                f"{device}; ask for fewer layers at a time (layers= of maps(), layer= of attribute()), fewer examples, "
+                "or without single heads"
             )
 
 

@@ -28,7 +28,7 @@ from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.known import KnownModel
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.search.attention_blocks import find_blocks
-from captum_norm.models.stacks import Place, Role, StackSize
+from captum_norm.models.stacks import Place, Role, Sizes
 from captum_norm.models.verification import on_excerpt, stack_sizes, verify
 
 Result = TypeVar("Result")
@@ -139,7 +139,7 @@ class Session:
             self._known, self._blocks = call.known, None
         return call
 
-    def sizes(self, call: ModelCall) -> Mapping[Role, StackSize]:
+    def sizes(self, call: ModelCall) -> Sizes:
         """How large the model's stacks are; the positions are those of an excerpt.
 
         Raises:
@@ -240,9 +240,7 @@ class Session:
             NotEnoughMemoryError: if they will not.
         """
         if may_be_large(call):
-            sizes = self.sizes(call)
-            kept = {role: request.kept(size) for role, size in sizes.items() if request.has_stack(role)}
-            expect_room(call, sizes, kept, self.accumulate)
+            expect_room(call, request, self.sizes(call), self.accumulate)
 
     @contextmanager
     def progress(self, call: ModelCall, twice: Request | None = None) -> Iterator[Callable[[int], object]]:

@@ -12,7 +12,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.libraries.library import Library
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.main_input import SequenceReader
-from captum_norm.models.stacks import Role, StackSize
+from captum_norm.models.stacks import Sizes
 from captum_norm.models.wrappers import refuse_spread, unwrapped
 
 State = tuple[object, ...]
@@ -37,7 +37,7 @@ class KnownModel:
     parameters: Mapping[str, inspect.Parameter]
     encoder: nn.Module | None
     readers: tuple[SequenceReader, ...]
-    sizes: Mapping[Role, StackSize] | None = None
+    sizes: Sizes | None = None
     mixing: str | None = None
 
 

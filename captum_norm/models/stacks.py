@@ -1,6 +1,6 @@
 """Follows the stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +55,10 @@ class StackSize:
     dtype: torch.dtype
     device: torch.device
     layers: int = 0
+
+
+Sizes = Mapping[Role, StackSize]
+"""The stacks of a model."""
 
 
 class Stacks:

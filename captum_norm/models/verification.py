@@ -1,6 +1,6 @@
 """Makes sure, once for each model, that explaining it does not change what it computes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -9,7 +9,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.models.agreement import attending_plainly, expect_same_output
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.mixing import mixing_layer
-from captum_norm.models.stacks import Role, StackSize
+from captum_norm.models.stacks import Sizes
 
 Result = TypeVar("Result")
 EXCERPT = 16
@@ -27,7 +27,7 @@ def verify(call: ModelCall) -> None:
         call.known.mixing, call.known.sizes = on_excerpt(call, _verify)
 
 
-def stack_sizes(call: ModelCall) -> Mapping[Role, StackSize]:
+def stack_sizes(call: ModelCall) -> Sizes:
     """The sizes of a model's stacks of layers on an excerpt of these inputs, or of others that it was given before."""
     return on_excerpt(call, _sizes) if call.known.sizes is None else call.known.sizes
 
@@ -40,13 +40,13 @@ def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
         return work(call)
 
 
-def _sizes(call: ModelCall) -> Mapping[Role, StackSize]:
+def _sizes(call: ModelCall) -> Sizes:
     with torch.no_grad(), attending_plainly(call) as stacks:
         call.run()
     return stacks.sizes
 
 
-def _verify(call: ModelCall) -> tuple[str | None, Mapping[Role, StackSize]]:
+def _verify(call: ModelCall) -> tuple[str | None, Sizes]:
     stacks = expect_same_output(call)
     layer = mixing_layer(call, stacks.queries)
     names = {module: name for name, module in call.model.named_modules()}
