@@ -50,6 +50,14 @@ def test_the_map_is_what_the_page_says(name: str, seed: int) -> None:
     assert maps.convergence_delta.max() < (1e-6 if family.single else 1e-11)
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_gradients_flow_through_the_map(name: str) -> None:
+    model, ids = families.build(name, 0, torch.float64), families.inputs(name)[:1, :3]
+    method = own_method()(model, differentiable=True)
+    vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda inputs: method.maps(inputs).self_attention, vectors)
+
+
 def test_padding_batches_layers_and_positions() -> None:
     model = classifiers.classifier()
     ids, mask = classifiers.sentences([7, 11, 5])

@@ -50,6 +50,13 @@ def test_lengths_of_what_is_not_finite_and_of_nothing() -> None:
     assert F.length(torch.full((4,), 1e-30)) == torch.tensor(2e-30)
 
 
+def test_lengths_together_are_those_of_each_alone() -> None:
+    for scales in ((1.0, 1e12, 1e-12), (1e-30, 1.0, 1e30), (1.0, 0.0, 1e-25)):
+        several = [vectors(seed, scale) for seed, scale in enumerate(scales)]
+        for found, alone in zip(F.lengths(*several), several, strict=True):
+            assert torch.equal(found, F.length(alone))
+
+
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_gradients_of_lengths(scale: float) -> None:
     found = vectors(0, scale).requires_grad_()
@@ -137,3 +144,32 @@ def test_shares_of_biases_do_not_depend_on_the_size_of_parts(sharing: str) -> No
     for scale in (2.0**-100, 2.0**-60, 2.0**60):
         shares = F.add_bias(parts * scale, bias, sharing) - parts * scale
         torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-6 * max(1, scale))
+
+
+def estimated_error(error: Tensor, reference: Tensor, real: Tensor | None = None) -> Tensor:
+    sketch = error @ F.random_directions(error.shape[-1], error)
+    return F.relative_error(F.estimated_length(sketch), reference.norm(dim=-1), real)
+
+
+def test_the_estimate_is_near_the_error() -> None:
+    torch.manual_seed(0)
+    reference = torch.randn(3, 400, 64, dtype=torch.float64)
+    error = 1e-4 * torch.randn_like(reference)
+    exact = error.flatten(1).norm(dim=1) / reference.flatten(1).norm(dim=1)
+    # 400 positions, each estimated from 8 directions: a relative deviation of about 1/sqrt(2·8·400) ≈ 1 %.
+    torch.testing.assert_close(estimated_error(error, reference), exact, rtol=0.1, atol=0)
+
+
+def test_one_wrong_coordinate_is_seen() -> None:
+    reference = torch.ones(1, 3, 16)
+    for coordinate in range(16):
+        error = torch.zeros_like(reference)
+        error[0, 1, coordinate] = 0.5
+        assert estimated_error(error, reference).item() > 0.05
+
+
+def test_padded_positions_do_not_count_and_nan_does() -> None:
+    reference, error = torch.ones(1, 2, 4), torch.zeros(1, 2, 4)
+    error[0, 1] = torch.nan
+    assert estimated_error(error, reference, torch.tensor([[True, False]])).item() == 0
+    assert estimated_error(error, reference).isnan().item()
