@@ -127,22 +127,22 @@ def known(content: Mapping[str, Any]) -> str:
     ]
     note = (
         "Pairs whose verbs begin with the same token are left out. All methods explain "
-        f"{content['comparison']['examples']} pairs with two words or more before the verb:"
+        f"{content['comparison']['examples']} pairs with at least two words before the verb:"
     )
     return "\n".join(["| paradigm | pairs | right |", "| --- | --: | --: |", *rows, "", note])
 
 
 def found(content: Mapping[str, Any]) -> str:
-    """Who finds the subject."""
+    """The table of the methods that find the subject."""
     shares = sorted(content["found"]["shares"].items(), key=lambda item: -item[1])
     rows = [f"| {name} | {share:.1%} |" for name, share in shares]
     question = (
-        f"Of the {content['found']['pairs']} pairs of a noun with a phrase behind it (*the niece of most guests*) that "
-        "the model gets right, the share in which the subject outscores the noun in front of the verb:"
+        f"Of the {content['found']['pairs']} pairs with a phrase after the subject (*the niece of most guests*) that "
+        "the model gets right, the share in which the subject outscores the noun before the verb:"
     )
     header = ["| | subject first ↑ |", "| --- | --: |"]
     caution = (
-        "A share near 0 or 100 % may say where a method puts its mass in a causal model, at the end or the beginning, "
-        "rather than that it sees what agrees."
+        "A share near 0 or 100 % may reflect where a method puts its mass in a causal model, at the end or the "
+        "beginning, rather than what agrees."
     )
-    return "\n".join(["### Who finds the subject", "", question, "", *header, *rows, "", caution])
+    return "\n".join(["### Which methods find the subject", "", question, "", *header, *rows, "", caution])

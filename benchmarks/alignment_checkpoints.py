@@ -25,9 +25,9 @@ from benchmarks.alignment_error import Run, rule_rows, runs, table
 MODELS = Path(__file__).parents[1] / "alignment" / "models"
 
 INTRODUCTION = """\
-Written by `python -m benchmarks.alignment_checkpoints`; AER in %, by norms where nothing else is said. The models that
-come with the package were taken after 4,000 updates of their training; a number behind a name is that checkpoint's
-number of updates. Those do not come with the package: `benchmarks/translation` has the recipe that trains them.
+Written by `python -m benchmarks.alignment_checkpoints`; AER in %, by norms unless stated otherwise. The models in the
+package were trained for 4,000 updates; a number after a name is that checkpoint's number of updates. These checkpoints
+are not included: `benchmarks/translation` has the recipe that trains them.
 """
 
 
@@ -64,12 +64,12 @@ def page(corpora: Sequence[ParallelGold], found: Sequence[Run], unfinished: Sequ
     parts = ["# Alignment error rates of other checkpoints\n", INTRODUCTION]
     for corpus in corpora:
         here = [run for run in found if run.sweep.corpus.name == corpus.name]
-        parts += [f"## {corpus.name}\n", "What the rules choose without gold alignments, and its rate:\n"]
+        parts += [f"## {corpus.name}\n", "The choice of each rule, without gold alignments, and its error rate:\n"]
         header = ["model"]
         for rule in here[0].sweep.chosen:
             header += [rule, "AER", "above best"]
         parts.append(table(header, list(rule_rows(here))))
-        parts += ["Mean and population SD over those of these models whose training was finished or nearly so:\n"]
+        parts += ["Mean and population SD over the models whose training was finished or nearly so:\n"]
         header = ["model", "method", "rule", "recipe", "models", "mean", "SD"]
         parts.append(table(header, list(spread_rows([run for run in here if run.model not in unfinished]))))
     return "\n".join(parts)

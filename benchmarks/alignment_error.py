@@ -44,18 +44,18 @@ METHODS: Mapping[Method, str] = {
 
 INTRODUCTION = """\
 Written by `python -m benchmarks.alignment_error`; AER in %, ± half the 95 % bootstrap interval. Layers and heads count
-from 0. The models are those that come with the package; they read words in normal form. What is read, and what the
-recipes do, is in [Word alignment](alignment.md). The recipes' constants were chosen on The Last Lesson, with these
-models: what to expect elsewhere, the other texts say, on which nothing was chosen. `hmm` alone knows where words stand.
+from 0. The models come with the package and read normalised words. [Word alignment](alignment.md) explains the methods
+and recipes. The recipes' constants were tuned on The Last Lesson, with these models; the other texts, on which nothing
+was tuned, show what to expect elsewhere. `hmm` is the only recipe that uses word positions.
 [Other checkpoints](alignment-checkpoints.md) of the same training have a page of their own.
 """
 OVERVIEW = """\
-By norms / by weights, at the layer and setting that `auto` chose on each text, and at the single head. The mean is of
-the rates of the three stories.
+By norms / by weights, at the layer and setting that `auto` chose on each text, and at the single head that it chose;
+mean over the three stories.
 """
 RECIPES_NOTE = """\
-At the layer and setting that `auto` chose, and at the single head; gradients at their better setting; p of the
-difference from norms (approximate randomisation).
+At the layer and setting that `auto` chose, and at the single head that it chose; gradients at their better setting; p
+of the difference from norms (approximate randomisation).
 """
 
 
@@ -218,7 +218,7 @@ def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[
     columns = [*(corpus.name for corpus in corpora), "mean"]
     parts = ["# Alignment error rates\n", INTRODUCTION, "## All texts\n", OVERVIEW]
     parts.append(table(["model", "heads", "recipe", *columns], list(overview_rows(corpora, found))))
-    parts += ["Both directions made one, by norms / by weights; and eflomal:\n"]
+    parts += ["Both directions combined, by norms / by weights, and eflomal:\n"]
     parts.append(table(["system", *columns], list(two_way_rows(corpora, found, learnt))))
     for corpus in corpora:
         here = [run for run in found if run.sweep.corpus.name == corpus.name]
@@ -227,7 +227,7 @@ def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[
         parts.append(table(["model", "method", *places], list(layer_rows(here))))
         parts += ["The best single head, chosen by the gold alignments:\n"]
         parts.append(table(["model", "method", "choice", "AER"], list(head_rows(here))))
-        parts += ["What the rules choose without them, by norms:\n"]
+        parts += ["The choice of each rule, without gold alignments, by norms:\n"]
         header = ["model"]
         for rule in here[0].sweep.chosen:
             header += [rule, "AER", "above best"]

@@ -44,9 +44,9 @@ Row = Mapping[str, Any]
 INTRODUCTION = """\
 # Which method is faithful
 
-Written by `python -m benchmarks.faithfulness`. What the measures mean is in [Faithfulness](faithfulness.md), and
-[Compare methods](how-to/compare-methods.md) says how to make such a table for a model and texts of one's own. What
-methods cost is what `python -m benchmarks.methods` prints.
+Written by `python -m benchmarks.faithfulness`. [Faithfulness](faithfulness.md) defines the measures, and
+[Compare methods](how-to/compare-methods.md) shows how to make such a table for your own model and texts.
+`python -m benchmarks.methods` prints what the methods cost.
 """
 
 
@@ -146,7 +146,7 @@ def measured(content: Row) -> str:
 
     lines = [[row["method"], *(cell(row, measure.name) for measure in MEASURES)] for row in rows]
     refused = [f"- {row['method']}: {row['refused']}" for row in content["methods"] if row["refused"] is not None]
-    notes = [f"`{content['signature']}`", *(["Not for this model:\n\n" + "\n".join(refused)] if refused else [])]
+    notes = [f"`{content['signature']}`", *(["Refused for this model:\n\n" + "\n".join(refused)] if refused else [])]
     return "\n\n".join([table(header, lines), *notes])
 
 
@@ -165,7 +165,7 @@ def beside_published(masked: Row, deleted: Row) -> str:
             table(header, rows),
             "The models differ, so compare orders, not numbers:",
             "\n".join(lines),
-            "Masked, integrated gradients compare with the very embedding that removal puts in; deleted, they do not.",
+            "With masking, integrated gradients start at the embedding that replaces tokens; with deletion they do not.",
         ]
     )
 
@@ -181,26 +181,26 @@ def about_sentiment(masked: Row, deleted: Row, choices: Row) -> list[str]:
     """The parts of the page on SST-2."""
     classifier = (
         f"The MiniLM encoder of the extra `demo`, fine-tuned (`benchmarks.sentiment`), labels {masked['accuracy']:.1%} "
-        f"of the {masked['examples']} sentences right. Explained is the class that it predicts; removed tokens become "
-        "the mask token."
+        f"of the {masked['examples']} sentences correctly. The predicted class is explained; removed tokens become the "
+        "mask token."
     )
     depends = (
-        "Gradient methods depend on choices that their names do not tell: what the path starts from, and how a token's "
-        f"numbers become one. On the first {choices['examples']} sentences:"
+        "Gradient methods depend on choices that their names do not reveal: the baseline, and how a token's "
+        f"attributions are reduced to one number. On the first {choices['examples']} sentences:"
     )
     return [
         "## Sentiment: SST-2",
         classifier,
         measured(masked),
         "### Removed tokens deleted instead",
-        "The same sentences without the tokens, which move together. Methods of many forward passes are left out.",
+        "The same sentences, with tokens deleted and the gaps closed. Methods of many forward passes are left out.",
         measured(deleted),
         "### Beside the DecompX paper",
         beside_published(masked, deleted),
         depends,
         measured(choices),
-        "### How alike the rankings are",
-        "Mean over sentences of Spearman's ρ between the scores of two methods, the eight of the highest gain.",
+        "### Agreement between rankings",
+        "Mean over sentences of Spearman's ρ between the scores of two methods, for the eight methods of highest gain.",
         alike(masked),
     ]
 
@@ -209,7 +209,7 @@ def about_agreement(pairs: Row) -> list[str]:
     """The parts of the page on BLiMP."""
     causal = (
         f"A GPT-2 of {pairs['layers']} layers, trained from scratch (`benchmarks.language_model`), reads the sentence "
-        "up to the verb. Explained is the logit of the right form less that of the wrong one; removed tokens become "
+        "up to the verb. The logit of the right form minus that of the wrong one is explained; removed tokens become "
         "the mean embedding."
     )
     return [

@@ -165,15 +165,15 @@ def _of_sink(column: str, category: str | None = None) -> Find:
 EXPERIMENTS = (
     Experiment(
         "dispersion",
-        "How much transformed vectors differ in length",
+        "Lengths of transformed vectors",
         "Kobayashi et al. 2020; 992 Wikipedia sequences, 12 layers of 12 heads",
         (
             Number("‖f(x)‖, mean over heads", "5.15", cell("overall", "mean", what="mean over heads")),
             Number("SD, mean over heads", "1.17", cell("overall", "sd", what="mean over heads")),
             Number("coefficient of variation, mean over heads", ".22", cell("overall", "cv", what="mean over heads")),
-            Number("greatest of a head", ".37", cell("overall", "cv", what="largest variation")),
+            Number("maximum over heads", ".37", cell("overall", "cv", what="largest variation")),
             Number("‖f(x)‖ of that head, mean", "4.26", cell("overall", "mean", what="largest variation")),
-            Number("least of a head", ".12", cell("overall", "cv", what="smallest variation")),
+            Number("minimum over heads", ".12", cell("overall", "cv", what="smallest variation")),
             Number("‖f(x)‖ of that head, mean", "4.00", cell("overall", "mean", what="smallest variation")),
         ),
         (),
@@ -187,19 +187,19 @@ EXPERIMENTS = (
             Number("ρ(α, ‖f(x)‖), [SEP], here also `</s>`", "−.69", _of_pairs(END)),
             Number("ρ(α, ‖f(x)‖), comma and period", "−.25", _of_pairs(POINTS)),
             Number("ρ(α, ‖f(x)‖), other", "−.06", _of_pairs(OTHER)),
-            Number("Σα of [CLS], greatest of a layer", "–", greatest("layers", "weight", category=CLS)),
-            Number("Σ‖αf(x)‖ of [CLS], greatest of a layer", "0–.4", greatest("layers", "product", category=CLS)),
-            Number("Σα of [SEP], greatest of a layer", ".55–.6", greatest("layers", "weight", category=END)),
-            Number("Σ‖αf(x)‖ of [SEP], greatest of a layer", "0–.4", greatest("layers", "product", category=END)),
-            Number("Σ‖αf(x)‖ of other, greatest of a layer", "1.8–3.4", greatest("layers", "product", category=OTHER)),
+            Number("Σα of [CLS], maximum over layers", "–", greatest("layers", "weight", category=CLS)),
+            Number("Σ‖αf(x)‖ of [CLS], maximum over layers", "0–.4", greatest("layers", "product", category=CLS)),
+            Number("Σα of [SEP], maximum over layers", ".55–.6", greatest("layers", "weight", category=END)),
+            Number("Σ‖αf(x)‖ of [SEP], maximum over layers", "0–.4", greatest("layers", "product", category=END)),
+            Number("Σ‖αf(x)‖ of other, maximum over layers", "1.8–3.4", greatest("layers", "product", category=OTHER)),
         ),
         (
             Claim("more weight on [CLS] goes with shorter f(x): ρ < 0", _of_pairs(CLS), constant(0)),
-            Claim("the same of [SEP]", _of_pairs(END), constant(0)),
-            Claim("the same of comma and period", _of_pairs(POINTS), constant(0)),
-            Claim("of [SEP] more than of other: ρ is less", _of_pairs(END), _of_pairs(OTHER)),
+            Claim("the same for [SEP]", _of_pairs(END), constant(0)),
+            Claim("the same for comma and period", _of_pairs(POINTS), constant(0)),
+            Claim("more so for [SEP] than for other tokens: smaller ρ", _of_pairs(END), _of_pairs(OTHER)),
             Claim(
-                "where a special token gets the most weight, less arrives from it than from other: Σ‖αf(x)‖",
+                "where a special token gets the most weight, it gives less than other tokens: Σ‖αf(x)‖",
                 _of_sink("product"),
                 _of_sink("product", OTHER),
             ),
@@ -208,7 +208,7 @@ EXPERIMENTS = (
     Experiment(
         "frequency",
         "Frequency of tokens",
-        "Kobayashi et al. 2020; the same sequences. A small rank is that of a frequent token",
+        "Kobayashi et al. 2020; the same sequences. Frequent tokens have small ranks",
         (
             Number("ρ(rank, ‖f(x)‖)", ".75", cell("correlation", "spearman", measure="‖f(x)‖")),
             Number("ρ(rank, α)", ".06", cell("correlation", "spearman", measure="attention weight α")),
@@ -220,7 +220,7 @@ EXPERIMENTS = (
                 cell("correlation", "spearman", measure="‖f(x)‖"),
             ),
             Claim(
-                "weights say less of frequency than lengths do: size of ρ",
+                "weights depend less on frequency than lengths do: magnitude of ρ",
                 size(cell("correlation", "spearman", measure="attention weight α")),
                 size(cell("correlation", "spearman", measure="‖f(x)‖")),
             ),
@@ -229,7 +229,7 @@ EXPERIMENTS = (
     Experiment(
         "mixing-ratio",
         "Mixing ratio",
-        "Kobayashi et al. 2021; 12 % of the tokens masked. The paper's means, and in brackets its notebook's",
+        "Kobayashi et al. 2021; 12 % of the tokens masked. Means from the paper and, in brackets, its notebook",
         (
             Number("mean, Attn-W", "97.1 % (96.41 %)", _of_variant("Attn-W"), ".1%"),
             Number("mean, Attn-N", "85.2 % (85.28 %)", _of_variant("Attn-N"), ".1%"),
@@ -242,23 +242,23 @@ EXPERIMENTS = (
             Number("ρ(rank, AttnResLn-N)", "−.544", _of_variant("AttnResLn-N", "frequency"), ".3f"),
         ),
         (
-            Claim("by norms less is mixed than by weights", _of_variant("Attn-N"), _of_variant("Attn-W"), ".2%"),
-            Claim("and with the residual, too", _of_variant("AttnRes-N"), _of_variant("AttnRes-W"), ".2%"),
-            Claim("normalisation leaves less mixed", _of_variant("AttnResLn-N"), _of_variant("AttnRes-N"), ".2%"),
+            Claim("norms show less mixing than weights", _of_variant("Attn-N"), _of_variant("Attn-W"), ".2%"),
+            Claim("also with the residual connection", _of_variant("AttnRes-N"), _of_variant("AttnRes-W"), ".2%"),
+            Claim("normalisation reduces mixing", _of_variant("AttnResLn-N"), _of_variant("AttnRes-N"), ".2%"),
             Claim("less than half of an output is mixed in", _of_variant("AttnResLn-N"), constant(0.5), ".2%"),
             Claim(
-                "less is mixed in the last layer than in the first",
+                "the last layer mixes less than the first",
                 last("layers", "mean", variant="AttnResLn-N"),
                 cell("layers", "mean", variant="AttnResLn-N"),
                 ".2%",
             ),
             Claim(
-                "more is mixed at frequent tokens, by AttnRes-N: ρ(rank)",
+                "frequent tokens mix in more, by AttnRes-N: ρ(rank) < 0",
                 _of_variant("AttnRes-N", "frequency"),
                 constant(0),
             ),
             Claim("the same by AttnResLn-N", _of_variant("AttnResLn-N", "frequency"), constant(0)),
-            Claim("not so by Attn-W", constant(0), _of_variant("Attn-W", "frequency")),
+            Claim("but not by Attn-W", constant(0), _of_variant("Attn-W", "frequency")),
         ),
         series=(
             Series(
@@ -273,23 +273,23 @@ EXPERIMENTS = (
             ),
         ),
         note=(
-            "The paper also has RoBERTa-base (`--model roberta-base`): Attn-W 95.8 %, Attn-N 84.4 %, AttnRes-W 47.9 %, "
-            "AttnRes-N 19.6 %, AttnResLn-N 16.2 %.\n"
+            "For RoBERTa-base (`--model roberta-base`) the paper reports Attn-W 95.8 %, Attn-N 84.4 %, AttnRes-W "
+            "47.9 %, AttnRes-N 19.6 %, AttnResLn-N 16.2 %.\n"
         ),
     ),
     Experiment(
         "expansion-rate",
         "Expansion rate",
-        "Kobayashi et al. 2021; of f the weights alone decide",
+        "Kobayashi et al. 2021; f depends on the weights alone",
         (Number("mean of the affine map f", ".877", headline("mean expansion rate of f"), ".3f"),),
-        (Claim("f shortens vectors: below 1", headline("mean expansion rate of f"), constant(1)),),
-        note="The paper also has RoBERTa-base (`--model roberta-base`): 1.30.\n",
+        (Claim("f shortens vectors: rate below 1", headline("mean expansion rate of f"), constant(1)),),
+        note="For RoBERTa-base (`--model roberta-base`) the paper reports 1.30.\n",
         tables=("layers",),
     ),
     Experiment(
         "contextualization-change",
         "Contextualisation change",
-        "Kobayashi et al. 2024, which has figures, no numbers to compare with",
+        "Kobayashi et al. 2024 has figures but no numbers to compare with",
         (),
         (),
         tables=("components",),

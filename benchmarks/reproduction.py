@@ -42,36 +42,35 @@ from captum_norm.visualization import draw_plot, plot_bytes, write_report
 INTRODUCTION = """\
 # Reproducing the papers
 
-Written by `python -m benchmarks.reproduction`. For each number that the papers report: what they report, the command
-that measures it on their model, and the same analysis on two models that come with this package. Those are not the
-papers' models, so their numbers need not be the papers'; whether the papers' findings hold for them is in the tables of
-findings, which compare numbers of the run and nothing else: *holds* says which of two numbers is smaller, not that they
-are far apart. What each analysis computes is in [Analyses](analyses.md).
+Written by `python -m benchmarks.reproduction`. For each number that the papers report: the published value, the command
+that measures it on the papers' model, and the same analysis on two models that come with this package. Since these are
+other models, their numbers may differ. The tables of findings show whether the papers' findings hold for them; *holds*
+says which of two numbers of the run is smaller, not that they are far apart. See also [Analyses](analyses.md).
 
-`bert-base-uncased` is fetched from the Hugging Face hub by the commands below. `wikipedia.txt` stands for a text with a
-sequence in each line; the paper of 2020 has 992 from Wikipedia, of two segments each.
+The commands fetch `bert-base-uncased` from the Hugging Face hub. `wikipedia.txt` stands for a text with one sequence on
+each line; the 2020 paper uses 992 from Wikipedia, of two segments each.
 """
 TRANSLATION = """\
 ## Word alignment
 
-Kobayashi et al. 2020, section 5: alignment error rate × 100 of a German–English model, mean of five seeds.
+Kobayashi et al. 2020, section 5: AER in % of a German–English model, mean over five seeds.
 
 | read from | AWO weights | AWO norms | AWI weights | AWI norms |
 | --- | --: | --: | --: | --: |
-| mean of the layers | 68.43 | 62.86 | 68.54 | 60.45 |
+| mean over layers | 68.43 | 62.86 | 68.54 | 60.45 |
 | best layer | 47.74 | 41.36 | 29.77 | 24.98 |
 | layer with the highest mean norm | – | 83.03 | – | 24.98 |
 | head with the highest mean norm | – | 87.09 | – | 35.53 |
-| correlation of AER with mean norm of heads, Spearman | – | .556 | – | −.436 |
-| the same, Pearson | – | .554 | – | −.517 |
+| Spearman correlation of AER with the heads' mean norm | – | .556 | – | −.436 |
+| Pearson correlation | – | .554 | – | −.517 |
 
 ```console
 $ norm-align sweep --model seed1.pt --also seed2.pt --also seed3.pt --data data-bin --corpus rwth=rwth-de-en
 ```
 
-repeats the experiment on models of fairseq and the gold alignments of RWTH, with the correlations, and mean and
-population SD over the models; without arguments it takes the model and the story that come with the package. Error
-rates of the translation models here are in [Alignment error rates](alignment-error.md).
+repeats the experiment on fairseq models and the gold alignments of RWTH, with the correlations, and mean and population
+SD over the models; without arguments it uses the model and the stories that come with the package.
+[Alignment error rates](alignment-error.md) has the error rates of the shipped models.
 
 ## Faithfulness
 
@@ -86,9 +85,9 @@ The DecompX paper reports AOPC (higher is better) of BERT-base:
 $ captum-norm compare dev.tsv --model textattack/bert-base-uncased-SST-2 --out sst2.html --out sst2.json
 ```
 
-measures it for every method that there is; `dev.tsv` has a sentence, a tab and its label in each line. The same of a
-smaller model here is in [Which method is faithful](which-method.md), and the choices that change it are in
-[Faithfulness](faithfulness.md).
+measures it for every method; each line of `dev.tsv` is a sentence, a tab and its label.
+[Which method is faithful](which-method.md) has the results for a smaller model, [Faithfulness](faithfulness.md) the
+choices that change them.
 """
 FIGURES: Mapping[str, Sequence[str]] = {
     "special-tokens": ("weight-by-layer", "product-by-layer"),
@@ -188,7 +187,7 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
             "```\n"
         )
         if experiment.lines is not None:
-            yield f"Here of the first {experiment.lines:,} lines.\n"
+            yield f"Here on the first {experiment.lines:,} lines.\n"
         found = [run.results[name] for run in runs]
         titles = [run.subject.title for run in runs]
         if experiment.numbers:
@@ -232,7 +231,7 @@ def _times(runs: Sequence[Run]) -> str:
     machine = f"{platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} cores"
     rows = [[run.subject.title, *(f"{run.seconds[name]:,.0f}" for name in names)] for run in runs]
     return (
-        f"Seconds of processor time, from the loaded model to the written report ({machine}; {versions}):\n\n"
+        f"Processor time in seconds, from the loaded model to the written report ({machine}; {versions}):\n\n"
         + table(["model", *names], rows)
     )
 
