@@ -1,4 +1,4 @@
-"""Subject–verb agreement of BLiMP: what a causal model knows of it, and which methods find the subject."""
+"""Subject–verb agreement in BLiMP: how well a causal model knows it, and which methods find the subject."""
 
 import json
 import zipfile
@@ -23,7 +23,7 @@ PARADIGMS = (
     "distractor_agreement_relative_clause",
 )
 LINKS = ("of", "about")
-"""What follows a subject of one word."""
+"""Words that may follow a one-word subject."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Pair:
 
 
 def pairs_of(archive: Path, paradigm: str, tokenizer: Any) -> tuple[list[Pair], int]:
-    """The pairs whose verbs differ in their first token, and how many others there are."""
+    """Return the pairs whose verbs differ in their first token, and the number of other pairs."""
     with zipfile.ZipFile(archive) as blimp, blimp.open(f"data/{paradigm}.jsonl") as lines:
         entries = [json.loads(line) for line in lines]
     pairs = []
@@ -60,7 +60,7 @@ def pairs_of(archive: Path, paradigm: str, tokenizer: Any) -> tuple[list[Pair], 
 
 
 def encoded(pairs: Sequence[Pair], tokenizer: Any) -> dict[str, Tensor]:
-    """The beginnings as the model reads them, behind the token of a start."""
+    """Tokenize the prefixes, each after the start token."""
     texts = [tokenizer.bos_token + pair.prefix for pair in pairs]
     inputs: dict[str, Tensor] = dict(tokenizer(texts, padding=True, return_tensors="pt"))
     inputs.pop("token_type_ids", None)
@@ -68,7 +68,7 @@ def encoded(pairs: Sequence[Pair], tokenizer: Any) -> dict[str, Tensor]:
 
 
 def differences(model: Any, inputs: Mapping[str, Tensor], pairs: Sequence[Pair]) -> Tensor:
-    """Logit of the right verb less that of the wrong one, (B,)."""
+    """Return the logit of the right verb minus that of the wrong one, (B,)."""
     rows = torch.arange(len(pairs))
     with torch.no_grad():
         logits = model(**inputs).logits[rows, inputs["attention_mask"].sum(1) - 1]
@@ -78,7 +78,7 @@ def differences(model: Any, inputs: Mapping[str, Tensor], pairs: Sequence[Pair])
 
 
 def by_word(texts: Sequence[str], scores: Sequence[float], prefix: str) -> list[float]:
-    """The scores of a beginning's tokens added up by word; a word's first token begins with a space."""
+    """Sum the scores of a prefix's tokens by word; a word's first token begins with a space."""
     words: list[float] = []
     for text, score in zip(texts[1:], scores[1:], strict=True):
         if text.startswith("Ġ"):
@@ -88,7 +88,7 @@ def by_word(texts: Sequence[str], scores: Sequence[float], prefix: str) -> list[
 
 
 def compared(folder: Path, archive: Path, most: int, methods: Callable[[Any], Methods]) -> str:
-    """What the model knows, a comparison of methods on its pairs, and who finds the subject, as JSON."""
+    """Return the model's accuracy, a comparison of methods, and which methods find the subject, as JSON."""
     model, tokenizer = load(str(folder))
     known, chosen = {}, []
     for paradigm in PARADIGMS:
@@ -110,7 +110,7 @@ def compared(folder: Path, archive: Path, most: int, methods: Callable[[Any], Me
 
 
 def found_subjects(comparison: Comparison, pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, Any]:
-    """By method the share of pairs whose subject outscores the last word, of those that the model gets right."""
+    """Return, per method, the share of correct pairs whose subject outscores the last word."""
     asked = [row for row, pair in enumerate(pairs) if right[row] and pair.attracted]
     shares = {}
     for name, result in comparison.results.items():
@@ -120,7 +120,7 @@ def found_subjects(comparison: Comparison, pairs: Sequence[Pair], right: Sequenc
 
 
 def known(content: Mapping[str, Any]) -> str:
-    """How often the model prefers the right verb."""
+    """Return the table of how often the model prefers the right verb."""
     rows = [
         f"| {paradigm.replace('_', ' ')} | {entry['pairs']} | {entry['right']:.1%} |"
         for paradigm, entry in content["known"].items()
@@ -133,7 +133,7 @@ def known(content: Mapping[str, Any]) -> str:
 
 
 def found(content: Mapping[str, Any]) -> str:
-    """The table of the methods that find the subject."""
+    """Return the section on which methods find the subject."""
     shares = sorted(content["found"]["shares"].items(), key=lambda item: -item[1])
     rows = [f"| {name} | {share:.1%} |" for name, share in shares]
     question = (

@@ -1,8 +1,8 @@
-"""What word alignment costs beside the plain teacher-forced forward pass: ``python -m benchmarks.alignment``.
+"""The cost of word alignment relative to a plain teacher-forced forward pass: ``python -m benchmarks.alignment``.
 
-The shipped French–English model on the Alibi story, repeated, on two CPU threads. Every ratio is of times from the same
-run, taken alternately, in the same batches. The plain forward pass gives the logits and nothing else; extraction
-includes the segmentation into pieces, the merging into words and the links of every layer.
+The shipped French–English model on a story of Alibi, repeated, on two CPU threads. Every ratio compares times from one
+run, taken alternately, on the same batches. The plain forward pass computes only the logits; extraction includes
+segmentation into pieces, merging into words and the links of every layer.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Run = Callable[[], object]
 
 
 def alternate(runs: Sequence[Run], repeats: int) -> list[float]:
-    """The median time of each run in seconds, the runs taking turns."""
+    """Return the median time of each run in seconds, taken alternately."""
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats + 1):
         for run, taken in zip(runs, times, strict=True):
@@ -39,7 +39,7 @@ def alternate(runs: Sequence[Run], repeats: int) -> list[float]:
 
 
 def throughput(repeats: int, copies: int) -> None:
-    """Sentences a second: the forward pass, maps of all layers, alignments of all layers."""
+    """Print sentences per second: forward pass, maps of all layers, alignments of all layers."""
     model, tokenizer = load_shipped_model("fr-en")
     pairs = _story() * copies
     batches = list(teacher_forced_batches(model, tokenizer, pairs))
@@ -76,7 +76,7 @@ def _story() -> list[tuple[Sequence[str], Sequence[str]]]:
 
 
 def memory(copies: int) -> None:
-    """The most memory that Python objects take while streaming, for a text and for one ten times as long."""
+    """Print the peak memory of Python objects while streaming a text, and one ten times as long."""
     aligner = WordAligner(*load_shipped_model("fr-en"), layer=0)
     pairs = _story()
     for times in (copies, 10 * copies):

@@ -1,4 +1,4 @@
-r"""Alignment error rates of several checkpoints of one training: ``python -m benchmarks.alignment_checkpoints``.
+r"""The documentation page of other checkpoints' alignment error rates: ``python -m benchmarks.alignment_checkpoints``.
 
 ```console
 $ python -m benchmarks.alignment_checkpoints --out docs/alignment-checkpoints.md --corpus alibi=last-lesson \
@@ -32,7 +32,7 @@ are not included: `benchmarks/translation` has the recipe that trains them.
 
 
 def checkpoint_runs(corpora: Sequence[ParallelGold], checkpoints: Mapping[str, Path]) -> Iterator[Run]:
-    """Every checkpoint on every corpus."""
+    """Run every checkpoint on every corpus."""
     for name, path in checkpoints.items():
         model, plain = load_fairseq_checkpoint(path, MODELS)
         tokenizer = NormalizedWords(plain, _language(plain.source_language), _language(plain.target_language))
@@ -50,7 +50,7 @@ def _language(code: str) -> Language:
 
 
 def spread_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """Mean and population SD over the models, by direction."""
+    """Yield mean and population SD over the models, by direction."""
     for direction in sorted({run.model[:5] for run in found}):
         chosen = [run.sweep for run in found if run.model.startswith(direction)]
         for method in ("norms", "weights"):
@@ -60,7 +60,7 @@ def spread_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def page(corpora: Sequence[ParallelGold], found: Sequence[Run], unfinished: Sequence[str]) -> str:
-    """The page of the documentation."""
+    """Return the page."""
     parts = ["# Alignment error rates of other checkpoints\n", INTRODUCTION]
     for corpus in corpora:
         here = [run for run in found if run.sweep.corpus.name == corpus.name]
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--corpus", action="append", required=True, help="alibi=STORY or wpt03=DIR")
     parser.add_argument("--checkpoint", action="append", default=[], help="NAME=FILE, such as fr-en-3000=FILE")
-    parser.add_argument("--unfinished", action="append", default=[], help="likewise, of a training that went on")
+    parser.add_argument("--unfinished", action="append", default=[], help="likewise, for unfinished training")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(2)

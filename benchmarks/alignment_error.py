@@ -1,7 +1,7 @@
-r"""The alignment error rates of the documentation: ``python -m benchmarks.alignment_error``.
+r"""The documentation page of alignment error rates: ``python -m benchmarks.alignment_error``.
 
 Every shipped model aligns the three stories that come with the package and the test sets given; the two directions are
-symmetrised, and eflomal aligns the same sentences after learning from the models' own training pairs.
+symmetrised, and eflomal, trained on the models' training pairs, aligns the same sentences.
 
 ```console
 $ python -m benchmarks.alignment_error --out docs/alignment-error.md --corpus wpt03=DIR --data build/translation \
@@ -68,7 +68,7 @@ class Run:
 
 
 def runs(corpora: Sequence[ParallelGold], *, gradients: bool) -> Iterator[Run]:
-    """Every shipped model on every corpus."""
+    """Run every shipped model on every corpus."""
     for name in shipped_models():
         model, tokenizer = load_shipped_model(name)
         for corpus in corpora:
@@ -79,18 +79,18 @@ def runs(corpora: Sequence[ParallelGold], *, gradients: bool) -> Iterator[Run]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, numbers to the right."""
+    """Return a Markdown table with right-aligned numbers."""
     rule = ["---" if title in TEXT_COLUMNS else "--:" for title in header]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
 
 
 def rate(score: AERScore) -> str:
-    """AER and half the width of its 95 % interval."""
+    """Format AER and half the width of its 95 % interval."""
     return f"{score.aer:.1f} ± {score._ci:.1f}"
 
 
 def layer_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """AER of every method by setting and layer."""
+    """Yield AER of every method by setting and layer."""
     for run in found:
         for method, title in METHODS.items():
             cells = []
@@ -103,7 +103,7 @@ def layer_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def head_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """The paper's other choice: single heads."""
+    """Yield the best single head of every model."""
     for run in found:
         for method in ("norms", "weights"):
             best = run.sweep.best(method, per_head=True)
@@ -111,7 +111,7 @@ def head_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """Norms and weights by recipe, and gradients, at the places that ``auto`` chose."""
+    """Yield norms and weights by recipe, and gradients, at the choices of ``auto``."""
     for run, rule in product(found, (AUTO, AUTO_HEAD)):
         place, gold = run.sweep.chosen[rule], run.sweep.corpus.gold
         for recipe in RECIPES:
@@ -128,7 +128,7 @@ def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def rule_rows(found: Sequence[Run]) -> Iterator[list[str]]:
-    """What each rule chooses without gold alignments, and how far that is from the best choice."""
+    """Yield each rule's choice, made without gold alignments, and its distance from the best choice."""
     for run in found:
         best = run.sweep.best("norms").score.aer
         row = [run.model]
@@ -139,7 +139,7 @@ def rule_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def overview_rows(corpora: Sequence[ParallelGold], found: Sequence[Run]) -> Iterator[list[str]]:
-    """Norms and weights by recipe on every text."""
+    """Yield norms and weights by recipe on every text."""
     for model, rule, recipe in product(shipped_models(), (AUTO, AUTO_HEAD), RECIPES):
         sweeps = {run.sweep.corpus.name: run.sweep for run in found if run.model == model}
         rates = [
@@ -154,7 +154,7 @@ def overview_rows(corpora: Sequence[ParallelGold], found: Sequence[Run]) -> Iter
 def two_way_rows(
     corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, eflomal.Alignments]
 ) -> Iterator[list[str]]:
-    """The same of both directions made one, and of eflomal."""
+    """Yield the same for both directions combined, and for eflomal."""
     ways = [symmetrized(corpus, found) for corpus in corpora]
     for systems in zip(*ways, strict=True):
         rates = [(norms.aer, weights.aer) for _, norms, weights in systems]
@@ -165,14 +165,14 @@ def two_way_rows(
 
 
 def with_mean(corpora: Sequence[ParallelGold], rates: Sequence[tuple[float, ...]]) -> list[str]:
-    """A cell for each corpus, and one for the mean of the stories."""
+    """Return a cell for each corpus, and one for the mean over the stories."""
     told = [rate for corpus, rate in zip(corpora, rates, strict=True) if corpus.name in STORIES]
     mean = tuple(fmean(rate) for rate in zip(*told, strict=True))
     return [" / ".join(f"{rate:.1f}" for rate in cell) for cell in (*rates, mean)]
 
 
 def symmetrized(corpus: ParallelGold, found: Sequence[Run]) -> list[tuple[str, AERScore, AERScore]]:
-    """The models of both directions made one, by norms and by weights."""
+    """Score the models of both directions combined, by norms and by weights."""
     sweeps = {run.model: run.sweep for run in found if run.sweep.corpus.name == corpus.name}
     norms, weights = (
         list(both_directions(sweeps["fr-en"], sweeps["en-fr"], method)) for method in ("norms", "weights")
@@ -184,12 +184,12 @@ def symmetrized(corpus: ParallelGold, found: Sequence[Run]) -> list[tuple[str, A
 
 
 def score(corpus: ParallelGold, alignments: Sequence[Alignment]) -> AERScore:
-    """AER of alignments with its 95 % interval."""
+    """Score alignments by AER with its 95 % interval."""
     return AER([corpus.gold]).corpus_score(alignments, None, 1000)
 
 
 def both_directions(forward: Sweep, backward: Sweep, method: Method) -> Iterator[tuple[str, Sequence[Alignment]]]:
-    """Alignments of two models of opposite directions made one, in the forward one's direction."""
+    """Yield combined alignments of two models of opposite directions, in the forward direction."""
     for recipe in ("paper", "product"):
         ways = [
             forward.results[Reading(method, forward.chosen[AUTO], recipe)].alignments,
@@ -208,13 +208,13 @@ def both_directions(forward: Sweep, backward: Sweep, method: Method) -> Iterator
 
 
 def _products(swept: Sweep, method: Method, rule: str) -> list[WordMap]:
-    """The maps that the recipes ``product`` and ``hmm`` decode."""
+    """Return the maps that the recipes ``product`` and ``hmm`` decode."""
     place, recipe = swept.chosen[rule], RECIPES["product"]
     return [recipe.word_map(maps, place.setting) for maps in maps_to_read(swept.maps, method, place, recipe)]
 
 
 def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, eflomal.Alignments]) -> str:
-    """The page of the documentation."""
+    """Return the page."""
     columns = [*(corpus.name for corpus in corpora), "mean"]
     parts = ["# Alignment error rates\n", INTRODUCTION, "## All texts\n", OVERVIEW]
     parts.append(table(["model", "heads", "recipe", *columns], list(overview_rows(corpora, found))))
@@ -247,7 +247,7 @@ def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[
 def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--corpus", action="append", default=[], help="wpt03=DIR; the stories are always there")
+    parser.add_argument("--corpus", action="append", default=[], help="wpt03=DIR; the stories are always included")
     parser.add_argument("--no-gradients", action="store_true")
     parser.add_argument("--eflomal", help="the program eflomal-align")
     parser.add_argument("--data", type=Path, help="what benchmarks.translation.prepare wrote; for eflomal")

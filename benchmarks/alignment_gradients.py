@@ -1,4 +1,4 @@
-"""What the gradient baselines cost beside loops of backward passes; a part of ``benchmarks.alignment``."""
+"""The cost of the gradient baselines relative to loops of backward passes; part of ``benchmarks.alignment``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -17,12 +17,12 @@ SAMPLED = 4
 
 
 def compare(model: Any, batches: Sequence[Batch], repeats: int = 5) -> dict[str, float]:
-    """Seconds for the saliency of every target piece of some batches: each way's median, the ways taking turns.
+    """Return the median seconds of each implementation of saliency, for every target piece of some batches.
 
     Args:
         model: a sequence-to-sequence model of Hugging Face, in evaluation mode.
         batches: inputs and labels, as ``source_gradients`` takes them.
-        repeats: how often each way has its turn, after one to warm up.
+        repeats: timings of each implementation, taken alternately after a warm-up.
 
     Returns:
         By way. Loops over words are timed on a few words, or a few sentences, of each batch and scaled up.
@@ -41,7 +41,7 @@ def compare(model: Any, batches: Sequence[Batch], repeats: int = 5) -> dict[str,
 
 
 def words_in_batch(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> float:
-    """One backward pass of the batch for each word; a few words timed, spread over the batch."""
+    """Time one backward pass of the batch per word, for a few words spread over the batch."""
     start = perf_counter()
     embedded, log_p = log_probabilities(model, inputs, labels)
     forward = perf_counter() - start
@@ -54,7 +54,7 @@ def words_in_batch(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> flo
 
 
 def words_of_sentences(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> float:
-    """Each sentence by itself without padding, one backward pass for each word; a few sentences timed."""
+    """Time one backward pass per word, each sentence alone without padding, for a few sentences."""
     sources, targets = inputs["attention_mask"].sum(1).tolist(), (labels != -100).sum(1).tolist()
     sampled = range(0, len(labels), -(-len(labels) // SAMPLED))
     start = perf_counter()
@@ -72,7 +72,7 @@ def words_of_sentences(model: Any, inputs: Mapping[str, Any], labels: Tensor) ->
 
 
 def positions(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> float:
-    """One backward pass of the batch for each position, from the log-probabilities on."""
+    """Time one backward pass of the batch per position, starting from the log-probabilities."""
     start = perf_counter()
     embedded, log_p = log_probabilities(model, inputs, labels)
     for step in log_p.sum(0):
@@ -81,14 +81,14 @@ def positions(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> float:
 
 
 def source_gradients_seconds(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> float:
-    """The library's way."""
+    """Time the library's implementation."""
     start = perf_counter()
     source_gradients(model, inputs, labels)
     return perf_counter() - start
 
 
 def log_probabilities(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Source embeddings (B, S, D), and as their function the log-probabilities (B, T); 0 where there is no label."""
+    """Return source embeddings (B, S, D) and the log-probabilities (B, T) that depend on them; 0 without a label."""
     seen: list[Tensor] = []
     handle = model.get_encoder().get_input_embeddings().register_forward_hook(lambda *call: seen.append(call[-1]))
     logits = model(**{**inputs, "use_cache": False}).logits
@@ -98,7 +98,7 @@ def log_probabilities(model: Any, inputs: Mapping[str, Any], labels: Tensor) -> 
 
 
 def marian() -> Any:
-    """A random model of the shape of the shipped ones: 3 + 3 layers, width 256, 8,000 pieces."""
+    """Build a random model with the shape of the shipped ones: 3 + 3 layers, width 256, 8,000 pieces."""
     sizes: dict[str, Any] = {"vocab_size": 8000, "d_model": 256, "pad_token_id": 1, "decoder_start_token_id": 1}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 3, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 1024}
@@ -106,7 +106,7 @@ def marian() -> Any:
 
 
 def random_batch(sentences: int, pieces: int) -> Batch:
-    """Sentences of the given mean length and a fifth more or less."""
+    """Build sentences whose lengths vary by a fifth around a mean."""
     shape = sentences, pieces * 6 // 5
     sources, targets = (torch.randint(pieces * 4 // 5, shape[1] + 1, (sentences, 1)) for _ in range(2))
     ids, labels = (torch.randint(3, 8000, shape) for _ in range(2))

@@ -1,8 +1,8 @@
-"""What the analyses of a corpus cost beside the plain forward pass: ``python -m benchmarks.analysis``.
+"""The cost of corpus analyses relative to the plain forward pass: ``python -m benchmarks.analysis``.
 
-The same batches go through the model alone and through each analysis (its forward pass included), alternately, in one
-thread. Times are those of the processor, so that what else the machine does hardly counts. Throughput is the plain
-forward pass's time over the analysis's; to reach: 0.7 for special-tokens and mixing-ratio.
+The same batches go alternately through the model alone and each analysis (forward pass included), in one thread.
+Processor time is measured, on which other load has little effect. Throughput is the plain forward pass's time over the
+analysis's; the target is 0.7 for special-tokens and mixing-ratio.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from captum_norm.loading import load
 
 
 def work(analysis: Analysis, batches: Sequence[Batch]) -> None:
-    """The analysis of some batches."""
+    """Run the analysis on some batches."""
     for batch in batches:
         analysis.update(batch, analysis.measure(batch))
 
 
 def forward(model: torch.nn.Module, batches: Sequence[Batch]) -> None:
-    """The model alone."""
+    """Run the model alone."""
     with torch.no_grad():
         for batch in batches:
             model(**batch.inputs(torch.device("cpu")))

@@ -1,9 +1,9 @@
-"""What the order in which biases are shared does to DecompX's norms: ``python -m benchmarks.decompx``.
+"""How DecompX's norms depend on where biases are shared: ``python -m benchmarks.decompx``.
 
 The paper shares attention's bias among the vectors of attention's output, before the residual connection joins them
-[Modarressi et al. 2023, eq. 3 to 6]. The authors' code shares it behind the sum, and in the first layer leaves the
-value bias inside the vectors of the tokens that are attended to. Compared are the norms of what each token gives to the
-last layer's output, in float64, for the sentences and the model of the demo.
+[Modarressi et al. 2023, eq. 3 to 6]. The authors' code shares it after the sum, and in the first layer leaves the value
+bias inside the vectors of the tokens attended to. The benchmark compares the norms of each token's part of the last
+layer's output, in float64, for the demo's sentences and model.
 """
 
 from typing import get_args
@@ -22,7 +22,7 @@ from tests.attr.frozen.decompx_by_hand import bert_states, eager
 
 @torch.no_grad()
 def differences() -> Table:
-    """One row for each way to share biases."""
+    """Return a table with one row per way to share biases."""
     model, tokenizer = load()
     model = model.double()
     table = Table(title="norms by the authors' order, relative to those by the paper's equations")

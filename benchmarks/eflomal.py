@@ -1,4 +1,4 @@
-"""Word alignments by eflomal [Östling & Tiedemann 2016], learnt from the models' own training pairs."""
+"""Word alignments by eflomal [Östling & Tiedemann 2016], trained on the models' own training pairs."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ LANGUAGES: tuple[Language, Language] = ("fr", "en")
 
 
 def align(executable: str, data: Path, corpora: Sequence[ParallelGold]) -> dict[str, Alignments]:
-    """Of each corpus the alignments by eflomal, forward, reverse and symmetrised, learnt with the training pairs."""
+    """Align each corpus with eflomal, together with the training pairs: forward, reverse and symmetrised."""
     pairs = [pair for corpus in corpora for pair in zip(corpus.sources, corpus.targets, strict=True)]
     owners = [tuple(_tokens(words, code) for words, code in zip(pair, LANGUAGES, strict=True)) for pair in pairs]
     with tempfile.TemporaryDirectory() as name:

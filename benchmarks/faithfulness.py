@@ -1,16 +1,15 @@
-r"""Which method is faithful: the tables of the documentation, ``python -m benchmarks.faithfulness``.
+r"""The documentation page on which method is faithful: ``python -m benchmarks.faithfulness``.
 
 All methods explain a sentiment classifier on the development set of SST-2, and a small causal language model on BLiMP's
-pairs of subject–verb agreement. Models that are not there yet are trained first.
+pairs of subject–verb agreement. Missing models are trained first.
 
 ```console
 $ python -m benchmarks.faithfulness --sst2 DIR --blimp BLiMP.zip --text train.en.xz valid.txt test.txt \
     --work build/faithfulness --out docs/which-method.md
 ```
 
-``DIR`` holds ``train.tsv`` and ``dev.tsv``; the texts of the page are of Europarl and of WikiText-2. What takes long is
-kept under ``--work``: the models ``sentiment`` and ``language-model``, and one JSON file a comparison. A run that was
-broken off goes on behind the last of them.
+``DIR`` holds ``train.tsv`` and ``dev.tsv``; the page uses texts of Europarl and WikiText-2. ``--work`` keeps the
+models ``sentiment`` and ``language-model`` and one JSON file per comparison, so an interrupted run resumes.
 """
 
 import argparse
@@ -51,7 +50,7 @@ Written by `python -m benchmarks.faithfulness`. [Faithfulness](faithfulness.md) 
 
 
 def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = False) -> agreement.Methods:
-    """The methods of some names, and others of their classes: up to the last norm of post-norm layers if wanted."""
+    """Return the methods of some names and variants of their classes, up to the last norm in post-norm layers."""
     norms = NormAttribution(model, "attn_res_ln" if last_norm else "attn_res")
     blocks = AttentionBlockAttribution(model, "atb_ff_res_ln" if last_norm else "atb_ff_res")
     return {
@@ -63,12 +62,12 @@ def variants(model: Any, names: Iterable[str] = METHODS, *, last_norm: bool = Fa
 
 
 def named(names: Iterable[str]) -> Callable[[Any, Any], agreement.Methods]:
-    """The methods of some names for a post-norm model, with their variants."""
+    """Return :func:`variants` for a post-norm model."""
     return lambda model, _: variants(model, names, last_norm=True)
 
 
 def gradients(model: Any, tokenizer: Any) -> agreement.Methods:
-    """Gradients by other baselines and reductions than ours."""
+    """Return gradient methods with other baselines and reductions than ours."""
     common: Any = {"tokenizer": tokenizer, "keep_special": True}
     integrated = partial(TokenAttribution, model, IntegratedGradients, n_steps=30, **common)
     return {
@@ -89,7 +88,7 @@ def sst2(
     removal: Any,
     methods_of: Callable[[Any, Any], agreement.Methods],
 ) -> str:
-    """The development set, each sentence's predicted class explained, as JSON."""
+    """Compare methods on the predicted classes of the development set, as JSON."""
     model, tokenizer = load(str(folder))
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt")
@@ -99,7 +98,7 @@ def sst2(
 
 
 def kept(path: Path, make: Callable[[], str]) -> Any:
-    """What is in a JSON file, which is made first if it is not there."""
+    """Read a JSON file, made first if missing."""
     if not path.exists():
         content = make()
         unfinished = path.with_suffix(".partial")
@@ -109,7 +108,7 @@ def kept(path: Path, make: Callable[[], str]) -> Any:
 
 
 def trained(folder: Path, train: Callable[[Path], None]) -> Path:
-    """A model's folder, which is made first if it is not there."""
+    """Return a model's folder, made first if missing."""
     if not folder.exists():
         unfinished = folder.with_suffix(".partial")
         train(unfinished)
@@ -118,18 +117,18 @@ def trained(folder: Path, train: Callable[[Path], None]) -> Path:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, all columns but the first to the right."""
+    """Return a Markdown table; all columns but the first are right-aligned."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def by_gain(content: Row) -> list[Row]:
-    """The methods that took the model, by falling relevance gain."""
+    """Return the methods that support the model, by descending relevance gain."""
     return sorted((row for row in content["methods"] if row["refused"] is None), key=lambda row: -row["relevance_gain"])
 
 
 def measured(content: Row) -> str:
-    """The table of one comparison, and what was refused."""
+    """Return the table of one comparison and the refused methods."""
     header = ["", *(f"{measure.title} {measure.arrow}" for measure in MEASURES)]
     rows = by_gain(content)
     values = {
@@ -151,7 +150,7 @@ def measured(content: Row) -> str:
 
 
 def beside_published(masked: Row, deleted: Row) -> str:
-    """Our AOPC beside the published one, and in which order the methods come."""
+    """Compare AOPC and the order of the methods with the published ones."""
     ours = {
         removal: {name: row["aopc"] for row in content["methods"] for name in OURS if row["method"] == OURS[name]}
         for removal, content in (("masked", masked), ("deleted", deleted))
@@ -165,20 +164,20 @@ def beside_published(masked: Row, deleted: Row) -> str:
             table(header, rows),
             "The models differ, so compare orders, not numbers:",
             "\n".join(lines),
-            "With masking, integrated gradients start at the embedding that replaces tokens; with deletion they do not.",
+            "With masking, integrated gradients start at the replacement embedding; with deletion they do not.",
         ]
     )
 
 
 def alike(content: Row, most: int = 8) -> str:
-    """Spearman's ρ between the most faithful methods."""
+    """Return a table of Spearman's ρ between the most faithful methods."""
     names = [row["method"] for row in by_gain(content)][:most]
     rows = {row["method"]: row for row in content["agreement"]}
     return table(["ρ", *names], [[name, *(f"{rows[name][other]:.2f}" for other in names)] for name in names])
 
 
 def about_sentiment(masked: Row, deleted: Row, choices: Row) -> list[str]:
-    """The parts of the page on SST-2."""
+    """Return the sections on SST-2."""
     classifier = (
         f"The MiniLM encoder of the extra `demo`, fine-tuned (`benchmarks.sentiment`), labels {masked['accuracy']:.1%} "
         f"of the {masked['examples']} sentences correctly. The predicted class is explained; removed tokens become the "
@@ -206,7 +205,7 @@ def about_sentiment(masked: Row, deleted: Row, choices: Row) -> list[str]:
 
 
 def about_agreement(pairs: Row) -> list[str]:
-    """The parts of the page on BLiMP."""
+    """Return the sections on BLiMP."""
     causal = (
         f"A GPT-2 of {pairs['layers']} layers, trained from scratch (`benchmarks.language_model`), reads the sentence "
         "up to the verb. The logit of the right form minus that of the wrong one is explained; removed tokens become "
@@ -224,9 +223,9 @@ def about_agreement(pairs: Row) -> list[str]:
 def main() -> None:
     """Train what is missing, compare, and write the page."""
     parser = argparse.ArgumentParser(description="Write the tables of faithfulness in the documentation.")
-    parser.add_argument("--sst2", type=Path, help="folder with train.tsv and dev.tsv; left out, so is that part")
-    parser.add_argument("--blimp", type=Path, help="BLiMP.zip; left out, so is that part")
-    parser.add_argument("--text", type=Path, nargs="+", default=[], help="what the language model is trained on")
+    parser.add_argument("--sst2", type=Path, help="folder with train.tsv and dev.tsv; if missing, skipped")
+    parser.add_argument("--blimp", type=Path, help="BLiMP.zip; if missing, skipped")
+    parser.add_argument("--text", type=Path, nargs="+", default=[], help="training text of the language model")
     parser.add_argument("--work", type=Path, default=Path("build/faithfulness"), help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="the page (default: standard output)")
     parser.add_argument("--examples", type=int, help="how many sentences of SST-2 (default: all)")

@@ -4,9 +4,8 @@
 $ python -m benchmarks.language_model --text train.en.xz wikitext.txt --out build/language-model
 ```
 
-A byte-level BPE vocabulary and a GPT-2, trained in bfloat16 (autocast) on sentences packed one after the
-other, each behind a token of its own that marks its start. What is written is a folder as of ``save_pretrained``, again
-after every tenth of the steps. Every random choice follows from ``--seed``.
+Trains a byte-level BPE vocabulary and a GPT-2, in bfloat16 (autocast), on packed sentences, each after a start token.
+Writes a ``save_pretrained`` folder after every tenth of the steps. Every random choice follows from ``--seed``.
 """
 
 import argparse
@@ -27,14 +26,14 @@ START = "<s>"
 
 
 def lines(paths: Sequence[Path]) -> Iterator[str]:
-    """The lines of plain or xz-compressed files that are not empty."""
+    """Yield the non-empty lines of plain or xz-compressed files."""
     for path in paths:
         with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
             yield from (line.strip() for line in file if line.strip())
 
 
 def trained_tokenizer(text: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of the text."""
+    """Train a byte-level BPE on the text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -48,7 +47,7 @@ def trained_tokenizer(text: Sequence[str], vocabulary: int) -> PreTrainedTokeniz
 
 
 def packed(text: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Tensor:
-    """All tokens, each line's behind the token of its start, cut into rows: (N, length)."""
+    """Return all tokens, each line's after a start token, cut into rows: (N, length)."""
     start = tokenizer.convert_tokens_to_ids(START)
     parts = [text[i : i + 10_000] for i in range(0, len(text), 10_000)]
     ids = [token for part in parts for line in tokenizer(list(part))["input_ids"] for token in (start, *line)]
@@ -121,7 +120,7 @@ def train(
 def main() -> None:
     """Train one model."""
     parser = argparse.ArgumentParser(description="Train a small causal language model on the CPU.")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of one sentence or paragraph a line")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files, one sentence or paragraph a line")
     parser.add_argument("--out", type=Path, required=True, help="folder of the model")
     parser.add_argument("--steps", type=int, default=3_000)
     parser.add_argument("--batch", type=int, default=32, help="rows of 128 tokens (default: %(default)s)")

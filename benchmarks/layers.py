@@ -1,9 +1,9 @@
-"""What scopes through the feed-forward network cost; how norms grow with length: ``python -m benchmarks.layers``.
+"""The cost of scopes through the feed-forward network, and of norms by length: ``python -m benchmarks.layers``.
 
-One layer with random weights, on CPU. The rate of a whole call, its forward pass included, counts only the products
-that every way through the network needs: one for each map, of as many rows as there are vectors. Beside it stands the
-rate of such products alone, timed in the same run. Memory is the most that is allocated at one time, above what the
-plain forward pass needs; the direct way forms all vectors of the layer at once.
+One layer with random weights, on CPU. The rate of a whole call, forward pass included, counts only the matrix products
+that every implementation needs: one per map, with one row per vector. It is compared with the rate of such products
+alone, timed in the same run. Memory is the peak allocation beyond that of the plain forward pass; the direct
+implementation forms all vectors of the layer at once.
 """
 
 import argparse
@@ -50,18 +50,18 @@ class Shape:
     causal: bool
 
     def operations(self, length: int) -> int:
-        """Multiplications and additions of the maps' products with all vectors, for a width of 768."""
+        """Return the operations in the maps' products with all vectors, for a width of 768."""
         vectors = length * (length + 1) // 2 if self.causal else length**2
         return 2 * self.maps * vectors * 768 * self.neurons
 
 
 def bert(length: int = 512) -> Any:
-    """A layer of BERT-base's shape."""
+    """Build a layer of BERT-base's shape."""
     return BertModel(BertConfig(num_hidden_layers=1, max_position_embeddings=length), add_pooling_layer=False)
 
 
 def llama() -> Any:
-    """A LLaMA layer of that width."""
+    """Build a LLaMA layer of that width."""
     config = LlamaConfig(
         vocab_size=1000, hidden_size=768, intermediate_size=2048, num_hidden_layers=1, num_attention_heads=12
     )
@@ -69,7 +69,7 @@ def llama() -> Any:
 
 
 def opt() -> Any:
-    """A layer of OPT-125m's shape: ReLU, half of whose neurons are off with random weights."""
+    """Build a layer of OPT-125m's shape; with random weights, half of its ReLU neurons are off."""
     return OPTModel(OPTConfig(num_hidden_layers=1))
 
 
@@ -81,14 +81,14 @@ SHAPES = (
 
 
 def product_rate(repeats: int = 5) -> float:
-    """Operations a second of products as the feed-forward network of BERT-base needs them, in many rows."""
+    """Return operations per second of the matrix products of BERT-base's feed-forward network, on many rows."""
     rows, into, out = torch.randn(2048, 768), torch.randn(768, 3072), torch.randn(3072, 768)
     (seconds,) = alternate([lambda: rows @ into @ out], repeats)
     return 2 * 2 * len(rows) * into.numel() / seconds
 
 
 def direct(model: Any, ids: Tensor) -> Tensor:
-    """The map of ``atb_ff_res_ln`` of BERT's one layer with every vector of it formed at once."""
+    """Compute the ``atb_ff_res_ln`` map of BERT's one layer with all vectors formed at once."""
     output = model(ids, output_attentions=True, output_hidden_states=True)
     (weights,), hidden, layer = output.attentions, output.hidden_states[0], model.encoder.layer[0]
     attention, dense = layer.attention.self, layer.attention.output.dense
@@ -108,14 +108,14 @@ def direct(model: Any, ids: Tensor) -> Tensor:
 
 
 def _normalized(norm: Any, vectors: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors through a norm frozen at their whole, and the norm of the whole."""
+    """Apply a norm frozen at their sum to vectors, and to the sum itself."""
     scale = whole.var(-1, unbiased=False, keepdim=True).add(norm.eps).rsqrt()
     vectors = (vectors - vectors.mean(-1, keepdim=True)) * norm.weight * scale[:, :, None]
     return vectors, norm(whole)
 
 
 def feed_forward_table(console: Console, lengths: tuple[int, ...]) -> None:
-    """Rates and memory of the last scope of each layer."""
+    """Print rates and memory of the last scope of each layer."""
     table = Table(title=f"Scopes through the feed-forward network, {BUDGET // MIB} MiB for vectors")
     for column in (
         "layer",
@@ -150,7 +150,7 @@ def feed_forward_table(console: Console, lengths: tuple[int, ...]) -> None:
 
 
 def beside_the_direct_way(console: Console, length: int) -> None:
-    """Time and memory of both ways on BERT's layer."""
+    """Print time and memory of both implementations on BERT's layer."""
     torch.manual_seed(0)
     model = bert()
     model.train(False)
@@ -178,7 +178,7 @@ def beside_the_direct_way(console: Console, length: int) -> None:
 
 
 def growth(console: Console, lengths: tuple[int, ...]) -> None:
-    """Time and memory of ``attn_res_ln`` against length, with the exponents of power laws through both."""
+    """Print time and memory of ``attn_res_ln`` by length, with the exponents of their power laws."""
     torch.manual_seed(0)
     model = bert(max(lengths))
     model.train(False)
@@ -205,7 +205,7 @@ def growth(console: Console, lengths: tuple[int, ...]) -> None:
 
 
 def exponent(lengths: Any, values: Any) -> float:
-    """The exponent p of the least-squares fit of c · lengthᵖ."""
+    """Return the exponent p of the least-squares fit of c · lengthᵖ."""
     x, y = (torch.tensor([math.log(value) for value in numbers], dtype=torch.float64) for numbers in (lengths, values))
     x = x - x.mean()
     return float(x @ y / (x @ x))

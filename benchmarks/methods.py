@@ -1,11 +1,11 @@
-"""What methods and faithfulness scores cost beside the plain forward pass: ``python -m benchmarks.methods``.
+"""The cost of methods and faithfulness scores relative to the plain forward pass: ``python -m benchmarks.methods``.
 
-Methods explain a BERT-base-shaped classifier with random weights. A ratio is that of the whole call (its forward pass
-included) to the plain SDPA forward pass without gradients, timed in the same run, in turn.
+Methods explain a BERT-base-shaped classifier with random weights. Ratios compare the whole call (forward pass included)
+with the plain SDPA forward pass without gradients, timed alternately in one run.
 
-Perturbation metrics run on a classifier of the shape of all-MiniLM-L6; larger models leave less to lose. Their
-throughput, everything from token scores to faithfulness scores included, is over that of the bare model on as many
-inputs of the same lengths in batches of the same size, timed in the same run, in turn, in processor time.
+Perturbation metrics run on a classifier of the shape of all-MiniLM-L6; in larger models the overhead weighs less. Their
+throughput, from token scores to faithfulness scores, is relative to that of the bare model on as many inputs of the
+same lengths in batches of the same size, timed alternately in one run, in processor time.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BATCH = 64
 
 
 def costs(length: int, repeats: int, *, slow: bool) -> Table:
-    """Whole calls of methods over the plain forward pass."""
+    """Return a table with the ratio of each method's whole call to the plain forward pass."""
     model = BertForSequenceClassification(BertConfig())
     model.train(False)
     ids = torch.randint(0, model.config.vocab_size, (1, length))
@@ -64,7 +64,7 @@ def costs(length: int, repeats: int, *, slow: bool) -> Table:
 
 
 def plain(model: Any, lengths: Sequence[int]) -> None:
-    """The bare model on inputs of these lengths, like with like, in batches."""
+    """Run the bare model on inputs of these lengths, in batches of similar length."""
     lengths = sorted(lengths)
     for start in range(0, len(lengths), BATCH):
         chunk = torch.tensor(lengths[start : start + BATCH])
@@ -73,7 +73,7 @@ def plain(model: Any, lengths: Sequence[int]) -> None:
 
 
 def lengths_run(model: Any, faithfulness: Faithfulness, ids: Tensor, scores: Tensor) -> list[int]:
-    """The length of every input that the metrics run."""
+    """Return the length of every input that the metrics run."""
     seen: list[int] = []
 
     def look(_module: object, _args: object, arguments: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def lengths_run(model: Any, faithfulness: Faithfulness, ids: Tensor, scores: Ten
 
 
 def throughput(repeats: int) -> Table:
-    """Inputs a second of the perturbation metrics over those of the bare model."""
+    """Return a table with the perturbation metrics' inputs per second relative to the bare model's."""
     model = BertForSequenceClassification(BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536))
     model.train(False)
     tokenizer = SimpleNamespace(mask_token_id=103, pad_token_id=0, all_special_ids=(0, 101, 102, 103))

@@ -1,8 +1,8 @@
-"""What the norm analyses cost beside the plain forward pass: ``python -m benchmarks.norms``.
+"""The cost of norms relative to the plain forward pass: ``python -m benchmarks.norms``.
 
-A BERT-base-shaped model with random weights, on two CPU threads. Every ratio is the whole call (its forward pass
-included) over the plain SDPA forward pass timed in the same run, alternately, so that both see the same machine.
-Memory is the most that is allocated at one time, above what the plain forward pass needs.
+A BERT-base-shaped model with random weights, on two CPU threads. Ratios compare the whole call (forward pass included)
+with the plain SDPA forward pass, timed alternately in one run. Memory is the peak allocation beyond that of the plain
+forward pass.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TARGETS = {128: (1.3, 1.6), 512: (1.5, 2.0)}
 
 
 def alternate(runs: Sequence[Run], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """The median time of each run in seconds by a clock, the runs taking turns after a warm-up."""
+    """Return the median time of each run in seconds by a clock, taken alternately after a warm-up."""
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
@@ -43,7 +43,7 @@ def alternate(runs: Sequence[Run], repeats: int, clock: Callable[[], float] = ti
 
 
 def peak_bytes(run: Run) -> int:
-    """The most memory that tensors made during a run took at one time."""
+    """Return the peak memory of the tensors allocated during a run."""
     run()
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -58,7 +58,7 @@ def peak_bytes(run: Run) -> int:
 
 
 def direct(model: BertModel, ids: Tensor) -> list[Tensor]:
-    """AttnResLn-N maps of all layers the direct way: every vector materialised, one layer at a time."""
+    """Compute AttnResLn-N maps of all layers directly: every vector formed, one layer at a time."""
     output = model(ids, output_attentions=True, output_hidden_states=True)
     maps = []
     layers: Any = model.encoder.layer
@@ -78,7 +78,7 @@ def direct(model: BertModel, ids: Tensor) -> list[Tensor]:
 
 
 def bert(attention: str) -> BertModel:
-    """A BERT-base-shaped model."""
+    """Build a BERT-base-shaped model."""
     model = BertModel(BertConfig(), add_pooling_layer=False)
     model.set_attn_implementation(attention)
     model.train(False)
@@ -86,7 +86,7 @@ def bert(attention: str) -> BertModel:
 
 
 def bert_table(console: Console, repeats: int) -> None:
-    """Ratios and memory for a BERT-base-shaped model."""
+    """Print ratios and memory for a BERT-base-shaped model."""
     model, eager = bert("sdpa"), bert("eager")
     meter = NormMeter(model)
     table = Table(title="BERT-base shape: whole call ÷ plain forward pass (to reach); memory above the forward pass")
@@ -134,7 +134,7 @@ def bert_table(console: Console, repeats: int) -> None:
 
 
 def first_use(console: Console) -> None:
-    """What reading the structure and multiplying the weights cost once for each model."""
+    """Print the one-time cost per model of finding its structure and multiplying its weights."""
     model = bert("sdpa")
     ids = torch.randint(0, model.config.vocab_size, (1, 128))
     meter = NormMeter(model)
@@ -147,7 +147,7 @@ def first_use(console: Console) -> None:
 
 
 def long_input(console: Console, length: int) -> None:
-    """One LLaMA-shaped layer on a long input: the weights of all queries are never held."""
+    """Print the cost of one LLaMA-shaped layer on a long input, whose weights are never held at once."""
     model: Any = LlamaModel(LlamaConfig(vocab_size=64, num_hidden_layers=1, max_position_embeddings=length))
     model.train(False)
     meter = NormMeter(model)

@@ -1,8 +1,8 @@
-"""How far norms of half-precision models are from exact ones: ``python -m benchmarks.precision``.
+"""The error of norms in half-precision models: ``python -m benchmarks.precision``.
 
-The model families of the tests, tiny and with random weights, in each dtype. The exact norms are those of the same
-(rounded) weights in float64, every vector materialised. Nearly all of the difference is the model's own rounding of its
-hidden states and attention weights; the last column is what the norms add to it.
+The model families of the tests, tiny and with random weights, in each dtype. Exact norms use the same (rounded) weights
+in float64, with every vector formed. Nearly all of the error is the model's own rounding of hidden states and attention
+weights; the last column is what the norms add.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Errors(NamedTuple):
 
 
 def errors(name: str, dtype: torch.dtype, seed: int = 0) -> Errors:
-    """The errors of a model of the family ``name`` in a dtype."""
+    """Return the errors of a model of the family ``name`` in a dtype."""
     family = FAMILIES[name]
     scopes = SCOPES[family.style]
     model, inputs = families.build(name, seed, dtype), families.inputs(name, seed, dtype=dtype)
@@ -66,7 +66,7 @@ def _measured(meter: NormMeter, inputs: Tensor, scopes: Iterable[Scope]) -> Meas
 
 
 def _relative(maps: Tensor, exact: Tensor) -> float:
-    """The largest of all examples and layers."""
+    """Return the maximum over examples and layers."""
     error = (maps.double() - exact.double()).flatten(2).norm(dim=-1) / exact.double().flatten(2).norm(dim=-1)
     return float(error.max())
 

@@ -1,4 +1,4 @@
-"""What the papers report of BERT-base, and where the same number is in the result of an analysis."""
+"""The numbers that the papers report for BERT-base, and where an analysis has the same."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class Number:
     """One published number.
 
     Attributes:
-        text: what it is of.
+        text: its description.
         paper: as the paper prints it.
-        find: the same in a result; None where the model has no such thing.
-        form: how that is printed.
+        find: finds it in a result; None if the model has no such number.
+        form: its format.
     """
 
     text: str
@@ -30,9 +30,9 @@ class Series:
     """A published share, in %, for each layer.
 
     Attributes:
-        text: what it is of.
+        text: its description.
         paper: as the paper prints them, first layer first.
-        find: the same in a result, given the layer, from 1.
+        find: finds it in a result, given the layer, from 1.
     """
 
     text: str
@@ -46,9 +46,9 @@ class Claim:
 
     Attributes:
         text: what the paper finds.
-        left: the number that is the smaller one if it is so.
-        right: the greater one.
-        form: how both are printed.
+        left: the number that should be smaller.
+        right: the number that should be larger.
+        form: the format of both.
     """
 
     text: str
@@ -59,18 +59,18 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One analysis and what is published of it.
+    """One analysis and its published results.
 
     Attributes:
         analysis: its name.
         title: what the section is called.
         source: which paper, and what it was run on.
         numbers: the numbers.
-        claims: the findings that need no number of the paper.
-        series: the numbers of layers.
+        claims: the findings.
+        series: numbers per layer.
         note: what else the paper reports.
-        tables: tables of the result that the page shows whole.
-        lines: the most lines it reads here, where a line costs much.
+        tables: tables of the result to print in full.
+        lines: the maximum number of lines to read, for expensive analyses.
     """
 
     analysis: str
@@ -85,7 +85,7 @@ class Experiment:
 
 
 def cell(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
-    """The cell of a column in the first row whose other cells are as given, any one of several."""
+    """Find a column's cell in the first row with the given other cells (each one of several)."""
 
     def find(result: AnalysisResult) -> float | None:
         found = rows(result, table, column, where)
@@ -95,12 +95,12 @@ def cell(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
 
 
 def headline(name: str) -> Find:
-    """One of the headline numbers."""
+    """Find a headline number."""
     return lambda result: result.summary[name]
 
 
 def last(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
-    """The cell of a column in the last row whose other cells are as given."""
+    """Find a column's cell in the last row with the given other cells."""
 
     def find(result: AnalysisResult) -> float | None:
         found = rows(result, table, column, where)
@@ -110,17 +110,17 @@ def last(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
 
 
 def greatest(table: str, column: str, **where: Cell | tuple[Cell, ...]) -> Find:
-    """The greatest of the cells of a column in the rows whose other cells are as given."""
+    """Find the maximum of a column over the rows with the given other cells."""
     return lambda result: max(rows(result, table, column, where), default=None)
 
 
 def constant(number: float) -> Find:
-    """The same for every result."""
+    """Return the same number for every result."""
     return lambda _: number
 
 
 def rows(result: AnalysisResult, table: str, column: str, where: Mapping[str, Cell | tuple[Cell, ...]]) -> list[float]:
-    """The numbers of a column in the rows whose other cells are as given."""
+    """Return a column's numbers in the rows with the given other cells."""
     found = result.table(table)
     wanted = {name: value if isinstance(value, tuple) else (value,) for name, value in where.items()}
     kept = [all(found.column(name)[row] in values for name, values in wanted.items()) for row in range(len(found.rows))]
@@ -128,7 +128,7 @@ def rows(result: AnalysisResult, table: str, column: str, where: Mapping[str, Ce
 
 
 def size(find: Find) -> Find:
-    """Without its sign."""
+    """Find the absolute value."""
 
     def absolute(result: AnalysisResult) -> float | None:
         found = find(result)
@@ -150,7 +150,7 @@ def _of_variant(name: str, column: str = "mean") -> Find:
 
 
 def _of_sink(column: str, category: str | None = None) -> Find:
-    """Of the layer and special token with the greatest weight: a value of that token, or in that layer of another."""
+    """Find a value at the layer and special token of greatest weight, or at that layer for another category."""
 
     def find(result: AnalysisResult) -> float | None:
         found = result.table("layers")

@@ -1,7 +1,7 @@
-"""Records what every method gives for every family, and compares two records: the numbers before and after a change.
+"""Record the results of every method on every family, and compare the records before and after a change.
 
 ``python -m benchmarks.recorded BEFORE`` writes a record, ``python -m benchmarks.recorded AFTER --against BEFORE`` also
-says how far the two are apart. A refusal is recorded as the class of its error.
+says how far the two differ. A refusal is recorded as the class of its error.
 """
 
 import argparse
@@ -68,7 +68,7 @@ TOLERANCE = 1e-6
 
 
 def tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All numbers in nested results, in double precision, with the names of the fields they are in."""
+    """Yield all numbers in nested results, in double precision, with their field names."""
     if isinstance(result, Tensor):
         yield name, result.detach().double()
     elif isinstance(result, Mapping):
@@ -83,7 +83,7 @@ def tensors(result: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def note(record: Record, name: str, work: Callable[[], Any]) -> None:
-    """Add what some work gives, or the class of the error by which it is refused."""
+    """Add a result, or the class of the error that refuses it."""
     try:
         record.update(tensors(work(), name))
     except CaptumNormError as error:
@@ -91,7 +91,7 @@ def note(record: Record, name: str, work: Callable[[], Any]) -> None:
 
 
 def note_all(record: Record, name: str, model: nn.Module, inputs: Any, mask: Any = None) -> None:
-    """Add what every method gives for some inputs."""
+    """Add the results of every method for some inputs."""
     for kind, options in MEASURED.items():
         note(record, f"{name}: {kind}", partial(NormMeter(model).measure, inputs, mask, **options))
     for kind, make in METHODS.items():
@@ -100,17 +100,17 @@ def note_all(record: Record, name: str, model: nn.Module, inputs: Any, mask: Any
 
 
 def maps(make: Make, model: nn.Module, *inputs: Any) -> Any:
-    """The maps of a method, whose making may be refused, too."""
+    """Return the maps of a method; constructing it may be refused, too."""
     return make(model).maps(*inputs)
 
 
 def attributions(make: Make, model: nn.Module, inputs: Any, mask: Any, **options: Any) -> Any:
-    """The scores of a method, whose making may be refused, too."""
+    """Return the scores of a method; constructing it may be refused, too."""
     return make(model).attribute(inputs, additional_forward_args=mask, **options)
 
 
 def recorded() -> Record:
-    """All results."""
+    """Return all results."""
     record: Record = {}
     for name in FAMILIES:
         note_all(record, name, families.build(name), families.inputs(name))
@@ -142,7 +142,7 @@ def recorded() -> Record:
 
 
 def relative_error(name: str, first: Tensor, second: Tensor) -> float:
-    """The largest deviation, relative to the largest number; of errors, which are relative, as it is."""
+    """Return the largest deviation relative to the largest number; for errors, which are relative, the absolute one."""
     if not first.numel():
         return 0.0
     size = torch.ones(()) if name.endswith("convergence_delta") else first.abs().max().clamp(min=1e-300)
@@ -150,7 +150,7 @@ def relative_error(name: str, first: Tensor, second: Tensor) -> float:
 
 
 def compare(before: Record, after: Record, console: Console) -> bool:
-    """Print how far two records are apart; whether they agree."""
+    """Print how far two records differ; return whether they agree."""
     verdicts: Counter[str] = Counter()
     for name in sorted(before.keys() | after.keys()):
         first, second = before.get(name), after.get(name)

@@ -1,11 +1,11 @@
-r"""The papers' experiments on the models at hand, as a page of the docs: ``python -m benchmarks.reproduction``.
+r"""The documentation page on the papers' experiments: ``python -m benchmarks.reproduction``.
 
 ```console
 $ python -m benchmarks.reproduction --corpus train.en.xz --out docs/reproduction.md
 ```
 
 Every analysis runs on the encoder of the extra ``demo`` and on the encoder of the English–French translation model that
-comes with the package, over the first lines of an English text. An interrupted run goes on where it was.
+comes with the package, over the first lines of an English text. An interrupted run resumes.
 """
 
 import argparse
@@ -101,9 +101,9 @@ class Subject:
     """A model to analyse.
 
     Attributes:
-        name: of its files.
-        title: what the page calls it.
-        model: the model; of an encoder–decoder model the encoder is analysed.
+        name: the name of its folder.
+        title: its name on the page.
+        model: the model; in an encoder–decoder model the encoder is analysed.
         tokenizer: its tokenizer.
         corpus: the text as its tokenizer reads it.
     """
@@ -117,7 +117,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Run:
-    """What the analyses found in one model, by their names, and how many seconds of processor time each took."""
+    """The results of the analyses on one model, by name, and the processor time of each in seconds."""
 
     subject: Subject
     results: dict[str, AnalysisResult]
@@ -125,13 +125,13 @@ class Run:
 
 
 def sentence_encoder(corpus: Corpus) -> Subject:
-    """The encoder that the extra ``demo`` installs."""
+    """Load the encoder of the extra ``demo``."""
     model, tokenizer = load()
     return Subject("all-minilm-l6", "all-MiniLM-L6", model, tokenizer, corpus)
 
 
 def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
-    """The encoder of the English–French model, over the pieces that it reads, written to a file as words."""
+    """Load the encoder of the English–French model; its corpus is a file with the pieces as words."""
     model, tokenizer = load_shipped_model("en-fr")
     dictionary = read_dictionary(MODELS / "dictionary.txt", model.config.vocab_size)
     path = folder / "pieces.txt"
@@ -149,7 +149,7 @@ def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
 
 
 def run(subject: Subject, folder: Path) -> Run:
-    """Every analysis of one model; those whose results are there already are read."""
+    """Run every analysis on one model, or read the results of an earlier run."""
     results, seconds = {}, {}
     for experiment in EXPERIMENTS:
         name = experiment.analysis
@@ -173,7 +173,7 @@ def run(subject: Subject, folder: Path) -> Run:
 
 
 def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
-    """The page, part by part; its figures are written to the folder ``images``."""
+    """Yield the page part by part, and write its figures to the folder ``images``."""
     yield INTRODUCTION
     yield "## What was run\n"
     yield _corpora(runs)
@@ -210,7 +210,7 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """A table in Markdown, all but the first ``left`` columns to the right."""
+    """Return a Markdown table; all but the first ``left`` columns are right-aligned."""
     rule = ["---" if place < left else "--:" for place in range(len(header))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows)) + "\n"
 
@@ -265,7 +265,7 @@ def _verdicts(claim: Claim, results: Sequence[AnalysisResult]) -> list[str]:
 
 
 def _tables(experiment: Experiment, runs: Sequence[Run]) -> Iterator[str]:
-    """Results that have nothing of a paper beside them."""
+    """Yield results without published counterparts."""
     for name in experiment.tables:
         for run in runs:
             found = run.results[experiment.analysis].table(name)
@@ -285,10 +285,10 @@ def _shown(value: float | str | None, form: str) -> str:
 def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--corpus", type=Path, required=True, help="an English text, a sentence a line")
-    parser.add_argument("--sentences", type=int, default=10_000, help="how many of its lines to read")
+    parser.add_argument("--corpus", type=Path, required=True, help="an English text, one sentence per line")
+    parser.add_argument("--sentences", type=int, default=10_000, help="number of lines to read")
     parser.add_argument("--work", type=Path, default=Path("build/reproduction"), help="folder of the results")
-    parser.add_argument("--restart", action="store_true", help="discard the results that are there")
+    parser.add_argument("--restart", action="store_true", help="discard earlier results")
     parser.add_argument("--out", type=Path, default=Path("docs/reproduction.md"))
     arguments = parser.parse_args()
     if arguments.restart:

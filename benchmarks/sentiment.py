@@ -4,8 +4,8 @@
 $ python -m benchmarks.sentiment --data DIR --out build/sentiment
 ```
 
-``DIR`` holds ``train.tsv`` and ``dev.tsv``, a sentence, a tab and 0 or 1 a line. What is written is a folder as of
-``save_pretrained``. Every random choice follows from ``--seed``.
+``DIR`` holds ``train.tsv`` and ``dev.tsv``, lines of a sentence, a tab and 0 or 1. Writes a ``save_pretrained``
+folder. Every random choice follows from ``--seed``.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LABELS = {0: "negative", 1: "positive"}
 
 
 def read(path: Path) -> list[Example]:
-    """Sentences and labels."""
+    """Return sentences and labels."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [(sentence, int(label)) for sentence, _, label in (line.rpartition("\t") for line in lines)]
 
@@ -34,14 +34,14 @@ def read(path: Path) -> list[Example]:
 def batches(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, size: int
 ) -> Iterator[tuple[Any, torch.Tensor]]:
-    """The tokenizer's output and labels (B,), in the order given."""
+    """Return the tokenizer's output and labels (B,), in the order given."""
     for start in range(0, len(examples), size):
         sentences, labels = zip(*examples[start : start + size], strict=True)
         yield tokenizer(list(sentences), padding=True, truncation=True, return_tensors="pt"), torch.tensor(labels)
 
 
 def shuffled(examples: Sequence[Example], size: int) -> list[Example]:
-    """In random order, but for neighbours of like length, so that batches need little padding."""
+    """Shuffle, keeping examples of similar length together to save padding."""
     drawn = [examples[index] for index in torch.randperm(len(examples)).tolist()]
     pools = [sorted(drawn[i : i + 50 * size], key=lambda pair: len(pair[0])) for i in range(0, len(drawn), 50 * size)]
     parts = [pool[i : i + size] for pool in pools for i in range(0, len(pool), size)]
@@ -50,7 +50,7 @@ def shuffled(examples: Sequence[Example], size: int) -> list[Example]:
 
 @torch.no_grad()
 def accuracy(model: Any, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> float:
-    """The share of examples that the model labels right."""
+    """Return the share of examples that the model labels correctly."""
     model.eval()
     right = [
         model(**inputs).logits.argmax(-1).eq(labels).float() for inputs, labels in batches(examples, tokenizer, 64)

@@ -1,8 +1,7 @@
-"""How far a reader walks along one call: ``python -m benchmarks.walk``.
+"""How much code a reader of one call must follow: ``python -m benchmarks.walk``.
 
-For a warm call on a model of two layers: how many files of the package it enters, how often it goes on in another one
-of them, and how many of their functions are open at most. Captum's integrated gradients stand beside, in files of
-Captum.
+For a warm call on a two-layer model: the files of the package entered, the changes from one to another, and the maximum
+call depth. Captum's integrated gradients, in Captum's files, are measured for comparison.
 """
 
 import sys
@@ -35,13 +34,13 @@ SIZES: dict[str, Any] = {
 
 @dataclass
 class Walk:
-    """The way of one call through the files of a folder.
+    """The path of one call through the files of a folder.
 
     Attributes:
         folder: whose files count.
-        files: those that were entered.
-        changes: how often a function was called that stands in another one than the function called before it.
-        depth: how many functions of theirs were open at most.
+        files: those entered.
+        changes: how often the called function is in another file than the one called before it.
+        depth: the maximum number of their functions on the stack.
     """
 
     folder: str
@@ -52,7 +51,7 @@ class Walk:
     _open: int = 0
 
     def see(self, frame: FrameType, event: str, _: Any) -> None:
-        """What the interpreter tells of each function that begins or ends."""
+        """Count a call or return; the profiler's callback."""
         name = frame.f_code.co_filename
         if event not in ("call", "return") or not name.startswith(self.folder):
             return
@@ -68,7 +67,7 @@ class Walk:
 
 @contextmanager
 def walking(walk: Walk) -> Iterator[None]:
-    """While open, what this thread calls is seen."""
+    """Record what this thread calls inside the context."""
     sys.setprofile(walk.see)
     try:
         yield
@@ -77,7 +76,7 @@ def walking(walk: Walk) -> Iterator[None]:
 
 
 def walk_of(call: Callable[[], object], package: Any = captum_norm) -> Walk:
-    """The way of a call through a package, when it has been called before."""
+    """Return the path of a call through a package, after a first call."""
     call()
     walk = Walk(str(Path(package.__file__).parent))
     with walking(walk):
@@ -86,7 +85,7 @@ def walk_of(call: Callable[[], object], package: Any = captum_norm) -> Walk:
 
 
 def calls() -> Iterator[tuple[str, Callable[[], object], Any]]:
-    """What is measured: its name, the call, and in whose files."""
+    """Yield what to measure: name, call and package."""
     torch.manual_seed(0)
     ids: Tensor = torch.randint(1, 60, (1, 12))
     classifier: Any = BertForSequenceClassification(BertConfig(**SIZES | {"num_labels": 3}))
@@ -102,7 +101,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object], Any]]:
 
 
 def main() -> None:
-    """Walk, and print how far."""
+    """Measure every call and print a table."""
     table = Table("a warm call", "files", "changes of file", "depth")
     for name, call, package in calls():
         walk = walk_of(call, package)

@@ -4,7 +4,7 @@
 $ python -m benchmarks.translation.train --data build/translation --out build/translation/fr-en --source fr --target en
 ```
 
-A run that was killed goes on from its last checkpoint when it is started again.
+An interrupted run resumes from its last checkpoint.
 """
 
 import argparse
