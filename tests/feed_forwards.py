@@ -145,11 +145,11 @@ PARTS = {
 
 
 NOT_UNDERSTOOD = {
-    "xmod": "its language adapter, a second network with a residual connection of its own, follows, and no scope names "
+    "xmod": "a language adapter, a second network with its own residual connection, follows it, and no scope names "
     "what is between the two",
     **dict.fromkeys(
         ("nllb-moe", "switch-transformers"),
-        "each of its experts is a module of its own, which is called with the positions that were routed to it",
+        "each expert is a module of its own that is called with the positions routed to it",
     ),
 }
 """Families without scopes behind the feed-forward network, and why."""

@@ -1,6 +1,6 @@
-"""The table of supported models, made from the families of the tests: ``python -m tests.support`` writes it.
+"""The list of supported models, from the families in the tests: ``python -m tests.support`` writes it.
 
-Once as data, which ``captum-norm models`` prints, and once as a page of the documentation.
+As data, which ``captum-norm models`` prints, and as a page of the documentation.
 """
 
 import json
@@ -25,28 +25,27 @@ HEAD = """# Supported models
 
 <!-- python -m tests.support writes this page; the tests hold that it is up to date. -->
 
-The tests hold each of these {count} architectures to an independent implementation in float64 that forms every vector,
-with random weights (FSMT in float32, since its code cannot run in float64), and to what is promised of every model:
-padding and batching change nothing, the model is left as it was, half precision stays near, gradients flow. What stands
-under *special* is active there: windows are shorter than the inputs, sinks and layer scales have random values.
-Behind the feed-forward block every vector is formed independently in {formed} of them; in the others what the model
-computed is what the vectors add up to. `captum-norm models` prints this list.
+The tests compare each of these {count} architectures with an independent implementation that forms every vector in
+float64, with random weights (FSMT in float32, because its code cannot run in float64). They also check what holds for
+every model: padding and batching change nothing, the model is left unchanged, half precision is close, gradients flow.
+Features under *special* are active: windows are shorter than the inputs, sinks and layer scales have random values.
+After the feed-forward block, every vector is formed independently in {formed} of them; in the others, the vectors are
+checked to add up to what the model computed. `captum-norm models` prints this list.
 
-Other models are found by their structure or refused with a reason: `captum-norm models --check NAME_OR_PATH` says it of
-yours, and [Describe a new model](how-to/describe-a-model.md) what to do then, and what the layouts are. The scopes are
-explained in [Methods](methods.md). Hybrids, whose layers mix positions by more than attention, are explained layer by
-layer: see their [limitations](methods.md#limitations). The tests hold that for Jamba, Bamba, Granite 4
-(`granitemoehybrid`), Falcon-H1, Nemotron-H, Zamba2, Qwen3-Next, LFM2, RecurrentGemma, MiniMax, and DeBERTa-v2 with
-its convolution.
+Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks
+yours. [Describe a new model](how-to/describe-a-model.md) explains the layouts and what to do if a model is refused,
+[Methods](methods.md) the scopes. Hybrids, whose layers mix positions by more than attention, are explained layer by
+layer ([limitations](methods.md#limitations)); the tests cover Jamba, Bamba, Granite 4 (`granitemoehybrid`), Falcon-H1,
+Nemotron-H, Zamba2, Qwen3-Next, LFM2, RecurrentGemma, MiniMax, and DeBERTa-v2 with its convolution.
 """
 NOTES = {
     "Encoder–decoders": "Scopes are those of the encoder and of cross-attention. The decoder's self-attention has "
-    "those up to `atb`: behind it\ncomes cross-attention, not a feed-forward network.\n\n"
+    "those up to `atb`, because\ncross-attention follows it, not a feed-forward network.\n\n"
 }
-WITHOUT = "`{model_type}` has no scopes behind its feed-forward network: {reason}."
+WITHOUT = "`{model_type}` has no scopes through its feed-forward network: {reason}."
 TAIL = """
-A model with a head on top of these layers (a classifier, a language model) has the same entry. Rows of one type differ
-in a setting that changes the layout. Models of fairseq and models built with `torch.nn` are tested as well.
+A head on top of these layers (a classifier, a language model) changes nothing. Rows of one type differ in a setting
+that changes the layout. Models of fairseq and models built with `torch.nn` are tested as well.
 """
 COLUMNS = ("model type", "tested class", "layout", "positions", "special", "scopes")
 
