@@ -21,7 +21,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
-from captum_norm.models.feed_forward import End, ExpertsReader, Routing
+from captum_norm.models.feed_forward import ExpertsReader, Routing
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
@@ -171,15 +171,11 @@ def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
     return max(1, budget[query.device] // size)
 
 
-Tap = Site | End
-"""Where a tensor of a block is seen."""
-
-
 @dataclass
 class _OpenBlock:
     """A block that the forward pass is in, and how many examples and queries its attention had."""
 
-    tensors: dict[Tap, Tensor] = field(default_factory=dict)
+    tensors: dict[Site[nn.Module], Tensor] = field(default_factory=dict)
     routing: Routing | None = None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
     reducer: Reducer | None = None
@@ -212,30 +208,23 @@ class _Recorder:
         """While open, the tensors of all blocks are noted as this thread's forward pass comes by."""
         with ExitStack() as stack:
             for block in (self._blocks or {}).values():
-                taps = self._taps(block)
-                for tap, end in taps.items():
-                    if end.end == "output":
-                        handle = end.module.register_forward_hook(partial(self._leaves, block, tap, len(taps)))
+                sites = self._sites(block)
+                for site in sites:
+                    if site.end == "output":
+                        handle = site.module.register_forward_hook(partial(self._leaves, block, site, len(sites)))
                     else:
-                        entering = partial(self._enters, block, tap, len(taps))
-                        handle = end.module.register_forward_pre_hook(entering, with_kwargs=True)
+                        entering = partial(self._enters, block, site, len(sites))
+                        handle = site.module.register_forward_pre_hook(entering, with_kwargs=True)
                     stack.callback(handle.remove)
                 experts = None if block.feed_forward is None else block.feed_forward.experts
                 if self._feed_forward and experts is not None:
                     stack.enter_context(hooked([self._routing(block, experts)]))
             yield
 
-    def _taps(self, block: Block) -> dict[Tap, End]:
+    def _sites(self, block: Block) -> frozenset[Site[nn.Module]]:
         """Where the tensors of a block that are needed are seen."""
-        taps: dict[Tap, End] = {}
-        for site in block.layout.sites:
-            try:
-                taps[site] = End(block.layer.get_submodule(site.module), site.end)
-            except AttributeError:
-                raise UnsupportedModelError(f'the layer "{block.name}" has no "{site.module}" any more') from None
-        if self._feed_forward and block.feed_forward is not None:
-            taps |= {end: end for end in block.feed_forward.ends}
-        return taps
+        behind = block.feed_forward if self._feed_forward else None
+        return block.sites if behind is None else block.sites | behind.sites
 
     def _routing(self, block: Block, experts: ExpertsReader) -> tuple[nn.Module, Literal["arguments", "output"], Hook]:
         """What notes how the positions of a mixture of experts are routed."""
@@ -307,22 +296,22 @@ class _Recorder:
 
     # Of other threads' calls hooks may, once they are removed, receive less.
 
-    def _enters(self, block: Block, tap: Tap, taps: int, *seen: Any) -> None:
+    def _enters(self, block: Block, site: Site[nn.Module], sites: int, *seen: Any) -> None:
         if get_ident() == self._thread:
             _, args, kwargs = seen
-            self._arrive(block, tap, taps, args[0] if args and _is_stream(args[0]) else first_argument(args, kwargs))
+            self._arrive(block, site, sites, args[0] if args and _is_stream(args[0]) else first_argument(args, kwargs))
 
-    def _leaves(self, block: Block, tap: Tap, taps: int, *seen: Any) -> None:
+    def _leaves(self, block: Block, site: Site[nn.Module], sites: int, *seen: Any) -> None:
         if get_ident() == self._thread:
             output = seen[-1]
-            self._arrive(block, tap, taps, output if _is_stream(output) else first_tensor(output))
+            self._arrive(block, site, sites, output if _is_stream(output) else first_tensor(output))
 
-    def _arrive(self, block: Block, tap: Tap, taps: int, tensor: Tensor | None) -> None:
+    def _arrive(self, block: Block, site: Site[nn.Module], sites: int, tensor: Tensor | None) -> None:
         opened, behind = self._open[block.attention], block.feed_forward
         if tensor is not None:
-            overwritten = tap in block.overwritten or (behind is not None and tap in behind.overwritten)
-            opened.tensors[tap] = tensor.clone() if overwritten else tensor
-        if len(opened.tensors) == taps:
+            overwritten = site in block.overwritten or (behind is not None and site in behind.overwritten)
+            opened.tensors[site] = tensor.clone() if overwritten else tensor
+        if len(opened.tensors) == sites:
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
                 opened.reducer.finish(_block_tensors(block, opened, self._advance))
@@ -333,34 +322,29 @@ def _is_stream(value: Any) -> bool:
 
 
 def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
-    layout = block.layout
-
     def shaped(tensor: Tensor) -> Tensor:
         """(B, Q, D) of a tensor in whose shape the first two axes may be one, or exchanged."""
         if block.queries_first:
             return tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
         return tensor.reshape(opened.batch, opened.queries, -1)
 
-    def at(tap: Tap) -> Tensor:
-        return shaped(opened.tensors[tap])
+    def at(site: Site[nn.Module]) -> Tensor:
+        return shaped(opened.tensors[site])
 
-    total, residual = at(layout.total), at(layout.residual)
-    if layout.minus is not None:
-        total = total - at(layout.minus).to(total.device)
-    if layout.residual_factor is not None:
-        residual = multiplied(block.factor(layout.residual_factor), residual)
-    normed = None if layout.final_norm is None else at(Site(layout.final_norm, "output"))
+    total, residual = at(block.total), at(block.residual)
+    if block.minus is not None:
+        total = total - at(block.minus).to(total.device)
+    residual = multiplied(block.factor(block.layout.residual_factor), residual)
+    normed = None if block.final_norm is None else at(block.final_norm.output)
     behind, parts = None, block.feed_forward
     if opened.attend is not None and parts is not None:
-        read, behind_normed = (
-            None if norm is None else at(End(norm.module, "output")) for norm in (parts.norm, parts.final_norm)
-        )
+        read, behind_normed = (None if norm is None else at(norm.output) for norm in (parts.norm, parts.final_norm))
         routing = opened.routing and Routing(*(shaped(table).flatten(0, 1) for table in opened.routing))
         behind = FeedForwardTensors(
             at(parts.written), at(parts.total), read, behind_normed, routing, opened.attend, advance
         )
     context = cast(Tensor, opened.context)  # wherever there is a reducer
-    return BlockTensors(context, at(Site(layout.projection, "output")), residual, total, normed, behind)
+    return BlockTensors(context, at(block.projection.output), residual, total, normed, behind)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

@@ -26,6 +26,9 @@ class Block:
         layout: where its parts are.
         attention: the module that calls the attention function.
         projection: the output projection.
+        residual: where the residual stream is seen that the attention output is added to.
+        total: where their sum is seen.
+        minus: where a further summand is seen, or None.
         branch_norm: the norm before the residual sum, or None.
         final_norm: the norm behind it, or None.
         dtype: the dtype of the projection when the block was read.
@@ -41,14 +44,24 @@ class Block:
     layout: Layout
     attention: nn.Module
     projection: Projection
+    residual: Site[nn.Module]
+    total: Site[nn.Module]
+    minus: Site[nn.Module] | None
     branch_norm: NormReader | None
     final_norm: NormReader | None
     dtype: torch.dtype
     queries_first: bool
-    overwritten: frozenset[Site]
+    overwritten: frozenset[Site[nn.Module]]
     searched: bool = False
     feed_forward: FeedForwardBlock | None = None
     without_feed_forward: str | None = None
+
+    @cached_property
+    def sites(self) -> frozenset[Site[nn.Module]]:
+        """Where its tensors are seen."""
+        norm = None if self.final_norm is None else self.final_norm.output
+        sites = (self.projection.output, self.residual, self.total, self.minus, norm)
+        return frozenset(site for site in sites if site is not None)
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
@@ -185,11 +198,14 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Te
         layout=layout,
         attention=caller,
         projection=projection,
+        residual=layout.residual.inside(trace.layer),
+        total=layout.total.inside(trace.layer),
+        minus=None if layout.minus is None else layout.minus.inside(trace.layer),
         branch_norm=branch_norm,
         final_norm=final_norm,
         dtype=projection.parameter.dtype,
         queries_first=_is_queries_first(parts.tensor(Site(layout.projection, "input")), context),
-        overwritten=frozenset(site for site in layout.sites if parts.event(site).overwritten),
+        overwritten=trace.overwritten,
     )
 
 
@@ -220,13 +236,13 @@ class _Parts:
         except AttributeError:
             raise self.refusal(f'there is no module "{part}"') from None
 
-    def event(self, site: Site) -> Event:
+    def event(self, site: Site[str]) -> Event:
         found = self.trace.event_at(site)
         if found is None:
             raise self.refusal(f'no tensor passed "{site}"')
         return found
 
-    def tensor(self, site: Site) -> Tensor:
+    def tensor(self, site: Site[str]) -> Tensor:
         return self.event(site).tensor
 
     def factor(self, name: str | None, tensor: Tensor) -> Factor | None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class FeedForwardLayout:
 
     inner: tuple[str, ...]
     outer: str
-    total: Site
+    total: Site[str]
     activation: str | None = None
     norm: str | None = None
     branch_norm: str | None = None
@@ -199,13 +200,6 @@ class ExpertsReader:
                 yield Use(self.network(expert), position, scale=coefficient)
 
 
-class End(NamedTuple):
-    """A module's first input tensor, or its first output tensor."""
-
-    module: nn.Module
-    end: Literal["input", "output"]
-
-
 @dataclass(frozen=True)
 class FeedForwardBlock:
     """The feed-forward block behind an attention block, with its parts found and checked.
@@ -222,13 +216,13 @@ class FeedForwardBlock:
         residual_factor: what multiplies the residual stream there, or None.
         parallel: whether the networks read the residual stream before attention, not the attention block's end.
         width: D.
-        overwritten: the ends into whose tensors the model writes afterwards.
+        overwritten: the sites into whose tensors the model writes afterwards.
     """
 
     dense: tuple[DenseReader, ...]
     experts: ExpertsReader | None
-    written: End
-    total: End
+    written: Site[nn.Module]
+    total: Site[nn.Module]
     norm: NormReader | None
     branch_norm: NormReader | None
     final_norm: NormReader | None
@@ -236,12 +230,12 @@ class FeedForwardBlock:
     residual_factor: Factor | None
     parallel: bool
     width: int
-    overwritten: frozenset[End] = frozenset()
+    overwritten: frozenset[Site[nn.Module]]
 
-    @property
-    def ends(self) -> frozenset[End]:
+    @cached_property
+    def sites(self) -> frozenset[Site[nn.Module]]:
         """Where its tensors are seen."""
-        norms = (End(norm.module, "output") for norm in (self.norm, self.final_norm) if norm is not None)
+        norms = (norm.output for norm in (self.norm, self.final_norm) if norm is not None)
         return frozenset((self.written, self.total, *norms))
 
     @property

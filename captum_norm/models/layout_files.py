@@ -109,7 +109,7 @@ def _part(described: str, kind: Any, value: Any) -> Any:
         raise InvalidInputError(f"got {described}; expected a list of texts")
     if not isinstance(value, str):
         raise InvalidInputError(f"got {described}; expected a text")
-    if kind not in (Site, Site | None):
+    if kind not in (Site[str], Site[str] | None):
         return value
     try:
         return Site.parse(value)

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+from torch import nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.texts import quoted
@@ -26,31 +28,38 @@ class Stage(NamedTuple):
     scope: Scope
 
 
+ModuleOrName = TypeVar("ModuleOrName", str, nn.Module)
+
+
 @dataclass(frozen=True)
-class Site:
+class Site(Generic[ModuleOrName]):
     """A tensor that a module receives or returns.
 
     Attributes:
-        module: the module's name inside the layer, "" for the layer itself.
+        module: the module; in a layout its name inside the layer, "" for the layer itself.
         end: its first input tensor or its first output tensor.
     """
 
-    module: str
+    module: ModuleOrName
     end: Literal["input", "output"]
 
-    @classmethod
-    def parse(cls, text: str) -> "Site":
-        """A site from ``"NAME.input"`` or ``"NAME.output"``; the layer itself is ``"input"`` or ``"output"``.
+    @staticmethod
+    def parse(text: str) -> "Site[str]":
+        """Return the site ``"NAME.input"`` or ``"NAME.output"``; those of the layer are ``"input"`` and ``"output"``.
 
         >>> Site.parse("post_attention_layernorm.input")
         Site(module='post_attention_layernorm', end='input')
         """
         module, _, end = text.rpartition(".")
         if end == "input":
-            return cls(module, "input")
+            return Site(module, "input")
         if end == "output":
-            return cls(module, "output")
+            return Site(module, "output")
         raise InvalidInputError(f"got the site {quoted(text)}; expected NAME.input, NAME.output, input or output")
+
+    def inside(self: "Site[str]", layer: nn.Module) -> "Site[nn.Module]":
+        """Return the site of the module that has this name inside a layer."""
+        return Site(layer.get_submodule(self.module), self.end)
 
     def __str__(self) -> str:
         return f"{self.module}.{self.end}" if self.module else self.end
@@ -92,9 +101,9 @@ class Layout:
 
     attention: str
     projection: str
-    residual: Site
-    total: Site
-    minus: Site | None = None
+    residual: Site[str]
+    total: Site[str]
+    minus: Site[str] | None = None
     branch_norm: str | None = None
     final_norm: str | None = None
     normed_input: bool = False
@@ -102,18 +111,11 @@ class Layout:
     residual_factor: str | None = None
 
     @property
-    def end(self) -> Site:
+    def end(self) -> Site[str]:
         """Where the stream passes that the layer goes on with; in a parallel layer the one that it began with."""
         if self.minus is not None:
             return self.residual
         return self.total if self.final_norm is None else Site(self.final_norm, "output")
-
-    @cached_property
-    def sites(self) -> frozenset[Site]:
-        """Where the tensors of the equations pass."""
-        norm = None if self.final_norm is None else Site(self.final_norm, "output")
-        named = (Site(self.projection, "output"), self.residual, self.total, self.minus, norm)
-        return frozenset(site for site in named if site is not None)
 
     @cached_property
     def style(self) -> Style:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Normalization, normalize
+from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import present
 from captum_norm.models.search.copies import copy_with, drawn, forward_of, output_of
 
@@ -82,6 +83,11 @@ class Projection:
 
     module: nn.Module
     transposed: bool
+
+    @property
+    def output(self) -> Site[nn.Module]:
+        """Where the module's output is seen."""
+        return Site(self.module, "output")
 
     @property
     def parameter(self) -> Tensor:
@@ -156,6 +162,11 @@ class NormReader:
     gain_offset: float
     eps: float
     precision: torch.dtype
+
+    @property
+    def output(self) -> Site[nn.Module]:
+        """Where the module's output is seen."""
+        return Site(self.module, "output")
 
     def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
         """The normalisation with the module's present parameters, on the module's device if none is given."""

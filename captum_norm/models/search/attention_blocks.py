@@ -106,12 +106,12 @@ class _Probe:
                 feed_forwards.look(trace)
         if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
             # What happened inside is of no more use; the module's own ends are, to the layer around it.
-            self.events[start:] = [event for event in self.events[start:] if event.module is module]
+            self.events[start:] = [event for event in self.events[start:] if event.site.module is module]
         return chosen
 
     def _note(self, module: nn.Module, end: Any, tensor: Tensor | None, computed: Tensor | None = None) -> None:
         if tensor is not None:
-            self.events.append(Event.of(module, end, tensor, self._device_for(tensor), computed))
+            self.events.append(Event.of(Site(module, end), tensor, self._device_for(tensor), computed))
 
     def _device_for(self, tensor: Tensor) -> torch.device:
         """One device, on which tensors of a sharded model can be compared."""
@@ -241,7 +241,7 @@ def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
 
 def _end(
     trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], goal: _Goal
-) -> tuple[Site, Site | None, str | None] | None:
+) -> tuple[Site[str], Site[str] | None, str | None] | None:
     """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
     total = sum_of(residual, branch)
     sums = [event for event in after if goal.same(total, event.tensor, residual, branch)]
@@ -255,7 +255,7 @@ def _end(
         return None
     for other in reversed(streams):
         whole = sum_of(total, other.tensor)
-        follows = other.end == "output" and goal.same(whole, goal.output, residual, branch, other.tensor)
+        follows = other.site.end == "output" and goal.same(whole, goal.output, residual, branch, other.tensor)
         if follows and not goal.same(whole, other.tensor):
             return Site("", "output"), trace.site(other), None
     return None
@@ -265,15 +265,15 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], goal: _Goal) ->
     """Whether the layer's output is the stream, or follows from it by adding what modules computed and by norms."""
     if goal.same(stream, goal.output):
         return True
-    outputs = [event for event in after if event.end == "output"]
+    outputs = [event for event in after if event.site.end == "output"]
     for other, (residual_factor, factor) in product(outputs, goal.factors):
         residual, added = multiplied(residual_factor, stream), multiplied(factor, other.tensor)
         total = sum_of(residual, added)
         if goal.same(total, goal.output, residual, added):
             return True
         for place, event in enumerate(after):
-            if event.end == "input" and goal.same(total, event.tensor, residual, added):
-                call = trace.call_of(event.module)
+            if event.site.end == "input" and goal.same(total, event.tensor, residual, added):
+                call = trace.call_of(event.site.module)
                 onward = [total] if call is None or call.output.numel() != total.numel() else [call.output, total]
                 if any(_continues(trace, further, after[place + 1 :], goal) for further in onward):
                     return True

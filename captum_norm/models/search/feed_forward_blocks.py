@@ -24,7 +24,6 @@ from captum_norm.models.factors import (
 )
 from captum_norm.models.feed_forward import (
     DenseReader,
-    End,
     ExpertsReader,
     FeedForwardBlock,
     FeedForwardLayout,
@@ -149,10 +148,7 @@ class FeedForwardSearch:
                 f'"{pending.block.name}": its equations do not give what the layer computed; see "Describe a new '
                 'model" in the documentation'
             )
-        if block is None:
-            return None
-        written_into = {End(event.module, event.end) for event in trace.events if event.overwritten}
-        return replace(block, overwritten=block.ends & written_into)
+        return block
 
     def _candidates(
         self, trace: Trace, pending: _Pending, declared: FeedForwardLayout | None, same: Same, *, factored: bool
@@ -185,9 +181,10 @@ class FeedForwardSearch:
                                 residual_factor=residual_factor,
                                 parallel=pending.written is not None,
                                 width=read.shape[-1],
+                                overwritten=trace.overwritten,
                             )
 
-    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, End | None]]:
+    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, Site[nn.Module] | None]]:
         """Experts that read a tensor, what they gave together, and where that is seen, if anywhere."""
         for call in trace.calls_on(read):
             if call.module not in self._routings:
@@ -195,13 +192,13 @@ class FeedForwardSearch:
             routing, received = self._routings[call.module]
             experts = read_experts(call, routing, received)
             if experts is not None:
-                yield experts, call.output, End(call.module, "output")
+                yield experts, call.output, Site(call.module, "output")
         for experts, together in scaled_experts(trace, read):
             yield experts, together, None
 
     def _networks(
         self, trace: Trace, read: Tensor, inner: Sequence[Call], named: Named, same: Same
-    ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, End]]:
+    ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
         """Networks that read a tensor, what they wrote together, and where that is seen."""
         dense = list(dense_networks(trace, read, inner, named))
         for experts, routed, seen in self._mixtures(trace, read) if named.layout is None else ():
@@ -211,11 +208,11 @@ class FeedForwardSearch:
                     for other in trace.calls:
                         if same(total, other.output, routed, output):
                             readers = (replace(reader, gate=gate),)
-                            yield readers, experts, other.output, End(other.module, "output")
+                            yield readers, experts, other.output, Site(other.module, "output")
             if seen is not None:
                 yield (), experts, routed, seen
         for reader, call in dense:
-            yield (reader,), None, call.output, End(call.module, "output")
+            yield (reader,), None, call.output, Site(call.module, "output")
 
 
 def _reads(trace: Trace, stream: Tensor, named: Named) -> Iterator[tuple[NormReader | None, Tensor]]:
@@ -261,11 +258,10 @@ def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: Named, *, f
 
 def _end(
     trace: Trace, pending: _Pending, residual: Tensor, branch: Tensor, named: Named, same: Same
-) -> tuple[End, NormReader | None] | None:
+) -> tuple[Site[nn.Module], NormReader | None] | None:
     """Where the sum with the stream is seen and the norm on it, if the layer goes on with them."""
     if pending.written is not None:
-        block = pending.block
-        return End(block.layer.get_submodule(block.layout.total.module), block.layout.total.end), None
+        return pending.block.total, None
     output, total = trace.at(Site("", "output")), sum_of(residual, branch)
     if output is None:
         return None
@@ -276,10 +272,10 @@ def _end(
         if not named.allows_total(trace.site(event)):
             continue
         if equal(summed, output) and named.allows("final_norm", None):
-            return End(event.module, event.end), None
+            return event.site, None
         for call in trace.calls_on(summed):
             if equal(call.output, output) and named.allows("final_norm", call.module):
                 norm = read_norm(call.module, call.inputs, call.output)
                 if norm is not None:
-                    return End(event.module, event.end), norm
+                    return event.site, norm
     return None

@@ -45,7 +45,7 @@ class Named:
         """Whether these may be the maps into the neurons."""
         return self.layout is None or {self.trace.name(module) for module in modules} == set(self.layout.inner)
 
-    def allows_total(self, site: Site) -> bool:
+    def allows_total(self, site: Site[str]) -> bool:
         """Whether the sum may be here."""
         return self.layout is None or site == self.layout.total
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -13,34 +13,27 @@ from captum_norm.models.layouts import Site
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A tensor at one end of a module.
+    """A tensor that passed a site.
 
     Attributes:
-        module: the module.
-        end: which end.
+        site: the site.
         tensor: a copy of what passed there.
         source: the model's own tensor, into which it may have written since.
         computed: what the module itself gave, if another tensor was put in its place.
     """
 
-    module: nn.Module
-    end: Literal["input", "output"]
+    site: Site[nn.Module]
     tensor: Tensor
     source: Tensor
     computed: Tensor | None = None
 
     @classmethod
     def of(
-        cls,
-        module: nn.Module,
-        end: Literal["input", "output"],
-        source: Tensor,
-        device: torch.device | None = None,
-        computed: Tensor | None = None,
+        cls, site: Site[nn.Module], source: Tensor, device: torch.device | None = None, computed: Tensor | None = None
     ) -> "Event":
         """What passes there now; the copies are on ``device`` if one is given."""
         computed = None if computed is None else computed.to(device, copy=True)
-        return cls(module, end, source.to(device, copy=True), source, computed)
+        return cls(site, source.to(device, copy=True), source, computed)
 
     @property
     def own(self) -> Tensor:
@@ -83,27 +76,34 @@ class Trace:
         self.calls = list(self._calls())
         self._times_called = Counter(call.module for call in self.calls)
 
-    def site(self, event: Event) -> Site:
-        """The event's place, relative to the layer."""
-        return Site(self._names[event.module], event.end)
+    def site(self, event: Event) -> Site[str]:
+        """Return where the event was, by name."""
+        return Site(self._names[event.site.module], event.site.end)
 
     def is_unique(self, event: Event) -> bool:
         """Whether the event's place names it: a dropout that a layer uses twice, for example, names neither."""
-        return self._times_called[event.module] <= 1
+        return self._times_called[event.site.module] <= 1
 
     def name(self, module: nn.Module) -> str:
         """The module's name inside the layer."""
         return self._names[module]
 
-    def event_at(self, site: Site) -> Event | None:
+    def event_at(self, site: Site[str]) -> Event | None:
         """The first event at a site, or None."""
-        module = self._modules.get(site.module)
-        return next((event for event in self.events if event.module is module and event.end == site.end), None)
+        if site.module not in self._modules:
+            return None
+        resolved = Site(self._modules[site.module], site.end)
+        return next((event for event in self.events if event.site == resolved), None)
 
-    def at(self, site: Site) -> Tensor | None:
+    def at(self, site: Site[str]) -> Tensor | None:
         """The tensor that passed a site, or None."""
         event = self.event_at(site)
         return None if event is None else event.tensor
+
+    @cached_property
+    def overwritten(self) -> frozenset[Site[nn.Module]]:
+        """The sites into whose tensors the model wrote afterwards."""
+        return frozenset(event.site for event in self.events if event.overwritten)
 
     def call_of(self, module: nn.Module) -> Call | None:
         """The first call of a module, or None."""
@@ -118,7 +118,8 @@ class Trace:
     def _calls(self) -> Iterator[Call]:
         opened: dict[nn.Module, Tensor] = {}
         for order, event in enumerate(self.events):
-            if event.end == "input":
-                opened[event.module] = event.tensor
-            elif event.module in opened:
-                yield Call(event.module, opened.pop(event.module), event.tensor, order, event.computed)
+            module = event.site.module
+            if event.site.end == "input":
+                opened[module] = event.tensor
+            elif module in opened:
+                yield Call(module, opened.pop(module), event.tensor, order, event.computed)
