@@ -4,7 +4,15 @@ from captum_norm.functional.activation import Elementwise, derivative, gate_slop
 from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
 from captum_norm.functional.carry import BlockRows, CarriedAttention, Carry, Scales, block_rows
 from captum_norm.functional.contributions import cosine_distance, l1_distances, nearness
-from captum_norm.functional.feed_forward import Affine, Baseline, FrozenFeedForward, Network, Use, written_by
+from captum_norm.functional.feed_forward import (
+    Affine,
+    Baseline,
+    FrozenFeedForward,
+    Network,
+    Use,
+    neuron_outputs,
+    written_by,
+)
 from captum_norm.functional.lengths import (
     balanced,
     estimated_length,
@@ -62,6 +70,7 @@ __all__ = [
     "length",
     "lengths",
     "nearness",
+    "neuron_outputs",
     "normalize",
     "random_directions",
     "ratio",

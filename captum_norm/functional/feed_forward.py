@@ -43,6 +43,14 @@ class Affine:
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
+def neuron_outputs(points: Sequence[Tensor], activation: Elementwise, factor: Elementwise | None = None) -> Tensor:
+    """What neurons give at their pre-activations: g(u), or g(u) ⊙ h(w) where they are gated, (..., F)."""
+    hidden = activation(points[0])
+    for other in points[1:]:
+        hidden = hidden * (other if factor is None else factor(other))
+    return hidden
+
+
 @dataclass(frozen=True)
 class Network:
     """One feed-forward network, or one expert.
@@ -61,10 +69,7 @@ class Network:
 
     def hidden(self, points: Sequence[Tensor]) -> Tensor:
         """What the neurons give at their pre-activations, (..., F)."""
-        hidden = self.activation(points[0])
-        for other in points[1:]:
-            hidden = hidden * (other if self.factor is None else self.factor(other))
-        return hidden
+        return neuron_outputs(points, self.activation, self.factor)
 
     def whole(self, inputs: Tensor) -> Tensor:
         """The network as the model computes it, (..., D) -> (..., D)."""

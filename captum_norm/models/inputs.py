@@ -283,18 +283,19 @@ def _as_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen) -> ModelCa
     """The call with the batch and the positions that attention is given; nothing is moved."""
     with torch.no_grad(), evaluating(call.model):
         found = sequences(call.model, call.run)
-    for sequence in found:
-        if sequence is None:
+    for real in found:
+        if real is None:
             continue
-        if sequence.batch not in main.shape[:2]:
+        if len(real) not in main.shape[:2]:
             raise UnsupportedModelError(
-                f"attention in {type(call.model).__name__} is given {sequence.batch} examples for inputs of shape "
+                f"attention in {type(call.model).__name__} is given {len(real)} examples for inputs of shape "
                 f"{tuple(main.shape)}; expected as many as the inputs have"
             )
-        if sequence.real is not None:
-            _check_some_real(sequence.real, "the padding mask")
-        call = replace(call, batch=sequence.batch)
-    positions, decoder = (Positions() if seen is None else Positions(seen.length, seen.real) for seen in found)
+        _check_some_real(real, "the padding mask")
+        call = replace(call, batch=len(real))
+    positions, decoder = (
+        Positions() if real is None else Positions(real.shape[1], None if real.all() else real) for real in found
+    )
     return replace(call, positions=positions, decoder=decoder)
 
 

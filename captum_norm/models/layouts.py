@@ -62,7 +62,7 @@ class Site(Generic[ModuleOrName]):
         return Site(layer.get_submodule(self.module), self.end)
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.end}" if self.module else self.end
+        return f"{self.module}.{self.end}".removeprefix(".")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,35 +30,8 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 CONFIG_KEY = "_attn_implementation_internal"
 
 
-@dataclass
-class _Seam:
-    """What an open context sends attention through.
-
-    Attributes:
-        function: what attention goes through.
-        crossing: the modules that last read another sequence's keys.
-        products: watches the files that do not use the interface; None where all do.
-    """
-
-    function: AttentionFunction
-    crossing: set[nn.Module] = field(default_factory=set)
-    products: AttentionProducts | None = None
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """One call of attention, whose ``eager`` is not watched itself."""
-        eager, products = call.eager, self.products
-        call = replace(call, cross=call.module in self.crossing)
-        if products is None:
-            return self.function(call)
-
-        def unwatched(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-            with products.pause():
-                return eager(*args, **options)
-
-        return self.function(replace(call, eager=unwatched))
-
-
-_current: ContextVar[_Seam] = ContextVar("current seam")
+# What attention goes through while a context is open.
+_current: ContextVar[AttentionFunction] = ContextVar("current attention function")
 # The implementations that the models explained now were told to use, by the configurations' ids.
 _before: dict[int, str | None] = {}
 # How the modules that call attention name the sequence that cross-attention reads.
@@ -76,11 +49,16 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
     with explaining(model):
         modules = list(model.modules())
         choices = _choices(modules)
-        seam = _Seam(function)
+        # The modules whose last call was given another sequence to read.
+        crossing: set[nn.Module] = set()
+
+        def attend(call: AttentionCall) -> Tensor:
+            eager = call.eager if products is None else products.unwatched(call.eager)
+            return function(replace(call, eager=eager, cross=call.module in crossing))
+
         models = [model, *(module for module in modules if isinstance(module, PreTrainedModel))]
-        if not all(map(_uses_interface, models)):
-            seam.products = AttentionProducts(model, seam.attend)
-        token = _current.set(seam)
+        products = None if all(map(_uses_interface, models)) else AttentionProducts(model, attend)
+        token = _current.set(attend)
         before = [getattr(config, CONFIG_KEY) for config, _ in choices]
         # One that is explained inside the explanation of another was told so before that.
         own = {id(config): told for (config, _), told in zip(choices, before, strict=True) if told != NAME}
@@ -88,8 +66,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
         try:
             for config, name in choices:
                 setattr(config, CONFIG_KEY, name)
-            products = nullcontext() if seam.products is None else seam.products.watching()
-            with _watching(model, seam.crossing), products:
+            with _watching(model, crossing), nullcontext() if products is None else products.watching():
                 yield
         finally:
             for (config, _), told in zip(choices, before, strict=True):
@@ -101,7 +78,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
 
 @contextmanager
 def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
-    """While open, keeps the set of those modules whose last call was given another sequence to read."""
+    """While open, keep ``crossing`` to the modules whose last call was given another sequence to read."""
     config = config_of(model)
     may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
 
@@ -139,8 +116,8 @@ def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Stands in for an attention function; to a thread that explains nothing it gives what the model's own gives."""
-    eager, seam = _in_file_of(module, "eager_attention_forward"), _current.get(None)
-    if seam is None:
+    eager, attend = _in_file_of(module, "eager_attention_forward"), _current.get(None)
+    if attend is None:
         own = _in_file_of(module, INTERFACE).get_interface(_own_implementation(module.config), eager)
         return own(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
     if eager is None:
@@ -148,7 +125,7 @@ def _dispatch(
             f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
             "eager_attention_forward to get the attention weights from"
         )
-    return seam.attend(AttentionCall(eager, module, query, key, value, attention_mask, options=options)), None
+    return attend(AttentionCall(eager, module, query, key, value, attention_mask, options=options)), None
 
 
 def _mask(*args: Any, config: Any = None, **options: Any) -> Any:

@@ -27,23 +27,8 @@ class SequenceNames:
     signals: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SeenSequence:
-    """An input sequence as attention is given it.
-
-    Attributes:
-        batch: number of examples.
-        length: number of positions.
-        real: True at real positions, (B, S), or None where nothing is padded.
-    """
-
-    batch: int
-    length: int
-    real: Tensor | None
-
-
-SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[SeenSequence | None, SeenSequence | None]]
-"""The first sequence and the decoder's, from a model and a function that runs it."""
+SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, Tensor | None]]
+"""From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
 
 
 @dataclass(frozen=True)

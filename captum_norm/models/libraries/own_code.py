@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.attention import AttentionCall, AttentionFunction, EagerAttention
 from captum_norm.models.hooks import Hook, hooked
 from captum_norm.models.threads import here
 
@@ -60,14 +60,17 @@ class AttentionProducts(TorchFunctionMode):
         finally:
             handle.remove()
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """While open, products are left alone: they are those of attention that is known already."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+    def unwatched(self, eager: EagerAttention) -> EagerAttention:
+        """Return an attention function whose own products are left alone."""
+
+        def run(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+            before, self._paused = self._paused, True
+            try:
+                return eager(*args, **options)
+            finally:
+                self._paused = before
+
+        return run
 
     def _ends(self) -> Iterator[tuple[nn.Module, Literal["input", "output"], Hook]]:
         for module in self._model.modules():

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.libraries.library import Library, SeenSequence, SequenceNames, forward_parameters
+from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
 from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
 from captum_norm.models.threads import here
 
@@ -160,7 +160,7 @@ class _AllSeen(BaseException):
     """Ends a forward pass of whose remainder nothing is wanted; no error, so no handler of errors stops it."""
 
 
-def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[SeenSequence | None, SeenSequence | None]:
+def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None, Tensor | None]:
     """The first sequence and the decoder's, as the first attention modules that read them are given them.
 
     Only there is it sure which axis is the batch's and what is padded: a model may do with its arguments what it likes.
@@ -170,15 +170,13 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[SeenSequence |
         run: runs it. It is stopped as soon as all is known.
     """
     decoder = _decoder_attention(model)
-    seen: dict[str, SeenSequence] = {}
+    seen: dict[str, Tensor] = {}
 
     def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         query, key = _batched(module, given["query"]), given["key"]
-        axis = _batch_axis(module)
-        real = _real(given.get("key_padding_mask"))
         name = "decoder" if module in decoder and query is key else "first"
-        seen.setdefault(name, SeenSequence(key.shape[axis], key.shape[1 - axis], real))
+        seen.setdefault(name, _real(key.transpose(_batch_axis(module), 0), given.get("key_padding_mask")))
         if "first" in seen and (not decoder or "decoder" in seen):
             raise _AllSeen
 
@@ -190,12 +188,11 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[SeenSequence |
     return seen.get("first"), seen.get("decoder")
 
 
-def _real(padding: Tensor | None) -> Tensor | None:
-    """Where a mask over keys masks none."""
+def _real(keys: Tensor, padding: Tensor | None) -> Tensor:
+    """Return True for those of the keys, (B, S, D), that a padding mask leaves."""
     if padding is None:
-        return None
-    padded = padding if padding.dtype == torch.bool else padding == -torch.inf
-    return ~padded if padded.any() else None
+        return torch.ones(keys.shape[:2], dtype=torch.bool, device=keys.device)
+    return ~padding if padding.dtype == torch.bool else padding != -torch.inf
 
 
 def _decoder_attention(model: nn.Module) -> dict[nn.Module, None]:

@@ -35,15 +35,6 @@ EXCHANGED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
 
 
 @dataclass
-class _Attended:
-    """A finished call: its module, its output (B, Q, H·d) and its place among the events."""
-
-    module: nn.Module
-    output: Tensor
-    order: int
-
-
-@dataclass
 class _Probe:
     """Watches all modules during one forward pass and settles each layer when it ends.
 
@@ -59,7 +50,7 @@ class _Probe:
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    open_calls: list[_Attended] = field(default_factory=list)
+    open_calls: list[Call] = field(default_factory=list)
     last_trace: Trace | None = None
     device: torch.device | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
@@ -70,7 +61,7 @@ class _Probe:
         output, _ = self.stacks.attend(call)
         if call.module not in self.blocks:
             context = output.to(self._device_for(output)).flatten(2)
-            self.open_calls.append(_Attended(call.module, context, len(self.events)))
+            self.open_calls.append(Call(call.module, call.query, context, len(self.events)))
         return output
 
     def hooks(self) -> Iterator[Any]:
@@ -119,7 +110,7 @@ class _Probe:
             self.device = tensor.device
         return self.device
 
-    def _settle(self, trace: Trace, call: _Attended, start: int) -> Block | None:
+    def _settle(self, trace: Trace, call: Call, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
         # A model adds as we do, so its sums are met to the last bit; only where it adds in another order they are not.
         # Rounding alone cannot tell a stream from its norm in a new model, whose layers change next to nothing.
@@ -168,26 +159,11 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
     }
 
 
-@dataclass(frozen=True)
-class _Goal:
-    """What the sums in a layer are held to.
-
-    Attributes:
-        output: the layer's output, which must follow from them.
-        same: how a sum is compared.
-        factors: what its parts may be multiplied by.
-    """
-
-    output: Tensor
-    same: Same
-    factors: list[Factors]
-
-
 def _candidates(
     trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same, *, factored: bool
 ) -> Iterator[Layout]:
     """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
-    output = trace.at(Site("", "output"))
+    output = trace.output
     for projection in _projections(trace, context):
         if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
             continue
@@ -203,16 +179,16 @@ def _candidates(
         ]
         branches.append((None, projection.output))
         received = trace.call_of(attention)
-        goal = _Goal(output, same, possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED])
+        held = possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED]
         scales = [scale for _, branch in branches for scale in layer_scales(trace, branch)] if factored else []
-        factors = [*goal.factors, *product((held for held, added in goal.factors if added is None), scales)]
+        factors = [*held, *product((residual for residual, added in held if added is None), scales)]
         if factored and factors == [UNFACTORED]:
             continue
         for (residual_factor, branch_factor), (branch_norm, branch) in product(factors, branches):
             added = multiplied(branch_factor, branch)
             for stream in before:
                 residual = multiplied(residual_factor, stream.tensor)
-                end = _end(trace, residual, added, streams, after, goal)
+                end = _end(trace, residual, added, streams, after, same, held)
                 # A residual that vanishes beside attention's output cannot be told from none.
                 if end is None or same(sum_of(residual, added), added):
                     continue
@@ -240,42 +216,49 @@ def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
 
 
 def _end(
-    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], after: list[Event], goal: _Goal
+    trace: Trace,
+    residual: Tensor,
+    branch: Tensor,
+    streams: list[Event],
+    after: list[Event],
+    same: Same,
+    factors: list[Factors],
 ) -> tuple[Site[str], Site[str] | None, str | None] | None:
     """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
     total = sum_of(residual, branch)
-    sums = [event for event in after if goal.same(total, event.tensor, residual, branch)]
+    sums = [event for event in after if same(total, event.tensor, residual, branch)]
     if sums:
-        if _continues(trace, total, after, goal):
+        if _continues(trace, total, after, same, factors):
             return trace.site(sums[0]), None, None
         for call in trace.calls_on(sums[0].tensor):
-            if read_norm(call.module, call.inputs, call.output) and _continues(trace, call.output, after, goal):
+            normed = call.output if read_norm(call.module, call.inputs, call.output) else None
+            if normed is not None and _continues(trace, normed, after, same, factors):
                 name = trace.name(call.module)
                 return Site(name, "input"), None, name
         return None
     for other in reversed(streams):
         whole = sum_of(total, other.tensor)
-        follows = other.site.end == "output" and goal.same(whole, goal.output, residual, branch, other.tensor)
-        if follows and not goal.same(whole, other.tensor):
+        follows = other.site.end == "output" and same(whole, trace.output, residual, branch, other.tensor)
+        if follows and not same(whole, other.tensor):
             return Site("", "output"), trace.site(other), None
     return None
 
 
-def _continues(trace: Trace, stream: Tensor, after: list[Event], goal: _Goal) -> bool:
+def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, factors: list[Factors]) -> bool:
     """Whether the layer's output is the stream, or follows from it by adding what modules computed and by norms."""
-    if goal.same(stream, goal.output):
+    if same(stream, trace.output):
         return True
     outputs = [event for event in after if event.site.end == "output"]
-    for other, (residual_factor, factor) in product(outputs, goal.factors):
+    for other, (residual_factor, factor) in product(outputs, factors):
         residual, added = multiplied(residual_factor, stream), multiplied(factor, other.tensor)
         total = sum_of(residual, added)
-        if goal.same(total, goal.output, residual, added):
+        if same(total, trace.output, residual, added):
             return True
         for place, event in enumerate(after):
-            if event.site.end == "input" and goal.same(total, event.tensor, residual, added):
+            if event.site.end == "input" and same(total, event.tensor, residual, added):
                 call = trace.call_of(event.site.module)
                 onward = [total] if call is None or call.output.numel() != total.numel() else [call.output, total]
-                if any(_continues(trace, further, after[place + 1 :], goal) for further in onward):
+                if any(_continues(trace, further, after[place + 1 :], same, factors) for further in onward):
                     return True
     return False
 
@@ -290,7 +273,7 @@ def _distinct(events: Iterator[Event]) -> list[Event]:
     return [event for same in kept.values() for event in same]
 
 
-def _description(probe: _Probe, trace: Trace, call: _Attended) -> str:
+def _description(probe: _Probe, trace: Trace, call: Call) -> str:
     projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
     norms = [trace.name(c.module) for c in trace.calls if read_norm(c.module, c.inputs, c.output)]
     found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'

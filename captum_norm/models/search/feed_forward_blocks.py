@@ -26,7 +26,6 @@ from captum_norm.models.feed_forward import (
     DenseReader,
     ExpertsReader,
     FeedForwardBlock,
-    FeedForwardLayout,
     Routing,
     registered_feed_forwards,
 )
@@ -34,7 +33,7 @@ from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site
 from captum_norm.models.projections import NormReader, Same, equal, read_norm, read_projection, reproduces
 from captum_norm.models.search.experts import read_experts, routing_of, scaled_experts
-from captum_norm.models.search.networks import Named, dense_networks, gated
+from captum_norm.models.search.networks import Declared, dense_networks, gated, permits
 from captum_norm.models.search.trace import Call, Trace
 
 HOW_TO = (
@@ -151,20 +150,19 @@ class FeedForwardSearch:
         return block
 
     def _candidates(
-        self, trace: Trace, pending: _Pending, declared: FeedForwardLayout | None, same: Same, *, factored: bool
+        self, trace: Trace, pending: _Pending, declared: Declared, same: Same, *, factored: bool
     ) -> Iterator[FeedForwardBlock]:
-        named = Named(trace, declared)
-        for norm, read in _reads(trace, pending.stream, named):
+        for norm, read in _reads(trace, pending.stream, declared):
             inner = [call for call in trace.calls_on(read) if read_projection(call.module, call.inputs, call.own)]
             if inner:
                 pending.seen = f"linear maps {[trace.name(call.module) for call in inner]} of its output"
-            for dense, experts, written, event in self._networks(trace, read, inner, named, same):
+            for dense, experts, written, event in self._networks(trace, read, inner, declared, same):
                 if pending.written is not None and not equal(written, pending.written):
                     continue
-                for branch_norm, branch in _branches(trace, written, named):
-                    for residual_factor, branch_factor in _factors(trace, pending, branch, named, factored=factored):
+                for branch_norm, branch in _branches(trace, written, declared):
+                    for residual_factor, branch_factor in _factors(trace, pending, branch, declared, factored=factored):
                         residual, added = multiplied(residual_factor, pending.stream), multiplied(branch_factor, branch)
-                        end = _end(trace, pending, residual, added, named, same)
+                        end = _end(trace, pending, residual, added, declared, same)
                         # What a factor makes vanish beside the other cannot be told from nothing.
                         vanishing = factored and any(same(sum_of(residual, added), part) for part in (residual, added))
                         if end is not None and not vanishing:
@@ -197,11 +195,11 @@ class FeedForwardSearch:
             yield experts, together, None
 
     def _networks(
-        self, trace: Trace, read: Tensor, inner: Sequence[Call], named: Named, same: Same
+        self, trace: Trace, read: Tensor, inner: Sequence[Call], declared: Declared, same: Same
     ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
         """Networks that read a tensor, what they wrote together, and where that is seen."""
-        dense = list(dense_networks(trace, read, inner, named))
-        for experts, routed, seen in self._mixtures(trace, read) if named.layout is None else ():
+        dense = list(dense_networks(trace, read, inner, declared))
+        for experts, routed, seen in self._mixtures(trace, read) if declared is None else ():
             for reader, shared in dense:
                 for gate, output in gated(trace, read, shared.output):
                     total = sum_of(routed, output)
@@ -215,38 +213,39 @@ class FeedForwardSearch:
             yield (reader,), None, call.output, Site(call.module, "output")
 
 
-def _reads(trace: Trace, stream: Tensor, named: Named) -> Iterator[tuple[NormReader | None, Tensor]]:
+def _reads(trace: Trace, stream: Tensor, declared: Declared) -> Iterator[tuple[NormReader | None, Tensor]]:
     """The stream and its norms."""
-    if named.allows("norm", None):
+    if permits(declared, "norm", trace, None):
         yield None, stream
     for call in trace.calls_on(stream):
         norm = read_norm(call.module, call.inputs, call.output)
-        if norm is not None and named.allows("norm", call.module):
+        if norm is not None and permits(declared, "norm", trace, call.module):
             yield norm, call.output
 
 
-def _branches(trace: Trace, written: Tensor, named: Named) -> Iterator[tuple[NormReader | None, Tensor]]:
+def _branches(trace: Trace, written: Tensor, declared: Declared) -> Iterator[tuple[NormReader | None, Tensor]]:
     """The norms of what was written, which rounding may hide behind the stream, and what was written itself."""
     for call in trace.calls_on(written):
         norm = read_norm(call.module, call.inputs, call.output)
-        if norm is not None and named.allows("branch_norm", call.module):
+        if norm is not None and permits(declared, "branch_norm", trace, call.module):
             yield norm, call.output
-    if named.allows("branch_norm", None):
+    if permits(declared, "branch_norm", trace, None):
         yield None, written
 
 
-def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: Named, *, factored: bool) -> Iterator[Factors]:
+def _factors(
+    trace: Trace, pending: _Pending, branch: Tensor, declared: Declared, *, factored: bool
+) -> Iterator[Factors]:
     """What may multiply the stream and the branch: nothing, or with ``factored`` something."""
-    layout = named.layout
-    if layout is not None and (layout.residual_factor, layout.branch_factor) != UNFACTORED:
-        names = layout.residual_factor, layout.branch_factor
+    names = (None, None) if declared is None else (declared.residual_factor, declared.branch_factor)
+    if names != (None, None):
         residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
         fitting = all(factor is None or factor.size in (1, branch.shape[-1]) for factor in (residual, added))
         if fitting and (residual is None, added is None) == tuple(name is None for name in names):
             yield residual, added
     elif not factored:
         yield UNFACTORED
-    elif layout is None:
+    elif declared is None:
         _, *held = possible_factors(trace.layer, branch.shape[-1])
         taken = pending.block.layout.branch_factor
         # In a new model other layer scales have the values of attention's.
@@ -257,24 +256,24 @@ def _factors(trace: Trace, pending: _Pending, branch: Tensor, named: Named, *, f
 
 
 def _end(
-    trace: Trace, pending: _Pending, residual: Tensor, branch: Tensor, named: Named, same: Same
+    trace: Trace, pending: _Pending, residual: Tensor, branch: Tensor, declared: Declared, same: Same
 ) -> tuple[Site[nn.Module], NormReader | None] | None:
     """Where the sum with the stream is seen and the norm on it, if the layer goes on with them."""
     if pending.written is not None:
         return pending.block.total, None
-    output, total = trace.at(Site("", "output")), sum_of(residual, branch)
+    output, total = trace.output, sum_of(residual, branch)
     if output is None:
         return None
     for event in trace.events:
         summed = event.tensor
         if not trace.is_unique(event) or not same(total, summed, residual, branch):
             continue
-        if not named.allows_total(trace.site(event)):
+        if declared is not None and trace.site(event) != declared.total:
             continue
-        if equal(summed, output) and named.allows("final_norm", None):
+        if equal(summed, output) and permits(declared, "final_norm", trace, None):
             return event.site, None
         for call in trace.calls_on(summed):
-            if equal(call.output, output) and named.allows("final_norm", call.module):
+            if equal(call.output, output) and permits(declared, "final_norm", trace, call.module):
                 norm = read_norm(call.module, call.inputs, call.output)
                 if norm is not None:
                     return event.site, norm

@@ -105,6 +105,11 @@ class Trace:
         """The sites into whose tensors the model wrote afterwards."""
         return frozenset(event.site for event in self.events if event.overwritten)
 
+    @cached_property
+    def output(self) -> Tensor | None:
+        """The layer's output, or None if it returned no tensor."""
+        return self.at(Site("", "output"))
+
     def call_of(self, module: nn.Module) -> Call | None:
         """The first call of a module, or None."""
         return next((call for call in self.calls if call.module is module), None)
