@@ -14,11 +14,11 @@ version = release = installed_version(project)
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 nitpicky = True
-# No intersphinx: the build works offline, so other projects' names are plain text. Overloads, and annotations that
-# stand in quotes because their imports wait, show names as written; a type variable has no page.
+# The build works offline, without intersphinx: other projects' names are plain text. Overloads and quoted annotations
+# show names as written; a type variable has no page.
 _ELSEWHERE = r"(argparse|captum|collections|matplotlib|numpy|os|pathlib|pd|rich|sacrebleu|torch|transformers)\..*"
 _TYPE_VARIABLES = r"alignment\.subwords\.Piece|captum_norm\.loading\.Model|Method"
-# What the engine is made of is read in its code; the reference names it where methods meet it.
+# The reference names internals of the engine where methods meet them, but does not document them.
 _ENGINE = r"captum_norm\.(models|forward|memory)\.\w+(\.\w+)*"
 _QUOTED = r"Figure|io\.BufferedWriter|tqdm|nn\.Module|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
 nitpick_ignore_regex = [("py:.*", rf"{_ELSEWHERE}|{_TYPE_VARIABLES}|{_ENGINE}|{_QUOTED}")]
@@ -29,9 +29,9 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-napoleon_attr_annotations = False  # the signature above has them
+napoleon_attr_annotations = False  # they are in the signature
 napoleon_numpy_docstring = False
-# What stands before the colon under "Returns:" is a shape; as an rtype it would be looked up as a class.
+# Under "Returns:", a shape precedes the colon; as an rtype it would be looked up as a class.
 napoleon_use_rtype = False
 
 html_theme = "furo"
@@ -39,13 +39,13 @@ html_title = f"{project} {release}"
 
 
 def setup(app: Sphinx) -> None:
-    """Leave a named tuple's fields to its docstring, as those of a dataclass are; let data have a colon in theirs."""
+    """Document a named tuple's fields in its docstring only, like a dataclass's; allow colons in docstrings of data."""
     field = type(namedtuple("Sample", "field").field)
     app.connect("autodoc-skip-member", lambda *event: isinstance(event[3], field) or None)
     app.connect("autodoc-process-docstring", _keep_colon, priority=499)  # napoleon's is 500
 
 
 def _keep_colon(_app: Sphinx, what: str, *event: Any) -> None:
-    """Before napoleon takes the first line of data up to a colon for a type, put an empty comment there."""
+    """Start docstrings of data with an empty comment, or napoleon takes the first line up to a colon for a type."""
     if what == "data":
         event[-1][:0] = ["..", ""]
