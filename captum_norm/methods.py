@@ -1,4 +1,4 @@
-"""Lists the methods by name, for commands and comparisons; what else there is to know of one stands on its class."""
+"""Registers the methods by name, for commands and comparisons."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.texts import named
 
 if TYPE_CHECKING:
     from captum_norm.attr.base import AttentionMapAttribution
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedMethod:
-    """A method that can be asked for by name.
+    """A method by name.
 
     Attributes:
-        class_name: its class in ``package``, which is loaded on use.
-        package: where the class is; those of ``captum.attr`` become methods by :class:`captum_norm.TokenAttribution`.
-        maps: whether it is one with a map of each layer, see :class:`captum_norm.AttentionMapAttribution`.
-        own_title: what tables call it, where its class does not say that.
-        options: named arguments of a method of ``captum.attr``, for its ``attribute``.
+        class_name: the name of its class in ``package``, which is imported on use.
+        package: the package of the class; :class:`captum_norm.TokenAttribution` wraps those of ``captum.attr``.
+        maps: whether it derives from :class:`captum_norm.AttentionMapAttribution`, with a map for each layer.
+        own_title: its title in tables, if its class has none.
+        options: keyword arguments for the ``attribute`` of a method of ``captum.attr``.
         requires: another package that it needs.
-        kind: the class, where it is loaded already.
+        kind: the class, if it is imported already.
     """
 
     class_name: str
@@ -37,12 +38,12 @@ class NamedMethod:
     kind: Any = None
 
     def load(self) -> Any:
-        """The class."""
+        """Import the class."""
         return self.kind or getattr(import_module(self.package), self.class_name)
 
     @property
     def title(self) -> str:
-        """What tables call the method."""
+        """The method's title in tables."""
         return self.own_title or str(self.load().title)
 
     @property
@@ -76,11 +77,11 @@ _methods = {
     "random": NamedMethod("RandomScores", "captum_norm.comparison", False, "random scores"),
 }
 METHODS: Mapping[str, NamedMethod] = MappingProxyType(_methods)
-"""All of them, those of :func:`register_method` included."""
+"""All methods by name, those of :func:`register_method` included."""
 
 
 def register_method(method: "Method") -> "Method":
-    """Let commands and comparisons know a method of one's own by its ``name``; a class decorator, too.
+    """Register a method of one's own by its ``name``, for commands and comparisons; also a class decorator.
 
     Args:
         method: a class derived from :class:`captum_norm.AttentionMapAttribution`, with ``name``, ``title`` and
@@ -90,7 +91,7 @@ def register_method(method: "Method") -> "Method":
         the class.
 
     Raises:
-        InvalidInputError: it lacks one of these, or another method has its name.
+        InvalidInputError: one of these is missing, or another method has the name.
 
     Example:
         >>> from captum_norm import ALTI
@@ -103,10 +104,36 @@ def register_method(method: "Method") -> "Method":
     missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
     if missing:
         raise InvalidInputError(f"{method.__name__} has no {missing[0]}; a method has name, title and units")
-    named = NamedMethod(method.__name__, method.__module__, kind=method)
-    known = _methods.setdefault(method.name, named)
-    # A cell of a notebook may run again.
-    if (known.class_name, known.package) != (named.class_name, named.package):
+    entry = NamedMethod(method.__name__, method.__module__, kind=method)
+    known = _methods.setdefault(method.name, entry)
+    # Running a notebook's cell again defines the class again.
+    if (known.class_name, known.package) != (entry.class_name, entry.package):
         raise InvalidInputError(f"there is a method called {method.name!r}; give {method.__name__} another name")
-    _methods[method.name] = named
+    _methods[method.name] = entry
     return method
+
+
+def import_method(path: str) -> str:
+    """Import and register a method of one's own, see :func:`register_method`.
+
+    Args:
+        path: ``"package.module:Class"``.
+
+    Returns:
+        the method's name.
+
+    Raises:
+        InvalidInputError: there is no such class, or it cannot be registered.
+    """
+    from captum_norm.attr.base import AttentionMapAttribution
+
+    module, _, class_name = path.partition(":")
+    try:
+        found = getattr(import_module(module), class_name, None)
+    except (ImportError, ValueError, TypeError) as error:
+        raise InvalidInputError(f"cannot import {named(module)}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, AttentionMapAttribution)):
+        raise InvalidInputError(
+            f"{named(module)} has no method {named(class_name)}; expected a class derived from AttentionMapAttribution"
+        )
+    return register_method(found).name

@@ -121,7 +121,7 @@ def test_8192_tokens_on_the_command_line(
     words = " ".join(["a dog sees the cat ."] * 1365)
     capsys.readouterr()  # transformers reports that it writes
     out = tmp_path / "scores.csv"
-    asked = ["--model", str(folder), "--layer", "1", "--position", "8191", "--out", str(out)]
+    asked = ["--model", str(folder), "--layer", "0", "--position", "8191", "--out", str(out)]
     assert main(["explain", words, *asked]) == 0
     assert capsys.readouterr().err == ""
     assert len(out.read_text().splitlines()) == 1 + LENGTH

@@ -1,4 +1,4 @@
-"""Runs ``captum-norm compare``: every method side by side."""
+"""Runs ``captum-norm compare``, which shows which method is faithful to a model."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from captum_norm.commands.options import (
     add_position,
     add_target,
     load_model,
+    method_name,
     output_number,
     target_of,
 )
@@ -60,13 +61,8 @@ class _Texts:
 
 
 def _methods(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in METHODS:
-            raise argparse.ArgumentTypeError(
-                f"got {name!r}; expected some of {', '.join(METHODS)}, with commas between"
-            )
-    return names
+    parse = method_name(METHODS)
+    return [parse(name.strip()) for name in text.split(",")]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +76,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_option(parser)
     add_model(parser)
     parser.add_argument(
-        "--methods", type=_methods, metavar="NAME,…", help=f"which of {', '.join(METHODS)} (default: all)"
+        "--methods",
+        type=_methods,
+        metavar="NAME,…",
+        help=f"some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all)",
     )
     add_target(
         parser,

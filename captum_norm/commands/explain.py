@@ -1,4 +1,4 @@
-"""Runs ``captum-norm explain``: how much each token of a text contributes."""
+"""Runs ``captum-norm explain``, which shows how much each token of a text contributes."""
 
 import argparse
 import inspect
@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
 from captum_norm.commands.explanation import REPORTS, Explanation, show
-from captum_norm.commands.options import add_model, add_position, add_target, load_model, target_name, target_of
+from captum_norm.commands.options import (
+    add_model,
+    add_position,
+    add_target,
+    load_model,
+    method_name,
+    target_name,
+    target_of,
+)
 from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
@@ -18,16 +26,6 @@ if TYPE_CHECKING:
     from captum_norm.attr.base import AttentionMapAttribution
 
 
-def _layer(text: str) -> int:
-    try:
-        layer = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a number") from None
-    if layer == 0:
-        raise argparse.ArgumentTypeError("got 0; layers are numbered from 1, or from -1 for the last")
-    return layer
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text", metavar="TEXT|FILE", help="the text to explain, a file with it, or - to read it from standard input"
@@ -35,7 +33,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_text_option(parser)
     add_model(parser)
     names = [name for name, method in METHODS.items() if method.maps]
-    parser.add_argument("--method", default="norm", choices=names, help="the method (default: %(default)s)")
+    parser.add_argument(
+        "--method",
+        type=method_name(names),
+        default="norm",
+        metavar="NAME",
+        help=f"the method: {', '.join(names)}, or package.module:Class for one of your own (default: %(default)s)",
+    )
     add_target(
         parser,
         "the output to explain, for attention-gradient and decompx: its number, a label of a classifier or tagger, or "
@@ -43,27 +47,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scope",
-        help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; atb, atb_ln, atb_ff, atb_ff_res "
-        "or atb_ff_res_ln for attention-block; attn or attn_res for weights (default: the first); other methods have "
-        "none",
+        help="how far to follow the vectors through the layer: attn, attn_res or attn_res_ln for norm; atb, atb_ln, "
+        "atb_ff, atb_ff_res or atb_ff_res_ln for attention-block; attn or attn_res for weights (default: the first); "
+        "other methods have none",
     )
     parser.add_argument(
         "--layer",
-        type=_layer,
+        type=int,
         metavar="N",
-        help="explain one layer, numbered from 1 as in the papers, from -1 for the last one backwards "
-        "(default: all layers together)",
+        help="explain one layer, counted from 0, or from -1 backwards (default: all layers together)",
     )
     add_position(
         parser,
         ("first", "last", "mean"),
-        "the output position to explain, numbered from 0 as in the printed table, from -1 for the last one backwards "
-        "(default: what the model's head reads)",
+        "the output position to explain, counted from 0, or from -1 backwards (default: the one that the model's head "
+        "reads)",
     )
     parser.add_argument(
         "--aggregation",
         choices=("rollout", "product", "mean"),
-        help="how all layers become one (default: mean for weights, product for globenc, else rollout; decompx and "
+        help="how to combine the layers (default: mean for weights, product for globenc, else rollout; decompx and "
         "rollout have no choice)",
     )
     parser.add_argument(
@@ -84,7 +87,7 @@ def _run(options: argparse.Namespace) -> None:
     model, tokenizer = load_model(options)
     method = _method(model, options)
     target = _target(model, tokenizer, options)
-    # A text that is too long is refused below, by name; the tokenizer must neither cut it nor warn about it.
+    # The tokenizer must neither truncate a text that is too long nor warn about it: the method refuses it.
     if not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]:
         raise InvalidInputError("the text has no tokens that the model knows; give some words")
     inputs = tokenizer(text, return_tensors="pt", truncation=False, padding=False, verbose=False)
@@ -111,9 +114,8 @@ def _method(model: Any, options: argparse.Namespace) -> "AttentionMapAttribution
 
 
 def _target(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
-    """What ``target`` means to the method that was asked for."""
-    wanted, target = METHODS[options.method].target, target_of(model, tokenizer, options)
-    if target is not None and wanted == "never":
+    target = target_of(model, tokenizer, options)
+    if target is not None and METHODS[options.method].target == "never":
         raise InvalidInputError(f"the method {options.method} has no --target")
     return target
 
@@ -135,19 +137,19 @@ def _refuse_without_logits(model: Any, inputs: Any, method: str) -> None:
 def _explain(
     method: Any, inputs: Any, tokenizer: Any, options: argparse.Namespace, text: str, target: Any
 ) -> Explanation:
+    from captum_norm.forward.request import layer_indices
     from captum_norm.models.heads import read_position
 
-    units, wanted = method.units, method.target
-    count = method.count_layers(inputs)
-    index = None if options.layer is None else _index(options.layer, count)
-    layers = None if index is None else [index]
-    about = {"target": target, "position": options.position}
+    units, count = method.units, method.count_layers(inputs)
+    layers = layer_indices(None if options.layer is None else [options.layer], count)
+    layer = None if options.layer is None else layers[0]
+    output = {"target": target, "position": options.position}
     with progress(terminal_only=True):
-        maps = method.maps(inputs, layers=layers, **(about if wanted == "always" else {}))
-        if wanted == "optional" and target is not None:
-            scores, deltas = method.attribute(inputs, **about, layer=index, return_convergence_delta=True)
+        maps = method.maps(inputs, layers=layers, **(output if method.target == "always" else {}))
+        if method.target == "optional" and target is not None:
+            scores, deltas = method.attribute(inputs, **output, layer=layer, return_convergence_delta=True)
         else:
-            scores, deltas = method.scores(maps, options.position, aggregate=index is None), maps.convergence_delta
+            scores, deltas = method.scores(maps, options.position, aggregate=layer is None), maps.convergence_delta
     aggregated = f"mean {units.entry}" if method.aggregation == "mean" else f"share of {method.aggregation}"
     together = units.together or aggregated
     if target is not None and units.target is not None:
@@ -159,24 +161,17 @@ def _explain(
         method=options.method,
         scope=method.scope if "scope" in inspect.signature(type(method)).parameters else None,
         target=target_name(options),
-        aggregation=None if index is not None else units.aggregation or method.aggregation,
-        layer=None if index is None else index + 1,
+        aggregation=None if layer is not None else units.aggregation or method.aggregation,
+        layer=layer,
         position=default if options.position is None else options.position,
         tokens=tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist()),
         scores=scores[0].tolist(),
-        unit=together if index is None else units.entry,
-        layers=[layer + 1 for layer in layers or range(count)],
+        unit=together if layer is None else units.entry,
+        layers=layers,
         maps=maps.self_attention[0],
         map_unit=units.entry,
         convergence_delta=None if deltas is None else float(deltas.max()),
     )
-
-
-def _index(layer: int, count: int) -> int:
-    """0-based from the command line's numbering."""
-    if not 1 <= abs(layer) <= count:
-        raise InvalidInputError(f"got layer {layer}; the model has the layers 1 to {count}")
-    return layer - 1 if layer > 0 else count + layer
 
 
 COMMAND = Command("explain", "show how much each token of a text contributes", _add_arguments, _run)

@@ -1,4 +1,4 @@
-"""Shows an explanation in the terminal, and writes it to files."""
+"""Prints an explanation and formats it as JSON, CSV, a picture or a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was asked and what came out.
+    """The scores of one text, the maps behind them, and the choices they depend on.
 
     Attributes:
         text: the text.
         model: the model's name or folder, as given.
         method: the method's name on the command line.
         scope: the method's scope; None if it has none.
-        target: the output explained, as given; None for none.
-        aggregation: how the layers became one; None for a single layer.
-        layer: the one layer explained, from 1; None for all together.
-        position: the output position explained, from 0, or "first", "last" or "mean".
+        target: the output explained, as given; None for hidden states.
+        aggregation: how the layers are combined; None for a single layer.
+        layer: the index of the layer explained; None for all together.
+        position: the index of the output position explained, or "first", "last" or "mean".
         tokens: the S tokens.
         scores: S scores.
         unit: what the scores are.
-        layers: the numbers of the L layers whose maps are shown.
-        maps: their maps, (L, S, S), rows are queries and columns keys.
-        map_unit: what the maps' entries are.
+        layers: the indices of the L layers whose maps are shown.
+        maps: their maps, (L, S, S); rows are queries, columns keys.
+        map_unit: what the entries of the maps are.
         convergence_delta: the largest relative completeness error of the layers; None if the method has none.
-        changes: how much each component changes the map of each layer, if that was asked for.
+        changes: how much each component changes the map of each layer, if requested.
     """
 
     text: str
@@ -92,7 +92,7 @@ def _change_table(changes: "ContextualizationChange") -> "Table":
     table.add_column("layer", justify="right")
     for component, scope in zip(changes.components, changes.scopes[1:], strict=True):
         table.add_column(f"{component}\n{scope}", justify="right")
-    for layer, row in enumerate(changes.macro.tolist(), 1):
+    for layer, row in enumerate(changes.macro.tolist()):
         table.add_row(str(layer), *(f"{value:.3f}" for value in row))
     return table
 
@@ -172,4 +172,4 @@ def _beginning(text: str, length: int = 60) -> str:
 REPORTS: Mapping[str, Callable[[Explanation], bytes]] = MappingProxyType(
     {".png": _png, ".html": _html, ".json": _json, ".csv": _csv}
 )
-"""How to write an explanation, by the file's suffix."""
+"""Formats an explanation, by the suffix of the file."""

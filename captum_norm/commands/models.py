@@ -32,7 +32,7 @@ class CheckedLayer:
 
     Attributes:
         stack: encoder, decoder or cross.
-        layer: its number in the stack, from 1.
+        layer: its index in the stack.
         module: the name in the model of the module in which the block was found.
         layout: how the layer is arranged.
         scopes: how far vectors can be carried in it.
@@ -149,7 +149,7 @@ def _check(name: str) -> Check:
         deltas = [] if found.convergence_delta is None else found.convergence_delta[0].tolist()
         described = zip(found.layer_names, found.layouts, found.layer_scopes, deltas, strict=True)
         layers += [
-            CheckedLayer(stack, index + 1, module, layout.style, scopes, delta)
+            CheckedLayer(stack, index, module, layout.style, scopes, delta)
             for index, (module, layout, scopes, delta) in enumerate(described)
         ]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

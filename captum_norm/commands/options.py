@@ -1,11 +1,15 @@
 """Declares and reads the options that name what to explain: a model, and an output of it."""
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
+from captum_norm.methods import import_method
+from captum_norm.texts import named as quoted_name
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +61,30 @@ def add_position(parser: argparse.ArgumentParser, names: Sequence[str], explanat
             raise argparse.ArgumentTypeError(f"got {text}; expected {expected}") from None
 
     parser.add_argument("--position", type=parse, metavar="|".join(["N", *names]), help=explanation)
+
+
+def method_name(names: Collection[str]) -> Callable[[str], str]:
+    """Return an ``argparse`` type for one of the names, or ``package.module:Class``, whose name it returns.
+
+    The module may be a file in the current folder.
+    """
+
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        if ":" not in text:
+            raise argparse.ArgumentTypeError(
+                f"got {quoted_name(text)}; expected one of {', '.join(names)}, or package.module:Class"
+            )
+        folder = str(Path.cwd())
+        if folder not in sys.path:  # the folder of the command's script is there instead
+            sys.path.append(folder)
+        try:
+            return import_method(text)
+        except InvalidInputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
 
 
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:

@@ -92,14 +92,15 @@ def test_comparisons_know_it_by_name() -> None:
     assert "projection" not in METHODS
 
 
-def test_the_file_runs_as_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_imports_it(tmp_path: Path) -> None:
     file, folder = tmp_path / "projection.py", tmp_path / "model"
     file.write_text(blocks(PAGE, "python")[0], encoding="utf-8")
     folder.mkdir()
     tiny.save_tiny(BertModel(tiny.bert_config()), folder)
-    words = ["explain", "a dog runs", "--model", str(folder), "--method", "projection", "--out", "page.html"]
+    command = "import sys; del sys.path[0]; from captum_norm.cli import main; sys.exit(main())"  # as the script runs
+    words = ["explain", "a dog runs", "--model", str(folder), "--method", "projection:Projection", "--out", "page.html"]
     done = subprocess.run(
-        [sys.executable, str(file), *words],
+        [sys.executable, "-c", command, *words],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

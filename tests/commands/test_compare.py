@@ -13,33 +13,14 @@ import transformers
 from captum_norm import Comparison, Difference, cli, compare
 from captum_norm.commands.compare import REPORTS
 from captum_norm.loading import load
-from tests.tiny import WORDS, bert_config, save_tiny
+from tests.commands.calls import refused
+from tests.tiny import bert_config, save_tiny
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
 METHODS = ["norm", "decompx", "occlusion"]
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(bert_config())
-    return str(save_tiny(model, tmp_path_factory.mktemp("classifier")))
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=len(WORDS), n_embd=8, n_layer=2, n_head=2, n_positions=12, bos_token_id=2, eos_token_id=3
-    )
-    return str(save_tiny(transformers.GPT2LMHeadModel(config), tmp_path_factory.mktemp("gpt2")))
-
-
-@pytest.fixture(autouse=True)
-def _plain_and_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
-    for name in ("FORCE_COLOR", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
 def run(*words: str, methods: list[str] = METHODS) -> int:
@@ -63,16 +44,6 @@ def same(path: Path, expected: Comparison) -> None:
     for name in wanted.keys() - {"forward_seconds", "methods"}:
         assert content[name] == wanted[name], name
     assert timeless(content["methods"]) == timeless(wanted["methods"])
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What standard error says when the command line refuses."""
-    capsys.readouterr()
-    assert cli.main(["compare", *words]) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.count("\n") == 1
-    return error.removeprefix("captum-norm: error: ").removesuffix("\n")
 
 
 @pytest.mark.parametrize(
@@ -182,12 +153,12 @@ def test_a_tagger_is_read_at_a_position_of_each_example(
     assert run(str(file), "--model", folder, "--position", position, "--out", str(out)) == 0
     same(out, direct(folder, TEXTS, position=expected))
     assert {target[:-1] for target in json.loads(out.read_text(encoding="utf-8"))["targets"]} == {"LABEL_"}
-    assert "pass the position to read" in refused(capsys, str(file), "--model", folder)
+    assert "pass the position to read" in refused(capsys, "compare", str(file), "--model", folder)
     for outside in ("5", "-6"):
-        assert refused(capsys, str(file), "--model", folder, "--position", outside) == (
+        assert refused(capsys, "compare", str(file), "--model", folder, "--position", outside) == (
             f"got position {outside}; example 2 has 5 positions, 0 to 4"
         )
-    assert refused(capsys, str(file), "--position", "mean") == (
+    assert refused(capsys, "compare", str(file), "--position", "mean") == (
         "argument --position: got mean; expected a number, first or last"
     )
 
@@ -202,25 +173,28 @@ def test_without_arguments_the_captions_are_compared(tmp_path: Path) -> None:
 
 
 def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*words: str) -> str:
+        return refused(capsys, "compare", *words)
+
     some = ["--model", classifier]
-    assert refused(capsys, *some, "--methods", "alti,magic", TEXTS[0]).startswith(
-        "argument --methods: got 'magic'; expected some of norm, "
+    assert fails(*some, "--methods", "alti,magic", TEXTS[0]).startswith(
+        "argument --methods: got magic; expected one of norm, "
     )
-    assert refused(capsys, " ", *some) == "there is no text to explain; give some words"
-    assert refused(capsys, "[CLS]", *some) == "example 1 has no tokens that the model knows; give some words"
-    assert refused(capsys, TEXTS[0], *some, "--limit", "0") == "argument --limit: got 0; expected a number from 1"
-    assert refused(capsys, TEXTS[0], *some, "--out", "c.txt").startswith("argument --out: cannot write c.txt")
-    assert refused(capsys, TEXTS[0], *some, "--against", "1").startswith("got --against without --target")
-    assert refused(capsys, TEXTS[0], *some, "--removal", "mask").startswith("no mask token is known for Bert")
+    assert fails(" ", *some) == "there is no text to explain; give some words"
+    assert fails("[CLS]", *some) == "example 1 has no tokens that the model knows; give some words"
+    assert fails(TEXTS[0], *some, "--limit", "0") == "argument --limit: got 0; expected a number from 1"
+    assert fails(TEXTS[0], *some, "--out", "c.txt").startswith("argument --out: cannot write c.txt")
+    assert fails(TEXTS[0], *some, "--against", "1").startswith("got --against without --target")
+    assert fails(TEXTS[0], *some, "--removal", "mask").startswith("no mask token is known for Bert")
     file = tmp_path / "mixed.tsv"
     file.write_text(f"{TEXTS[0]}\t1\n{TEXTS[1]}\n", encoding="utf-8")
-    assert refused(capsys, str(file), *some).startswith("1 of 2 lines have a tab and a label")
+    assert fails(str(file), *some).startswith("1 of 2 lines have a tab and a label")
     for label, wrong in (
         ("good", ", which is no number and no label of BertForSequenceClassification; its labels are LABEL_0, LABEL_1"),
         ("2", "; expected 0 to 1"),
         ("-1", "; expected 0 to 1"),
     ):
         file.write_text(f"{TEXTS[0]}\t1\n\n{TEXTS[1]}\t{label}\n", encoding="utf-8")
-        assert refused(capsys, str(file), *some) == f"got the label '{label}' in line 3{wrong}"
+        assert fails(str(file), *some) == f"got the label '{label}' in line 3{wrong}"
     file.write_bytes(b"a\xff")
-    assert refused(capsys, str(file), *some).startswith(f"{file}: got byte 0xff at byte 2 of the file")
+    assert fails(str(file), *some).startswith(f"{file}: got byte 0xff at byte 2 of the file")

@@ -41,7 +41,7 @@ def test_a_model_with_a_tokenizer_is_checked_with_a_sentence(
     printed = capsys.readouterr().out
     assert f"model: {folder} (bert, BertModel, float32)" in printed
     assert 'input: "The keys to the cabinet are on the table."' in printed
-    for line in ("encoder  1      encoder.layer.0.attention  post-norm  attn, attn_res, attn_res_ln, atb", "1e-05"):
+    for line in ("encoder  0      encoder.layer.0.attention  post-norm  attn, attn_res, attn_res_ln, atb", "1e-05"):
         assert line in printed
 
 

