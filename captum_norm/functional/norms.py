@@ -158,8 +158,9 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     alphas = weights.unbind(1)
     squares = weights.new_zeros(())
     for head, entries in enumerate(form.unsqueeze(3).unbind(1)):
-        row = alphas[head] * entries[:, head]
-        for alpha, entry in zip(alphas[head + 1 :], entries.unbind(1)[head + 1 :], strict=True):
+        own, *later = entries[:, head:].unbind(1)
+        row = alphas[head] * own
+        for alpha, entry in zip(alphas[head + 1 :], later, strict=True):
             row.addcmul_(alpha, entry)
         squares = squares.addcmul_(row, alphas[head]) if head else row * alphas[head]
     return root(squares)
