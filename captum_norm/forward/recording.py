@@ -5,12 +5,10 @@ long sequence; the other tensors of a block live until its last one has come. Th
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from threading import get_ident
-from typing import Any, Literal, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +20,7 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import ExpertsReader, Routing
-from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked
+from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.libraries.registry import no_attention
@@ -153,8 +151,7 @@ def record(
     """
     stacks = call.stacks()
     recorder = _Recorder(make_reducer, blocks, call.budget, advance, stacks, feed_forward)
-    # The seam is held by one thread at a time, so the hooks inside it see one forward pass.
-    with call.attention_through(recorder.attention), recorder.watching():
+    with call.attention_through(recorder.attention), hooked(recorder.hooks()):
         call.run()
     if not stacks.sizes:
         raise UnsupportedModelError(no_attention(call.model))
@@ -200,37 +197,21 @@ class _Recorder:
         self._blocks = blocks
         self._budget = budget
         self._advance = advance
-        self._thread = get_ident()
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """While open, the tensors of all blocks are noted as this thread's forward pass comes by."""
-        with ExitStack() as stack:
-            for block in (self._blocks or {}).values():
-                sites = self._sites(block)
-                for site in sites:
-                    if site.end == "output":
-                        handle = site.module.register_forward_hook(partial(self._leaves, block, site, len(sites)))
-                    else:
-                        entering = partial(self._enters, block, site, len(sites))
-                        handle = site.module.register_forward_pre_hook(entering, with_kwargs=True)
-                    stack.callback(handle.remove)
-                experts = None if block.feed_forward is None else block.feed_forward.experts
-                if self._feed_forward and experts is not None:
-                    stack.enter_context(hooked([self._routing(block, experts)]))
-            yield
+    def hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
+        """What notes the tensors of all blocks, and how the positions of a mixture of experts are routed."""
+        for module, block in (self._blocks or {}).items():
+            behind = block.feed_forward if self._feed_forward else None
+            sites = block.sites if behind is None else block.sites | behind.sites
+            for site in sites:
+                yield site.module, site.end, partial(self._arrive, block, site, len(sites))
+            if behind is not None and behind.experts is not None:
+                yield self._routing(module, behind.experts)
 
-    def _sites(self, block: Block) -> frozenset[Site[nn.Module]]:
-        """Where the tensors of a block that are needed are seen."""
-        behind = block.feed_forward if self._feed_forward else None
-        return block.sites if behind is None else block.sites | behind.sites
-
-    def _routing(self, block: Block, experts: ExpertsReader) -> tuple[nn.Module, Literal["arguments", "output"], Hook]:
-        """What notes how the positions of a mixture of experts are routed."""
-
+    def _routing(self, attention: nn.Module, experts: ExpertsReader) -> tuple[nn.Module, End, Hook]:
         def note(routing: Routing | None) -> None:
-            self._open[block.attention].routing = routing
+            self._open[attention].routing = routing
 
         if experts.scorer is None:
             return experts.module, "arguments", lambda _, received: note(routing_of(received))
@@ -294,19 +275,9 @@ class _Recorder:
             for start in range(0, queries, rows):
                 yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
-    # Of other threads' calls hooks may, once they are removed, receive less.
-
-    def _enters(self, block: Block, site: Site[nn.Module], sites: int, *seen: Any) -> None:
-        if get_ident() == self._thread:
-            _, args, kwargs = seen
-            self._arrive(block, site, sites, args[0] if args and _is_stream(args[0]) else first_argument(args, kwargs))
-
-    def _leaves(self, block: Block, site: Site[nn.Module], sites: int, *seen: Any) -> None:
-        if get_ident() == self._thread:
-            output = seen[-1]
-            self._arrive(block, site, sites, output if _is_stream(output) else first_tensor(output))
-
-    def _arrive(self, block: Block, site: Site[nn.Module], sites: int, tensor: Tensor | None) -> None:
+    def _arrive(
+        self, block: Block, site: Site[nn.Module], sites: int, _module: nn.Module, tensor: Tensor | None
+    ) -> None:
         opened, behind = self._open[block.attention], block.feed_forward
         if tensor is not None:
             overwritten = site in block.overwritten or (behind is not None and site in behind.overwritten)
@@ -315,10 +286,6 @@ class _Recorder:
             self._open[block.attention] = _OpenBlock()
             if opened.reducer is not None:
                 opened.reducer.finish(_block_tensors(block, opened, self._advance))
-
-
-def _is_stream(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
 
 
 def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
