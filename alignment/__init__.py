@@ -1,6 +1,6 @@
-"""Reads word alignments off translation models; scores, symmetrises and writes them."""
+"""Extracts word alignments from translation models; scores, symmetrises and writes them."""
 
 import lazy_loader
 
-# Names are loaded when they are asked for: torch takes seconds, and files, scores and --help do without.
+# Lazily: importing torch takes seconds, and files, scores and --help do not need it.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,18 +11,17 @@ from captum_norm import InvalidInputError
 
 
 class AERScore(Score):
-    """Alignment error rate with what it is made of; rates are percentages, as everywhere in sacrebleu.
+    """Alignment error rate and the counts behind it; rates are percentages, as everywhere in sacrebleu.
 
-    Lower is better. With A the links proposed, S the sure and P the possible gold links, all counted over the whole
-    corpus first [Och & Ney 2003, section 5]:
+    Lower is better. A are the proposed links, S the sure and P the possible gold links; links are counted over the
+    whole corpus before any rate is computed [Och & Ney 2003, section 5]:
 
-    - ``aer`` = ``score`` = ``1 − (|A∩S| + |A∩P|) / (|A| + |S|)``, and 0 where there is neither a link nor a sure one;
-    - ``precision`` = ``|A∩P| / |A|``, and 100 % where A is empty: nothing is wrong;
-    - ``recall`` = ``|A∩S| / |S|``, and 100 % where S is empty: nothing is missing;
-    - ``f1`` = 2 · precision · recall / (precision + recall), and 0 where both are 0.
+    - ``aer`` = ``score`` = ``1 − (|A∩S| + |A∩P|) / (|A| + |S|)``, or 0 if A and S are empty;
+    - ``precision`` = ``|A∩P| / |A|``, or 100 % if A is empty, since no link is wrong;
+    - ``recall`` = ``|A∩S| / |S|``, or 100 % if S is empty, since no link is missing;
+    - ``f1`` = 2 · precision · recall / (precision + recall), or 0 if both are 0.
 
-    An empty hypothesis thus has AER 100 % if there are sure links, and a hypothesis for a gold without sure links has
-    AER = 1 − precision.
+    An empty hypothesis thus has an AER of 100 % if there are sure links. Without sure links, AER = 1 − precision.
 
     Args:
         links: ``|A|``.
@@ -51,27 +50,37 @@ class AERScore(Score):
 
     @property
     def aer(self) -> float:
-        """The alignment error rate in percent, which is ``score`` by its own name."""
+        """The alignment error rate in percent; the same as ``score``."""
         return self.score
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the AER; None without bootstrap resampling."""
+        return self._ci if self._ci >= 0 else None
+
+    @property
+    def resampled_mean(self) -> float | None:
+        """The mean AER of the bootstrap resamples; None without resampling."""
+        return None if self.interval is None else self._mean
 
 
 class AER(Metric):
-    """Alignment error rate as a sacrebleu ``Metric``: confidence intervals and significance tests come with it.
+    """Alignment error rate as a sacrebleu ``Metric``, with its confidence intervals and significance tests.
 
     Hypotheses are ``Alignment`` objects or lines in Pharaoh format (``i-j``), gold alignments ``GoldAlignment`` objects
-    or talp lines (``i-j`` sure, ``ipj`` possible), all counted from 0. As in sacrebleu, ``references`` is a sequence
-    of streams; here of one, since a gold alignment itself says what its annotators disagree on.
+    or talp lines (``i-j`` sure, ``ipj`` possible), with indices from 0. As in sacrebleu, ``references`` is a sequence
+    of streams, but of exactly one: a gold alignment already marks what its annotators disagree on as possible.
 
-    Lower is better. sacrebleu's paired tests are two-sided, on the absolute difference of two scores, so their
-    p-values hold as they are; the better of two systems is the one with the smaller score. Of two systems with the very
-    same links they say nothing: counting strictly larger differences, they give these the smallest p-value there is.
+    Lower is better. sacrebleu's paired tests are two-sided (on the absolute difference of two scores), so their
+    p-values are valid for AER. Of two systems with identical links they say nothing: the tests count strictly larger
+    differences, so such systems get the smallest possible p-value; :func:`paired_significance` gives them 1.
 
     Args:
-        references: the one stream of gold alignments, in a list, to be parsed once for many systems.
+        references: a list with the one stream of gold alignments, to parse it once for many systems.
 
     Raises:
-        InvalidInputError: if there is not exactly one stream of gold alignments, if it is not as long as the
-            hypotheses, if both are empty, or if a line is malformed.
+        InvalidInputError: there is not exactly one stream of gold alignments, its length differs from that of the
+            hypotheses, both are empty, or a line is malformed.
 
     >>> metric = AER()
     >>> metric.corpus_score(["0-0 1-1", "0-0"], [["0-0 1p1", "0-0 1-1"]], n_bootstrap=100)
@@ -95,7 +104,7 @@ class AER(Metric):
             self._ref_cache = self._cache_references(references)
 
     def sentence_score(self, hypothesis: Alignment | str, references: Sequence[GoldAlignment | str]) -> AERScore:
-        """The score of one sentence pair against its gold alignment, given in a list of one."""
+        """Score one sentence pair against its gold alignment, a list of one."""
         return self._aggregate_and_compute(self._extract_corpus_statistics([hypothesis], [references]))
 
     def corpus_score(
@@ -104,24 +113,24 @@ class AER(Metric):
         references: Sequence[Sequence[GoldAlignment | str]] | None,
         n_bootstrap: int = 1,
     ) -> AERScore:
-        """The score of a corpus.
+        """Score a corpus.
 
         Args:
-            hypotheses: one alignment for each sentence pair.
-            references: the one stream of gold alignments, in a list; None: those given when making the metric.
-            n_bootstrap: number of bootstrap resamples for the 95 % confidence interval; 1: none.
+            hypotheses: the alignment of each sentence pair.
+            references: a list with the one stream of gold alignments; None for those given to the constructor.
+            n_bootstrap: number of bootstrap resamples for the 95 % confidence interval; 1 for none.
         """
-        # sacrebleu's annotations know strings alone.
+        # sacrebleu's annotations allow strings only.
         score: AERScore = super().corpus_score(cast(Any, hypotheses), cast(Any, references), n_bootstrap)
         return score
 
     def _check_corpus_score_args(self, hyps: Sequence[Any], refs: Sequence[Any] | None) -> None:
-        """What sacrebleu checks here would refuse everything but strings; the parsing checks it instead."""
+        """Skip sacrebleu's check, which accepts strings only; parsing checks the arguments."""
 
     def _cache_references(self, references: Sequence[Any]) -> list[dict[str, GoldAlignment]]:
         streams = [] if isinstance(references, str) else references
         if len(streams) != 1 or isinstance(streams[0], str | GoldAlignment):
-            raise InvalidInputError("expected the references as one stream of gold alignments in a list: [gold]")
+            raise InvalidInputError("expected a list with one stream of gold alignments: [gold]")
         return super()._cache_references(references)
 
     def _extract_corpus_statistics(
@@ -129,7 +138,7 @@ class AER(Metric):
     ) -> list[list[int]]:
         gold = self._ref_cache if references is None else self._cache_references(references)
         if gold is None:
-            raise InvalidInputError("got no gold alignments; pass them here or when making the metric")
+            raise InvalidInputError("got no gold alignments; pass them here or to AER()")
         if not len(hypotheses) == len(gold) > 0:
             found = f"got {len(hypotheses)} hypotheses for {len(gold)} gold alignments"
             raise InvalidInputError(f"{found}, expected one for each, and at least one")
@@ -161,14 +170,14 @@ class AER(Metric):
 
 
 def alignment_error_rate(hypotheses: Iterable[Alignment], gold: Iterable[GoldAlignment]) -> AERScore:
-    """Alignment error rate of a corpus, links counted over all sentence pairs first.
+    """Alignment error rate of a corpus.
 
     Args:
-        hypotheses: the alignment of each sentence pair; a generator will do.
+        hypotheses: the alignment of each sentence pair.
         gold: the gold alignment of each.
 
     Raises:
-        InvalidInputError: there are not equally many of the two, or none.
+        InvalidInputError: the numbers of the two differ or are 0.
 
     >>> gold = GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(1, 1)]))
     >>> alignment_error_rate([Alignment([(0, 0), (1, 1)])], [gold]).aer
@@ -178,6 +187,6 @@ def alignment_error_rate(hypotheses: Iterable[Alignment], gold: Iterable[GoldAli
 
 
 def _count(hypothesis: Alignment, gold: GoldAlignment) -> list[int]:
-    """|A|, |S|, |A∩S| and |A∩P|: what ``AERScore`` is made of."""
+    """|A|, |S|, |A∩S| and |A∩P|, the arguments of ``AERScore``."""
     links, sure, possible = hypothesis.links, gold.sure.links, gold.possible.links
     return [len(links), len(sure), len(links & sure), len(links & possible)]

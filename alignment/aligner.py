@@ -1,4 +1,4 @@
-"""Aligns the words of sentence pairs by a translation model, in one call."""
+"""Aligns the words of sentence pairs with a translation model, in one call."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
@@ -12,7 +12,7 @@ from alignment.extraction import MapMethod, WordMaps, attention_maps, word_maps
 from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice, highest_norm, most_consistent
-from alignment.settings import Setting
+from alignment.settings import SETTINGS, Setting
 from alignment.teacher_forcing import OnError
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
@@ -22,30 +22,29 @@ Layer = int | Literal["auto", "highest-norm"]
 Words = Sequence[str]
 
 SAMPLE = 500
-"""How many sentence pairs decide a layer."""
-
-SETTINGS: tuple[Setting, ...] = ("AWI", "AWO")
+"""How many sentence pairs, the first ones, decide on layer, setting and head."""
 
 
 class WordAligner:
     """Word alignments from a translation model's cross-attention.
 
     Args:
-        model: a Hugging Face sequence-to-sequence model, or one of :func:`alignment.load_fairseq_checkpoint`; left
-            exactly as it is.
-        tokenizer: its tokenizer, such as ``HuggingFaceTokenizer(tokenizer)`` or what ``load_fairseq_checkpoint`` gave.
-        method: a method of ``captum_norm`` for the model, or for its part without the head; None takes
-            ``NormAttribution`` with the scope ``attn``, the norms of Kobayashi et al. 2020.
-        layer: 0-based index, negative from the last; ``"auto"``, the most consistent one
-            (:func:`alignment.consistency`); or ``"highest-norm"``, the one with the highest mean norm [Kobayashi et
-            al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs that are aligned, which should be a
-            dozen at least.
-        setting: ``"AWI"``, ``"AWO"``, or ``"auto"`` to decide it with the layer.
-        head: 0-based index of one head, ``"auto"`` to decide it with the layer, or None for all heads together.
-        recipe: how links are read off the maps: a :class:`Recipe` or a name in :data:`RECIPES`. A recipe that adds the
-            other setting's map takes this from the last layer, which in trained models attends to what is emitted; to
-            one head's map it adds the mean over heads.
-        max_tokens: how large a batch may be, in pieces of both sides, padding included.
+        model: a Hugging Face sequence-to-sequence model, or one from :func:`alignment.load_fairseq_checkpoint`; left
+            unchanged.
+        tokenizer: its tokenizer, such as ``HuggingFaceTokenizer(tokenizer)`` or the one that
+            ``load_fairseq_checkpoint`` returned.
+        method: a method of ``captum_norm`` for the model, with or without its head; None for ``NormAttribution`` with
+            the scope ``attn``, the norms of Kobayashi et al. 2020.
+        layer: 0-based index, negative from the last; ``"auto"`` for the most consistent layer
+            (:func:`alignment.consistency`); or ``"highest-norm"`` for the one with the highest mean norm [Kobayashi et
+            al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs to be aligned; there should be at
+            least a dozen.
+        setting: ``"AWI"``, ``"AWO"``, or ``"auto"`` to choose it together with the layer.
+        head: 0-based index, ``"auto"`` to choose it together with the layer, or None for all heads together.
+        recipe: how maps become links: a :class:`Recipe` or a name in :data:`RECIPES`. A recipe that combines both
+            settings takes the other setting's map from the last layer, which in trained models attends to the emitted
+            word; with one head, it takes the mean over that layer's heads.
+        max_tokens: the largest batch, in pieces of both sides, padding included.
 
     Raises:
         InvalidInputError: an unknown recipe, layer, setting or head.
@@ -88,24 +87,26 @@ class WordAligner:
         self._max_tokens = max_tokens
 
     def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Alignment]:
-        """The alignment of each sentence pair; a pair with an empty side has no links.
+        """Align sentence pairs; a pair with an empty side has no links.
 
         Args:
             sources: the words of each source sentence.
             targets: the words of each target sentence.
 
         Raises:
-            InvalidInputError: there are not equally many of both, or a pair cannot be used: a text instead of words,
-                too long for the model, or its pieces cannot be attributed to its words.
+            InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is a string instead of
+                words or too long for the model, or its pieces cannot be attributed to its words.
             CaptumNormError: the method fails on the model.
         """
         if len(sources) != len(targets):
-            raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected as many")
+            raise InvalidInputError(
+                f"got {len(sources)} source and {len(targets)} target sentences; expected equally many"
+            )
         pairs = list(zip(sources, targets, strict=True))
         for index, pair in enumerate(pairs):
             for words in pair:
                 if isinstance(words, str):
-                    raise InvalidInputError(f"pair {index}: got the text {words!r}, expected a sequence of words")
+                    raise InvalidInputError(f"pair {index}: got the string {words!r}, expected a sequence of words")
         full = [index for index, pair in enumerate(pairs) if all(pair)]
         results = self.align_pairs([pairs[index] for index in full])
         alignments = [Alignment()] * len(sources)
@@ -116,7 +117,7 @@ class WordAligner:
         return alignments
 
     def align_pairs(self, pairs: Sequence[tuple[Words, Words]]) -> list[Alignment | InvalidInputError]:
-        """The alignment of each pair, or the reason why it cannot be used, such as an empty side.
+        """The alignment of each pair, or an error that says why it cannot be used, such as an empty side.
 
         Raises:
             InvalidInputError: see :meth:`choose`.
@@ -128,11 +129,11 @@ class WordAligner:
     def align_each(
         self, pairs: Sequence[tuple[Words, Words]], known: Container[int] = ()
     ) -> Iterator[tuple[int, Alignment | InvalidInputError]]:
-        """As :meth:`align_pairs`, but each alignment with its pair's index, in no particular order, once it is there.
+        """Like :meth:`align_pairs`, but yields each pair's index and alignment as soon as its batch is done.
 
         Args:
             pairs: sentence pairs.
-            known: indices of pairs whose alignments are known: the batches that have no other pair are left out.
+            known: indices of pairs whose alignments are known; batches of known pairs alone are skipped.
 
         Raises:
             InvalidInputError: see :meth:`choose`.
@@ -143,7 +144,6 @@ class WordAligner:
         choice = self.choose(pairs)
         refused: dict[int, InvalidInputError] = {}
         needed = self.recipe.settings(choice.setting)
-        # The other setting's map is the last layer's.
         layers = [choice.layer] if len(needed) == 1 else [choice.layer, -1]
         per_head = choice.head is not None
         for index, maps in self._maps(pairs, layers, needed, refused.__setitem__, known, per_head=per_head):
@@ -155,10 +155,10 @@ class WordAligner:
         yield from refused.items()
 
     def choose(self, pairs: Sequence[tuple[Words, Words]]) -> Choice:
-        """Layer, setting and head: those asked for, or decided now, on the first pairs, and kept from then on.
+        """Return the layer, setting and head to read; the first call decides those that were left open.
 
         Args:
-            pairs: sentence pairs; those that cannot be used are passed over.
+            pairs: sentence pairs; unusable ones are skipped.
 
         Raises:
             InvalidInputError: none of the pairs can be used, or the model has no such layer or head.
@@ -182,7 +182,7 @@ class WordAligner:
                         candidates[Choice(setting, layer, head)].append(_of_head(layer_map, head))
         if not used:
             reason = f"; pair {min(refused)}: {refused[min(refused)]}" if refused else ""
-            raise InvalidInputError(f"got {len(pairs)} sentence pairs, none to choose a layer by{reason}")
+            raise InvalidInputError(f"got {len(pairs)} sentence pairs, none of them usable to choose a layer{reason}")
         if self._layer == "highest-norm":
             return highest_norm(candidates)
         return most_consistent(candidates, [pairs[index][0] for index in used], [pairs[index][1] for index in used])
@@ -210,13 +210,13 @@ class WordAligner:
 
 
 def without_head(model: nn.Module) -> nn.Module:
-    """The part of a Hugging Face model below its head, which attention maps do not need; any other model itself."""
+    """A Hugging Face model without its head, which attention maps do not need; any other model itself."""
     base = getattr(model, "base_model", model)
     return base if isinstance(base, nn.Module) else model
 
 
 def _of_head(layer_map: NDArray[np.float32], head: int | None) -> WordMap:
-    """One map (T, S + 1) of a layer's, which is (T, S + 1) or (H, T, S + 1): a head's, or the mean over heads."""
+    """One head's map of a layer (H, T, S + 1), or the mean over heads; a layer (T, S + 1) as it is."""
     if layer_map.ndim == 2:
         return np.asarray(layer_map, np.float64)
     if head is None:

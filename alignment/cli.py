@@ -10,8 +10,8 @@ from captum_norm.commands.program import Program
 
 _COMMANDS = (extract.COMMAND, evaluate.COMMAND, sweep.COMMAND, translate.COMMAND)
 
-main = Program("norm-align", "Word alignments of translations, and how good they are.", _COMMANDS).main
-"""Run ``norm-align``, as :meth:`captum_norm.commands.program.Program.main` says."""
+main = Program("norm-align", "Word alignments from translation models, and their error rates.", _COMMANDS).main
+"""Run ``norm-align``; see :meth:`captum_norm.commands.program.Program.main`."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Loads parallel text with gold alignments: the stories of this package, and the test sets of the literature."""
+"""Loads parallel text with gold alignments: the stories shipped with this package, and published test sets."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from captum_norm import InvalidInputError
 
 AlibiStory = Literal["blue-beard", "master-cat", "last-lesson"]
 ALIBI_STORIES: tuple[AlibiStory, ...] = get_args(AlibiStory)
-"""The stories that come with the package; nothing was chosen on the first two."""
+"""The stories shipped with the package; no constant was tuned on the first two."""
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class ParallelGold:
     """Sentence pairs and their gold alignments.
 
     Attributes:
-        name: the corpus.
-        source_language: ISO 639-1 code.
-        target_language: likewise.
+        name: the name of the corpus.
+        source_language: the ISO 639-1 code of the source language.
+        target_language: that of the target language.
         sources: the words of each source sentence.
         targets: the words of each target sentence.
-        gold: the alignment of each pair, its links (source index, target index).
+        gold: the gold alignment of each pair.
 
     Raises:
-        InvalidInputError: there are not equally many of the three.
+        InvalidInputError: the numbers of sources, targets and alignments differ.
 
     >>> story = load_alibi()
     >>> story.name, len(story)
@@ -48,13 +48,13 @@ class ParallelGold:
     def __post_init__(self) -> None:
         if not len(self.sources) == len(self.targets) == len(self.gold):
             found = f"{len(self.sources)} source sentences, {len(self.targets)} target sentences"
-            raise InvalidInputError(f"got {found} and {len(self.gold)} gold alignments, expected as many of each")
+            raise InvalidInputError(f"got {found} and {len(self.gold)} gold alignments, expected equally many")
 
     def __len__(self) -> int:
         return len(self.gold)
 
     def swapped(self) -> "ParallelGold":
-        """The same corpus with source and target exchanged, for models of the other direction.
+        """The same corpus with source and target exchanged, for models of the opposite direction.
 
         >>> story = load_alibi()
         >>> story.swapped().targets is story.sources, story.swapped().gold[0] == story.gold[0].transposed()
@@ -65,16 +65,16 @@ class ParallelGold:
 
 
 @dataclass(frozen=True)
-class _Corpus:
-    """A corpus as its files have it.
+class _CorpusFiles:
+    """The files of a corpus.
 
     Attributes:
-        languages: those of the source and the target of its links.
-        read: makes (source, target, ...) texts of the files.
-        files: what ``read`` takes.
+        languages: the source and the target language of the links.
+        read: reads ``files`` as (source, target, ...) texts.
+        files: the arguments of ``read``.
         links: the file of links.
-        base: what these count from.
-        swapped: whether the corpus is to be had the other way round.
+        base: the number of the first word in it.
+        swapped: whether to exchange source and target.
     """
 
     name: str
@@ -87,13 +87,13 @@ class _Corpus:
     swapped: bool = False
 
 
-def _alibi(title: str, french: str, english: str) -> _Corpus:
+def _alibi(title: str, french: str, english: str) -> _CorpusFiles:
     links = f"ali_w2w_{french}_{english}.txt"
-    return _Corpus(
+    return _CorpusFiles(
         name=title,
         languages=("fr", "en"),
         read=read_identified,
-        # With the links, whose ids must be those of the sentences.
+        # The links, too: their ids must be those of the sentences.
         files=(f"{french}_sents.txt", f"{english}_sents.txt", links),
         links=links,
         format="alibi",
@@ -101,14 +101,14 @@ def _alibi(title: str, french: str, english: str) -> _Corpus:
     )
 
 
-_ALIBI: Mapping[AlibiStory, _Corpus] = MappingProxyType(
+_ALIBI: Mapping[AlibiStory, _CorpusFiles] = MappingProxyType(
     {
         "blue-beard": _alibi("Blue Beard", "LaBarbeBleue", "BlueBeard"),
         "master-cat": _alibi("The Master Cat", "ChatBotte", "MasterCat"),
         "last-lesson": _alibi("The Last Lesson", "LaDerniereClasse", "TheLastLesson"),
     }
 )
-_RWTH = _Corpus(
+_RWTH = _CorpusFiles(
     name="RWTH",
     languages=("de", "en"),
     read=read_parallel,
@@ -117,7 +117,7 @@ _RWTH = _Corpus(
     format="talp",
     base=1,
 )
-_WPT03 = _Corpus(
+_WPT03 = _CorpusFiles(
     name="WPT03",
     languages=("en", "fr"),
     read=read_parallel,
@@ -130,17 +130,17 @@ _WPT03 = _Corpus(
 
 
 def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
-    """A story that comes with the package, French → English, words aligned by hand.
+    """Load a story shipped with the package, French → English, aligned by hand.
 
-    The numbers of the recipe ``hmm`` were chosen on ``"last-lesson"``, with the models that come with the package:
-    what rates to expect elsewhere, the other two say, on which nothing was chosen.
+    The constants of the recipe ``hmm`` were tuned on ``"last-lesson"`` with the shipped models. The other two stories,
+    on which nothing was tuned, show what rates to expect elsewhere.
 
     Args:
         story: ``"blue-beard"`` (Perrault's *La Barbe-Bleue*, 68 sentence pairs), ``"master-cat"`` (his *Chat botté*,
             52) or ``"last-lesson"`` (Daudet's *La Dernière Classe*, 92).
 
     Raises:
-        InvalidInputError: there is no such story.
+        InvalidInputError: the story is unknown.
 
     From fyvo/AlibiWordAlignments [Xu & Yvon 2016], CC BY-SA 4.0; see ``alignment/data/alibi-fr-en/README.md``.
 
@@ -153,30 +153,30 @@ def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
 
 
 def read_wpt03(folder: str | PathLike[str]) -> ParallelGold:
-    """The Hansards of the WPT 2003 shared task [Mihalcea & Pedersen 2003], French → English, 447 sentence pairs.
+    """Read the Hansards of the WPT 2003 shared task [Mihalcea & Pedersen 2003], French → English, 447 sentence pairs.
 
     Args:
         folder: holds ``test.src-tgt`` (``English ||| French``) and ``test.enfr.talp`` (English–French links from 1).
 
     Raises:
-        InvalidInputError: a file cannot be read, or the files do not fit each other; file and line are named.
+        InvalidInputError: a file cannot be read, or the files do not match; file and line are named.
     """
     return _read(folder, _WPT03)
 
 
 def read_rwth(folder: str | PathLike[str]) -> ParallelGold:
-    """The Europarl sentences of RWTH Aachen [Vilar et al. 2006], German → English, 508 sentence pairs.
+    """Read the Europarl sentences of RWTH Aachen [Vilar et al. 2006], German → English, 508 sentence pairs.
 
     Args:
         folder: holds ``test.de``, ``test.en`` and ``alignment.talp`` (German–English links from 1).
 
     Raises:
-        InvalidInputError: a file cannot be read, or the files do not fit each other; file and line are named.
+        InvalidInputError: a file cannot be read, or the files do not match; file and line are named.
     """
     return _read(folder, _RWTH)
 
 
-def _read(folder: str | PathLike[str], corpus: _Corpus) -> ParallelGold:
+def _read(folder: str | PathLike[str], corpus: _CorpusFiles) -> ParallelGold:
     texts = list(corpus.read(*(Path(folder, file) for file in corpus.files)))
     sources, targets = ([text[side] for text in texts] for side in (0, 1))
     gold = read_gold(

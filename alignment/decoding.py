@@ -1,7 +1,7 @@
 """Decodes a word map into an alignment.
 
-Of equally good choices the first wins, that is the lowest source index, the null column last; of equally good paths
-that whose last link has the lowest. A row of zeros says nothing; its word gets no link.
+Ties go to the lowest source index, with the null column last; ties between paths to the lowest source index of the last
+link. A row of zeros carries no information; its word gets no link.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from captum_norm import InvalidInputError
 
 
 def argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
-    """Each target word's highest entry, null column included; null is no link [Kobayashi et al. 2020].
+    """Link each target word to its highest entry; the null column stands for no link [Kobayashi et al. 2020].
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite, negative entries allowed.
         null: whether the last column is the null column.
 
     Raises:
-        InvalidInputError: the map is no finite matrix.
+        InvalidInputError: the map is not a finite matrix.
 
     >>> argmax([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
     Alignment([(0, 0)])
@@ -34,14 +34,14 @@ def argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
 
 
 def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
-    """The links of ``argmax`` whose entry is the highest of its column, too.
+    """The links of ``argmax`` whose entries are also the highest of their columns.
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite, negative entries allowed.
         null: whether the last column is the null column.
 
     Raises:
-        InvalidInputError: the map is no finite matrix.
+        InvalidInputError: the map is not a finite matrix.
 
     >>> mutual_argmax([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])
     Alignment([(0, 0)])
@@ -57,7 +57,7 @@ def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
 
 
 def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignment:
-    """All links whose entry is more than a share of its row's sum, null column included: several links a word.
+    """Link every entry above a share of its row's sum, null column included; a word may get several links.
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
@@ -65,7 +65,7 @@ def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignm
         null: whether the last column is the null column.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries, or the share is out of range.
+        InvalidInputError: the map is not a finite matrix or has negative entries, or the share is out of range.
 
     >>> threshold([[5, 4, 1]], share=0.3)
     Alignment([(0, 0), (1, 0)])
@@ -79,19 +79,19 @@ def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignm
 def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True) -> Alignment:
     """The best path of a first-order hidden Markov model over source positions [Vogel et al. 1996].
 
-    Target word t emits at source position a_t with log-probability log map[t, a_t], up to a constant of each row; going
-    from one position to the next costs ``jump_penalty · |a_t − a_u − 1|``, where u is the last word before t with a
-    link, and a_u = −1 if there is none. So monotone steps of one are free. A word may emit from null instead, at
-    log map[t, null] − ``null_penalty``; then the position is kept for the next word [Och & Ney 2003].
+    Target word t is emitted at source position a_t with log-probability log map[t, a_t], up to a constant per row. The
+    transition costs ``jump_penalty · |a_t − a_u − 1|``, where u is the last word before t with a link, and a_u = −1 if
+    there is none; monotone steps of one are free. A word may be emitted from null instead, with
+    log map[t, null] − ``null_penalty``; the position then stays a_u for the next word [Och & Ney 2003].
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats for each position that a jump is off; 0 gives ``argmax``.
-        null_penalty: nats for each word that emits from null.
+        jump_penalty: nats per position that a jump is off; 0 gives ``argmax``.
+        null_penalty: nats per word emitted from null.
         null: whether the last column is the null column.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries, or a penalty is negative.
+        InvalidInputError: the map is not a finite matrix or has negative entries, or a penalty is negative.
 
     >>> hmm_viterbi([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
@@ -109,21 +109,21 @@ def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float
         scores = scores + null_emissions[target]
         linked[target, :-1] = (links >= scores[:-1]) & (links > -np.inf)
         scores[:-1] = np.maximum(scores[:-1], links)
-    return _trace(int(scores.argmax()), origins, linked)
+    return _traced_back(int(scores.argmax()), origins, linked)
 
 
 def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> Alignment:
-    """The links that ``hmm_viterbi`` finds both for target words over the source and for source words over the target.
+    """The links that ``hmm_viterbi`` finds in both directions, over the map's rows and over its columns.
 
-    Source words, read off the map's columns, have no null choice.
+    Source words have no null choice.
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats for each position that a jump is off, either way; 0 gives ``mutual_argmax`` but for ties.
+        jump_penalty: nats per position that a jump is off, in both directions; 0 gives ``mutual_argmax``, ties aside.
         null: whether the last column is the null column.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries, or the penalty is negative.
+        InvalidInputError: the map is not a finite matrix or has negative entries, or the penalty is negative.
 
     >>> mutual_hmm([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
@@ -137,22 +137,22 @@ def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -
 def hmm_posteriors(
     word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True
 ) -> WordMap:
-    """The probability of each link in the hidden Markov model of ``hmm_viterbi``, over all its paths.
+    """The posterior probability of each link in the hidden Markov model of ``hmm_viterbi``.
 
-    A path's probability is in proportion to the exponential of its score there; the forward–backward algorithm adds
-    them up [Vogel et al. 1996].
+    A path's probability is proportional to the exponential of its score; the forward–backward algorithm sums over all
+    paths [Vogel et al. 1996].
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats for each position that a jump is off; 0 gives the source words' part of ``normalize_rows``.
-        null_penalty: nats for each word that emits from null.
+        jump_penalty: nats per position that a jump is off; 0 gives the source words' part of ``normalize_rows``.
+        null_penalty: nats per word emitted from null.
         null: whether the last column is the null column.
 
     Returns:
-        (T, S): rows sum to 1 less the probability that the word has no link.
+        (T, S): each row sums to 1 minus the probability that its word has no link.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries, or a penalty is negative.
+        InvalidInputError: the map is not a finite matrix or has negative entries, or a penalty is negative.
 
     >>> hmm_posteriors([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
     [[0.98, 0.02], [0.27, 0.58]]
@@ -160,7 +160,7 @@ def hmm_posteriors(
     model = _HMM.of(word_map, jump_penalty, null_penalty, null)
     emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps
     targets_count, sources_count = emissions.shape
-    # Above 0, lest rounding close the only way to a word.
+    # Keep factors above 0: underflow could close the only path to a word.
     factors = np.exp(-np.minimum(jumps, 700.0))
     before, arrivals = model.start, np.empty_like(emissions)
     for target in range(targets_count):
@@ -179,19 +179,19 @@ def hmm_posteriors(
 def mutual_posterior(
     word_map: ArrayLike, *, jump_penalty: float, min_probability: float = 0.0, null: bool = True
 ) -> Alignment:
-    """The links that are the likeliest of both their words, by the hidden Markov models of both directions.
+    """The links that are the most probable ones of both their words, by hidden Markov models of both directions.
 
-    A link's probability is the geometric mean of its ``hmm_posteriors`` for target words over the source and for source
-    words over the target [Liang et al. 2006]. Source words, read off the map's columns, have no null choice.
+    A link's probability is the geometric mean of its ``hmm_posteriors`` in the two directions, over the map's rows and
+    over its columns [Liang et al. 2006]. Source words have no null choice.
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats for each position that a jump is off, either way.
-        min_probability: 0 ≤ min_probability < 1; links must be more probable.
+        jump_penalty: nats per position that a jump is off, in both directions.
+        min_probability: 0 ≤ min_probability < 1; links must be more probable than this.
         null: whether the last column is the null column.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries, or a number is out of range.
+        InvalidInputError: the map is not a finite matrix or has negative entries, or a number is out of range.
 
     >>> mutual_posterior([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
@@ -209,13 +209,13 @@ def mutual_posterior(
 class _HMM:
     """A word map as a hidden Markov model, in nats.
 
-    A state is the source word of the last link; the last state, no link so far, is a place before the first word.
+    The state is the source word of the last link; the last state, position −1, means no link so far.
 
     Attributes:
-        emissions: (T, S).
-        null_emissions: (T,).
-        jumps: (S + 1, S), what going from a state to a word costs.
-        start: (S + 1,), the states before the first target word.
+        emissions: (T, S), log-probabilities.
+        null_emissions: (T,), likewise.
+        jumps: (S + 1, S), the cost of going from a state to a source word.
+        start: (S + 1,), log-probabilities of the states before the first target word.
     """
 
     emissions: WordMap
@@ -247,7 +247,7 @@ def _log_product(scores: WordMap, factors: WordMap) -> WordMap:
     return product
 
 
-def _trace(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> Alignment:
+def _traced_back(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> Alignment:
     links = []
     for target in reversed(range(len(linked))):
         if linked[target, state]:
@@ -266,11 +266,11 @@ DECODERS: Mapping[str, Callable[..., Alignment]] = MappingProxyType(
         "mutual-posterior": mutual_posterior,
     }
 )
-"""The decoders by name, each ``decoder(word_map, *, null=True, **its own parameters) -> Alignment``."""
+"""The decoders by name; each is called as ``decoder(word_map, *, null=True, **parameters)``."""
 
 
 def _best_sources(matrix: WordMap, null: bool) -> NDArray[np.intp]:
-    """The column of each row's highest entry, (T,): −1 where it is the null column or the row is zeros."""
+    """The column of each row's highest entry, (T,); −1 for the null column and rows of zeros."""
     if not matrix.shape[1]:
         return np.full(len(matrix), -1)
     sources: NDArray[np.intp] = matrix.argmax(1)

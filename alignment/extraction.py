@@ -1,4 +1,4 @@
-"""Makes word maps of a translation model's cross-attention: teacher forcing, then pieces merged to words."""
+"""Computes word maps: runs a translation model with teacher forcing and merges its maps over pieces into words."""
 
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from typing import Any, Protocol
@@ -15,10 +15,10 @@ from alignment.tokenization import TranslationTokenizer
 from captum_norm import AttributionMaps, InvalidInputError
 
 PieceMaps = Callable[[TeacherForcedBatch], Tensor]
-"""The maps of a batch, (B, ..., T, S): rows are the decoder's steps, columns the source pieces."""
+"""Computes the maps of a batch, (B, ..., T, S): a row per decoder step, a column per source piece."""
 
 WordMaps = dict[Setting, NDArray[np.float32]]
-"""One pair's word maps by setting, (..., T words, S words + 1), null column last."""
+"""The word maps of one sentence pair by setting, (..., T words, S words + 1), null column last."""
 
 
 class MapMethod(Protocol):
@@ -37,13 +37,13 @@ class MapMethod(Protocol):
 
 
 def attention_maps(method: MapMethod, *, layers: Sequence[int] | None = None, per_head: bool = False) -> PieceMaps:
-    """The cross-attention maps of a method of ``captum_norm``, (B, L, [H,] T, S).
+    """Piece maps from a method of ``captum_norm``: its cross-attention maps, (B, L, [H,] T, S).
 
     Args:
-        method: such as ``NormAttribution(model)`` or ``AttentionWeights(model)``; the model may be without its head,
-            which attention does not need.
-        layers: 0-based indices of the layers, negative ones from the last; all if None.
-        per_head: one map a head instead of one a layer.
+        method: such as ``NormAttribution(model)`` or ``AttentionWeights(model)``, for the model with or without its
+            head.
+        layers: 0-based indices of the layers, negative ones from the last; None for all.
+        per_head: whether to compute a map per head instead of one per layer.
     """
 
     def maps(batch: TeacherForcedBatch) -> Tensor:
@@ -56,7 +56,7 @@ def attention_maps(method: MapMethod, *, layers: Sequence[int] | None = None, pe
 
 
 def gradient_maps(model: nn.Module, kind: GradientKind) -> PieceMaps:
-    """The maps of a gradient baseline, (B, 1, T, S), without sign: the step that emits a piece has its gradients."""
+    """Piece maps from a gradient baseline: absolute values, (B, 1, T, S), in the row of the step that emits a piece."""
 
     def maps(batch: TeacherForcedBatch) -> Tensor:
         return source_gradients(model, batch.inputs, batch.labels, kind=kind).abs().unsqueeze(1)
@@ -75,26 +75,27 @@ def word_maps(
     on_error: OnError | None = None,
     known: Container[int] = (),
 ) -> Iterator[tuple[int, WordMaps]]:
-    """The word maps of sentence pairs, in no particular order.
+    """Compute the word maps of sentence pairs, in no particular order.
 
     Entries are summed over the pieces of a source word and averaged over those of a target word [Kobayashi et al.
-    2020]; what falls on the source's special tokens makes up the null column.
+    2020]; the source's special tokens make up the null column.
 
     Args:
-        model: the translation model; left as it is.
+        model: the translation model; left unchanged.
         tokenizer: its tokenizer.
         pairs: the source words and the target words of each pair.
         piece_maps: the method, such as ``attention_maps(NormAttribution(model))``.
         settings: which rows to read: ``"AWO"``, ``"AWI"`` or both.
-        max_tokens: how large a batch may be, padding included.
-        on_error: told of each pair that cannot be used, which is left out then; None raises instead.
-        known: indices of pairs that may be left out; batches stay what they are, and those of such pairs alone are.
+        max_tokens: the largest batch, padding included.
+        on_error: called for each unusable pair, which is then left out; None raises the error instead.
+        known: indices of pairs that may be left out: batches are formed of all pairs, but those of known pairs alone
+            are skipped.
 
     Yields:
-        the pair's index, and its maps by setting.
+        The pair's index and its maps by setting.
 
     Raises:
-        InvalidInputError: a pair cannot be used: a side without a word or too long for the model.
+        InvalidInputError: a pair is unusable: a side has no word or is too long for the model.
         CaptumNormError: the method fails on the model.
     """
     for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=max_tokens, on_error=on_error):
@@ -110,7 +111,7 @@ def word_maps(
 def _merged(
     maps: Tensor, batch: TeacherForcedBatch, setting: Setting, sizes: Sequence[tuple[int, int]]
 ) -> NDArray[np.float32]:
-    """(B, ..., T, S) pieces -> (B, ..., most target words, most source words + 1), null right behind the last word."""
+    """(B, ..., T, S) pieces -> (B, ..., most target words, most source words + 1), null right after the last word."""
     batch_size, *middle, steps, pieces = maps.shape
     rows = [row_word_ids(sentence, setting) for sentence in batch.target]
     target = _membership(rows, [targets for targets, _ in sizes], steps, null=False)
@@ -123,7 +124,7 @@ def _merged(
 
 
 def _membership(word_ids: Sequence[Sequence[int | None]], counts: Sequence[int], pieces: int, *, null: bool) -> Tensor:
-    """(B, pieces, words): 1 where a piece is of a word; with ``null`` pieces of no word are in the column behind."""
+    """(B, pieces, words): 1 where a piece is of a word; with ``null``, pieces of no word are in the last column."""
     members = torch.zeros(len(word_ids), pieces, max(counts) + null)
     places = [
         (row, piece, count if index is None else index)

@@ -1,4 +1,4 @@
-"""Computes the gradient baselines: how much the probability of each target piece depends on each source embedding."""
+"""Computes the gradient baselines: how much each target piece's probability depends on each source embedding."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
+from alignment.teacher_forcing import NO_LABEL
 from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import length
 from captum_norm.models import evaluating
 
 GradientKind = Literal["saliency", "gradient_x_input"]
-"""What is made of the gradient with respect to a source embedding: its norm, or its product with the embedding."""
+"""How a gradient with respect to a source embedding becomes a number: its norm, or its product with the embedding."""
 
 _REDUCE: Mapping[GradientKind, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
@@ -25,8 +26,7 @@ _REDUCE: Mapping[GradientKind, Callable[[Tensor, Tensor], Tensor]] = MappingProx
 )
 _SOURCE = frozenset({"input_ids", "attention_mask"})
 _TARGET = frozenset({"decoder_input_ids", "decoder_attention_mask"})
-_NO_LABEL = -100
-# A block costs one more forward pass, and spares each of its backward passes the decoder's later rows.
+# A block costs one more forward pass, but its backward passes skip the decoder's later rows.
 _BLOCK = 16
 
 
@@ -38,36 +38,36 @@ def source_gradients(
     kind: GradientKind = "saliency",
     group_size: int = 16,
 ) -> Tensor:
-    """Gradients of log p(y_t | y_<t, x) with respect to the source embeddings e_s, each reduced to one number.
+    """Gradients of log p(y_t | y_<t, x) with respect to the source embeddings e_s, each reduced to a number.
 
     - ``"saliency"``: ‖∂ log p(y_t) / ∂e_s‖₂ [Li et al. 2016].
-    - ``"gradient_x_input"``: ⟨∂ log p(y_t) / ∂e_s, e_s⟩, signed [Ding et al. 2019]; alignments take its absolute value.
+    - ``"gradient_x_input"``: ⟨∂ log p(y_t) / ∂e_s, e_s⟩, signed [Ding et al. 2019]; alignments use its absolute value.
 
-    e_s is what the encoder's embedding module returns. A model that scales embeddings by √D after it, as Marian does,
-    has a saliency √D times that of the scaled embeddings; gradient × input is the same. An embedding table shared with
-    the decoder counts in the encoder alone.
+    e_s is the output of the encoder's embedding module. A model that scales embeddings by √D afterwards, such as
+    Marian, has √D times the saliency of the scaled embeddings; gradient × input is the same. An embedding table shared
+    with the decoder is differentiated in the encoder only.
 
-    Sentences go through the model in groups of like length, each group cut to its longest. One backward pass is made
-    for each target position, for the whole group at once. It starts from the decoder's last hidden state: from log p to
-    there all positions are taken back together, since each depends on its own row alone. Target positions come in
-    blocks, so that early ones need not go back through later ones. Memory is that of a training step of one group.
+    Sentences go through the model in groups of similar length, each group cut to its longest sentence. There is one
+    backward pass per target position, for the whole group at once. It starts from the decoder's last hidden state;
+    the part from log p to there is done for all positions together, since each depends on its own row only. Target
+    positions are processed in blocks, which spares early positions the way back through later ones. The memory needed
+    is that of a training step on one group.
 
     Args:
-        model: a sequence-to-sequence model of Hugging Face with its language-modelling head, in any mode; it is left
-            as it was.
-        inputs: ``input_ids`` and ``attention_mask``, (B, S), ``decoder_input_ids`` and, if the model should have it,
-            ``decoder_attention_mask``, (B, T), targets padded on the right. ``use_cache`` is taken and has no effect.
-        labels: (B, T), y_t; -100 where there is none, as at padding.
-        kind: what to make of each gradient.
-        group_size: how many sentences a group has; more need more memory and keep an accelerator busier.
+        model: a Hugging Face sequence-to-sequence model with its language-modelling head, in any mode; left unchanged.
+        inputs: ``input_ids`` and ``attention_mask``, (B, S), ``decoder_input_ids`` and optionally
+            ``decoder_attention_mask``, (B, T), targets padded on the right. ``use_cache`` is accepted and ignored.
+        labels: (B, T), y_t; -100 for none, as at padding.
+        kind: how each gradient becomes a number.
+        group_size: sentences per group; larger groups need more memory and use an accelerator better.
 
     Returns:
         (B, T, S) on the inputs' device, exactly 0 at padded sources and where there is no label; in the model's
-        precision, at least single.
+        precision, but at least float32.
 
     Raises:
         InvalidInputError: an option, an input's name or shape, or a label is not as described.
-        UnsupportedModelError: the model is no encoder–decoder with a language-modelling head.
+        UnsupportedModelError: the model is not an encoder–decoder with a language-modelling head.
         NonFiniteError: a gradient is NaN or infinite.
 
     >>> from transformers import BartConfig, BartForConditionalGeneration
@@ -85,7 +85,7 @@ def source_gradients(
     tensors = _checked(inputs, labels)
     mask = tensors["attention_mask"] != 0
     labels = labels.to(mask.device)
-    sources, targets = _lengths(mask), _lengths(labels != _NO_LABEL)
+    sources, targets = _lengths(mask), _lengths(labels != NO_LABEL)
     if not sources.all():
         raise InvalidInputError(f"got an attention_mask that hides all of sentence {int(sources.argmin())}")
     order = (sources + targets).argsort()
@@ -105,7 +105,7 @@ def source_gradients(
 
 
 def _checked(inputs: Mapping[str, Any], labels: Tensor) -> dict[str, Tensor]:
-    """The tensors among the inputs, if they are the expected ones."""
+    """The input tensors, with their names and shapes checked."""
     tensors = {name: value for name, value in inputs.items() if name != "use_cache"}
     needed = _SOURCE | {"decoder_input_ids"}
     if not needed <= tensors.keys() <= _SOURCE | _TARGET:
@@ -123,7 +123,7 @@ def _checked(inputs: Mapping[str, Any], labels: Tensor) -> dict[str, Tensor]:
 
 
 def _lengths(real: Tensor) -> Tensor:
-    """(B, n) -> (B,): where the last real position of each row ends; 0 if there is none."""
+    """(B, n) -> (B,): the length of each row up to its last real position."""
     return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
 
 
@@ -134,7 +134,7 @@ def _precision(model: Any) -> torch.dtype:
 def _rows(
     model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, reduce: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """(N, t, S): the maps of the last t target positions of N sentences, whose labels are (N, t)."""
+    """Labels (N, t) of the last t target positions of N sentences -> their maps, (N, t, S)."""
     embedded, hidden, seeds = _ends(model, inputs, labels)
     read = embedded.detach().to(_precision(model))
     rows = []
@@ -145,35 +145,35 @@ def _rows(
 
 
 def _ends(model: nn.Module, inputs: dict[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the backward passes end and begin.
+    """The tensors at which the backward passes end and start.
 
     Returns:
-        The source embeddings (N, S, D), the decoder's output (N, T, D) as a function of them, and (N, T, D) the
-        gradient with respect to that output of the log-probability of the labels, (N, t) of the last t positions.
+        The source embeddings (N, S, D); the decoder's output (N, T, D) as a function of them; and (N, T, D) the
+        gradient of the labels' log-probabilities with respect to that output.
     """
     embedded, hidden, logits = _forward(model, inputs)
     (seeds,) = grad(_log_probabilities(logits, labels).sum(), hidden, allow_unused=True)
     if seeds is None:
-        raise UnsupportedModelError(f"{type(model).__name__} does not make its logits from what its decoder returns")
+        raise UnsupportedModelError(f"{type(model).__name__} does not compute its logits from its decoder's output")
     return embedded, hidden, seeds
 
 
 def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Source embeddings (N, S, D), and as functions of them the decoder's output (N, T, D) and the logits (N, T, V)."""
+    """Source embeddings (N, S, D); as functions of them, the decoder's output (N, T, D) and the logits (N, T, V)."""
     seen: dict[str, Tensor] = {}
 
     def cut(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-        # The decoder may embed with the same module; the encoder comes first.
+        # The decoder may use the same module; the encoder runs first.
         return output if "embedded" in seen else seen.setdefault("embedded", output.detach().requires_grad_())
 
     def keep(_module: nn.Module, _args: object, output: Any) -> None:
         seen["hidden"] = output[0]
 
     encoder = model.get_encoder()
-    # FSMT's encoder is a plain module, which cannot be asked.
+    # FSMT's encoder is a plain nn.Module, without get_input_embeddings.
     embedding = encoder.embed_tokens if hasattr(encoder, "embed_tokens") else encoder.get_input_embeddings()
     with _hook(embedding, cut), _hook(model.get_decoder(), keep):
-        # With a cache, FSMT's decoder looks ahead.
+        # With a cache, FSMT's decoder drops its causal mask.
         output = model(**inputs, use_cache=False, return_dict=True)
     logits: Tensor | None = getattr(output, "logits", None)
     if logits is None or logits.shape[:-1] != inputs["decoder_input_ids"].shape:
@@ -185,11 +185,11 @@ def _log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     """Logits (N, T, V), labels (N, t) of the last t positions -> log p(y_t) (N, t), 0 where there is no label."""
     labels = labels.to(logits.device)
     vocabulary = logits.shape[-1]
-    there = labels != _NO_LABEL
+    there = labels != NO_LABEL
     unknown = labels[there & ((labels < 0) | (labels >= vocabulary))]
     if len(unknown):
         raise InvalidInputError(
-            f"got the label {int(unknown[0])}, expected {_NO_LABEL} or one of the model's {vocabulary} pieces"
+            f"got the label {int(unknown[0])}, expected {NO_LABEL} or one of the model's {vocabulary} pieces"
         )
     logits = logits[:, -labels.shape[1] :].to(torch.promote_types(logits.dtype, torch.float32))
     chosen = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
@@ -198,7 +198,7 @@ def _log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
 
 @contextmanager
 def _hook(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
-    """While open, ``hook`` sees what the module returns in this thread."""
+    """Register a forward hook for this thread only."""
     thread = get_ident()
     handle = module.register_forward_hook(lambda *seen: hook(*seen) if get_ident() == thread else None)
     try:

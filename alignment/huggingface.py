@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 class HuggingFaceTokenizer:
     """A Hugging Face tokenizer as a :class:`~alignment.tokenization.TranslationTokenizer`.
 
-    Sentences are tokenised as wholes, their words joined by spaces, as the model was trained to read them. Special
-    tokens are not looked for in the text, and nothing is truncated. The tokenizer is left as it was.
+    Sentences are tokenised as a whole, their words joined by spaces, as in the model's training. Special tokens in the
+    text are treated as ordinary text, and nothing is truncated. The tokenizer is left unchanged.
 
-    Takes every fast tokenizer (NLLB, mBART, BART, T5, ...), and of the slow ones Marian's, M2M100's, FSMT's and those
-    that are SentencePiece models.
+    Supports every fast tokenizer (NLLB, mBART, BART, T5, ...) and the slow ones of Marian, M2M100 and FSMT and those
+    based on ``SentencePieceBackend``.
 
     Args:
-        tokenizer: the tokenizer, such as ``AutoTokenizer.from_pretrained`` gives.
-        source_language: for tokenizers with ``src_lang`` (M2M100, NLLB, mBART), the code of the source language; None
-            takes the one that the tokenizer was loaded with.
-        target_language: likewise, ``tgt_lang``.
-        source_prefix: what the model is told before every source sentence, such as T5's ``"translate English to
-            French:"`` or Marian's ``">>fr<<"``; its pieces are of no word.
+        tokenizer: the tokenizer, such as ``AutoTokenizer.from_pretrained`` returns.
+        source_language: the code of the source language, for tokenizers with ``src_lang`` (M2M100, NLLB, mBART); None
+            for the one that the tokenizer was loaded with.
+        target_language: the code of the target language, for tokenizers with ``tgt_lang``.
+        source_prefix: text in front of every source sentence, such as T5's ``"translate English to French:"`` or
+            Marian's ``">>fr<<"``; its pieces belong to no word.
 
     Raises:
-        InvalidInputError: a slow tokenizer of another kind; a language that is missing, unknown, or given to a
+        InvalidInputError: the tokenizer is slow and of another kind; a language is missing, unknown, or given to a
             tokenizer without languages.
 
     >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -63,7 +63,7 @@ class HuggingFaceTokenizer:
         _check_code_in_prefix(tokenizer, self._prefix)
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """What the encoder reads: pieces, special tokens, language code.
+        """Encode source sentences: the pieces, special tokens and language code that the encoder reads.
 
         Args:
             sentences: the words of each sentence.
@@ -82,7 +82,7 @@ class HuggingFaceTokenizer:
         ]
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """What the decoder emits, the labels: pieces, special tokens, and the language code where it is emitted.
+        """Encode target sentences: the labels, with special tokens and the language code if the decoder emits it.
 
         Args:
             sentences: the words of each sentence.
@@ -93,18 +93,18 @@ class HuggingFaceTokenizer:
         return self._encode(sentences, target=True)
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:
-        """The words of emitted ids, without special and unknown tokens; FSMT's are joined as in plain text."""
-        # M2M100 does not count its language codes among the special tokens.
+        """Decode emitted ids into words, without special and unknown tokens; FSMT's are joined as in plain text."""
+        # M2M100's language codes are not among its special tokens.
         kept = [index for index in ids if index != self._target_code]
-        with _left_as_it_was(self._tokenizer):
+        with _restored(self._tokenizer):
             text = self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return split_words(text)
 
     def digest(self) -> str:
-        """A hash of all that decides the pieces: what the tokenizer saves of itself, languages and prefix."""
+        """A hash of everything that determines the pieces: the tokenizer's saved form, languages and prefix."""
         from captum_norm.identity import tokenizer_digest
 
-        with _left_as_it_was(self._tokenizer):
+        with _restored(self._tokenizer):
             if self._languages is not None:
                 self._tokenizer.src_lang, self._tokenizer.tgt_lang = self._languages
             return digest_of(tokenizer_digest(self._tokenizer), repr(self._languages), *self._prefix)
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer:
     def _encode(self, sentences: Sequence[Sequence[str]], *, target: bool) -> list[EncodedSentence]:
         if not sentences:
             return []
-        with _left_as_it_was(self._tokenizer):
+        with _restored(self._tokenizer):
             if self._languages is not None:
                 self._tokenizer.src_lang, self._tokenizer.tgt_lang = self._languages
             encode = _encode_fast if self._kind is None else self._kind.encode
@@ -120,9 +120,11 @@ class HuggingFaceTokenizer:
             padding = self._tokenizer.pad_token_id
         for words, sentence in zip(sentences, encoded, strict=True):
             inside = (index for index, word in zip(sentence.ids, sentence.word_ids, strict=True) if word is not None)
-            if padding in inside:  # models mask it or not, and count positions with or without it
+            if padding in inside:  # models differ in whether they mask it and count its position
                 name = type(self._tokenizer).__name__
-                raise InvalidInputError(f"got {' '.join(words)!r}, in which this {name} reads padding; change the word")
+                raise InvalidInputError(
+                    f"got {' '.join(words)!r}, which contains the padding token of this {name}; change the word"
+                )
         return encoded
 
 
@@ -142,14 +144,14 @@ def _encode_fast(tokenizer: Any, sentences: Sequence[Sequence[str]], target: boo
 
 
 def _switch_mode(tokenizer: Any, target: bool) -> None:
-    """What a tokenizer's ``__call__`` does before it tokenises sources or targets."""
+    """Prepare for sources or targets, as the tokenizer's ``__call__`` does."""
     switch = getattr(tokenizer, "_switch_to_target_mode" if target else "_switch_to_input_mode", None)
     if switch is not None:
         switch()
 
 
-def _lend_target_vocabulary(tokenizer: Any, target: bool) -> None:
-    """FSMT's encodes with the source's vocabulary and language alone, so that its own target ids would be wrong."""
+def _switch_vocabulary(tokenizer: Any, target: bool) -> None:
+    """Give FSMT's tokenizer the target's vocabulary and language; it would encode targets with the source's."""
     if target:
         tokenizer.encoder = {piece: index for index, piece in tokenizer.decoder.items()}
         tokenizer.src_lang = tokenizer.tgt_lang
@@ -157,23 +159,18 @@ def _lend_target_vocabulary(tokenizer: Any, target: bool) -> None:
 
 @dataclass(frozen=True)
 class _SlowKind:
-    """How to encode with a slow tokenizer.
-
-    Attributes:
-        scheme: how it writes its pieces.
-        switch: makes it ready for sources or targets.
-    """
+    """A kind of slow tokenizer: how it writes its pieces, and what prepares it for sources or targets."""
 
     scheme: PieceScheme
-    switch: Callable[[Any, bool], None] = _switch_mode
+    prepare: Callable[[Any, bool], None] = _switch_mode
 
     def encode(self, tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool) -> Iterator[EncodedSentence]:
-        self.switch(tokenizer, target)
+        self.prepare(tokenizer, target)
         wrapped = tokenizer.build_inputs_with_special_tokens([_TEXT])
         before, after = wrapped[: wrapped.index(_TEXT)], wrapped[wrapped.index(_TEXT) + 1 :]
 
         def tokenize(text: str) -> list[str]:
-            # Pieces outside the vocabulary still have their text here; only their ids are that of the unknown token.
+            # Pieces outside the vocabulary still have their text here; only their ids are the unknown token's.
             return tokenizer.tokenize(text, split_special_tokens=True)  # type: ignore[no-any-return]
 
         @cache
@@ -189,14 +186,14 @@ class _SlowKind:
             )
 
 
-_TEXT = -1  # no piece's id: stands for the text, to see what special tokens go around it
+_TEXT = -1  # no piece's id: a placeholder for the text, to see which special tokens surround it
 _SENTENCEPIECE = _SlowKind(PIECE_SCHEMES["sentencepiece"])
 _SLOW_KINDS: Mapping[str, _SlowKind] = MappingProxyType(
     {
         "MarianTokenizer": _SENTENCEPIECE,
         "M2M100Tokenizer": _SENTENCEPIECE,
         "SentencePieceBackend": _SENTENCEPIECE,
-        "FSMTTokenizer": _SlowKind(PIECE_SCHEMES["end-of-word"], _lend_target_vocabulary),
+        "FSMTTokenizer": _SlowKind(PIECE_SCHEMES["end-of-word"], _switch_vocabulary),
     }
 )
 
@@ -212,14 +209,14 @@ def _slow_kind(tokenizer: Any) -> _SlowKind:
 def _chosen_languages(tokenizer: Any, source: str | None, target: str | None) -> tuple[str, str] | None:
     """The codes of the source and the target language; None for a tokenizer without languages."""
     name = type(tokenizer).__name__
-    # FSMT's is a plain attribute that never changes; those that can be told a language have a property.
+    # FSMT's src_lang is a fixed attribute; tokenizers with a choice of languages have a property.
     if not isinstance(getattr(type(tokenizer), "src_lang", None), property):
         if source is None and target is None:
             return None
         given = " and ".join(repr(code) for code in (source, target) if code is not None)
-        hint = "a model that is told the language in the text takes it as source_prefix"
-        raise InvalidInputError(f"got the language {given} for a {name}, which has no languages to choose; {hint}")
-    # One that was loaded without a language calls itself English.
+        hint = "if the model reads the language in the text, give it as source_prefix"
+        raise InvalidInputError(f"got the language {given} for a {name}, which has no choice of languages; {hint}")
+    # Without an explicit language, src_lang defaults to English.
     loaded = tokenizer.src_lang if tokenizer.init_kwargs.get("src_lang") is not None else None
     example = f"expected a code such as {tokenizer.src_lang!r}"
     chosen = []
@@ -233,7 +230,7 @@ def _chosen_languages(tokenizer: Any, source: str | None, target: str | None) ->
 
 
 def _language_id(tokenizer: Any, code: str) -> int | None:
-    """The id of a language's token, None for a language that the tokenizer does not know."""
+    """The id of a language's token; None for an unknown language."""
     ids = getattr(tokenizer, "lang_code_to_id", None)
     if ids is None:
         ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
@@ -242,7 +239,7 @@ def _language_id(tokenizer: Any, code: str) -> int | None:
 
 
 def _check_code_in_prefix(tokenizer: Any, prefix: Sequence[str]) -> None:
-    """A Marian model into several languages is told which in the source text."""
+    """Refuse a prefix without a language code where a Marian model has several target languages."""
     codes = getattr(tokenizer, "supported_language_codes", ())
     if len(codes) > 1 and (not prefix or prefix[0] not in codes):
         found = f"got the source_prefix {' '.join(prefix)!r} for a tokenizer of {len(codes)} target languages"
@@ -250,8 +247,8 @@ def _check_code_in_prefix(tokenizer: Any, prefix: Sequence[str]) -> None:
 
 
 @contextmanager
-def _left_as_it_was(tokenizer: Any) -> Iterator[None]:
-    """While open, the tokenizer may be set in any way; afterwards it is as before, also when the body raises."""
+def _restored(tokenizer: Any) -> Iterator[None]:
+    """Restore the tokenizer's attributes and backend settings on exit."""
     attributes = dict(vars(tokenizer))
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     settings = {name: getattr(backend, name) for name in _BACKEND_SETTINGS if backend is not None}

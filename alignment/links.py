@@ -7,20 +7,20 @@ from operator import index
 from captum_norm import InvalidInputError
 
 Link = tuple[int, int]
-"""The source index and the target index of one link, both counted from 0."""
+"""The source index and the target index of a link, both from 0."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Alignment:
     """An immutable set of links, iterated in ascending order.
 
-    ``&``, ``|``, ``-`` and ``<=`` mean what they mean for sets.
+    ``&``, ``|``, ``-`` and ``<=`` work as for sets.
 
     Args:
-        links: (source index, target index) pairs, counted from 0; numpy integers become ``int``.
+        links: (source index, target index) pairs, indices from 0; numpy integers become ``int``.
 
     Raises:
-        InvalidInputError: a link is no pair of integers, or an index is negative.
+        InvalidInputError: a link is not a pair of integers, or an index is negative.
 
     >>> alignment = Alignment([(1, 0), (0, 0)])
     >>> alignment | Alignment([(2, 1)])
@@ -80,7 +80,7 @@ class GoldAlignment:
 
     Attributes:
         sure: S, the unambiguous links.
-        possible: P; every sure link is possible too, so S is added to what is given.
+        possible: P, the given links and all sure ones.
 
     >>> GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(1, 0)])).possible
     Alignment([(0, 0), (1, 0)])

@@ -1,12 +1,12 @@
 """Brings French and English words into the normal form of the shipped models.
 
-Gold alignments count words of a tokenised sentence, so everything here that changes a word is a pure function of that
-one word: ``normalize_word`` turns it into the tokens which the models read, and an alignment of these tokens goes back
-to the words they came from. Training text is tokenised first, with ``tokenize``, then treated word by word alike.
+Gold alignments index the words of a tokenised sentence, so words are normalised one at a time: ``normalize_word`` turns
+a word into the tokens that the models read, and links of these tokens map back to the word. Training text was first
+tokenised with ``tokenize``, then normalised in the same way.
 
-The form is that of the WPT03 French, which undoes elision and contraction whatever the gender of what follows
-(``l'`` is ``le``, ``s'`` is ``se``, ``du`` is ``de le``), separates hyphens and leaves out the ``-t-`` of an inversion.
-Accents are kept: both gold sets write them, and ``à`` and ``a``, ``où`` and ``ou`` are different words.
+The form is that of the WPT03 French, which undoes elision and contraction regardless of gender (``l'`` is ``le``,
+``s'`` is ``se``, ``du`` is ``de le``), separates hyphens and drops the ``-t-`` of an inversion. Accents are kept: both
+gold sets have them, and ``à`` and ``a``, ``où`` and ``ou`` are different words.
 """
 
 import re
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Language = Literal["en", "fr"]
 
-# NFKC would turn some of these into a space and a combining mark, others it leaves as they are.
+# NFKC would turn some of these into a space and a combining mark, and leave others unchanged.
 _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u00b4`\u02bc", "'"),
@@ -30,7 +30,7 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"),
         # Invisible: soft hyphen, zero-width space, direction marks, byte order mark.
         **dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\ufeff", ""),
-        # The mark of SentencePiece for a space.
+        # SentencePiece's mark for a space.
         "\u2581": "_",
         "\u0153": "oe",
         "\u0152": "OE",
@@ -58,19 +58,19 @@ _ELIDED = {
 
 _CONTRACTED = {"au": ("à", "le"), "aux": ("à", "les"), "des": ("de", "les"), "du": ("de", "le")}
 
-# A part of Europarl lost its œ, and with it the word; only what cannot be another French word is restored.
+# A part of Europarl lost its œ; it is restored where the rest is no other French word.
 _LOST_LIGATURE = re.compile(r"(man|)u(?=vr)|(ch|c|ranc)u(?=rs?$)|(b|)u(?=fs?$)|(n)u(?=ds?$)|(s)u(?=rs$)|(v)u(?=x$)")
 
 _ABBREVIATION = re.compile(r"[^\W\d_]+\.")
 
 
 def clean(text: str) -> str:
-    """``text`` in Unicode form NFKC, with one kind of apostrophe, of quotation mark and of dash, and without œ."""
+    """Return ``text`` in Unicode form NFKC, with one kind of apostrophe, quotation mark and dash, and oe for œ."""
     return unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
 
 
 def normalize_word(word: str, language: Language) -> list[str]:
-    """The tokens that stand for one word of a tokenised sentence: usually one, and none if nothing of it is visible.
+    """The tokens for one word of a tokenised sentence: usually one, none for invisible characters.
 
     >>> normalize_word("Mr.", "en"), normalize_word("two-thirds", "en")
     (['mr'], ['two', '-', 'thirds'])
@@ -80,7 +80,7 @@ def normalize_word(word: str, language: Language) -> list[str]:
     tokens: list[str] = []
     for part in clean(word).lower().split():
         if _ABBREVIATION.fullmatch(part):
-            # Europarl mostly writes Mr, the gold sets Mr.; in tokenised text, no other word keeps its full stop.
+            # Europarl mostly has Mr, the gold sets Mr.; other words of tokenised text have no full stop.
             tokens.append(part[:-1])
         else:
             tokens.extend(_split(part, language))
@@ -88,19 +88,19 @@ def normalize_word(word: str, language: Language) -> list[str]:
 
 
 def normalize_words(words: list[str], language: Language) -> list[str]:
-    """The tokens of all words of a tokenised sentence, in a row."""
+    """The tokens of all words of a tokenised sentence, as one list."""
     return [token for word in words for token in normalize_word(word, language)]
 
 
 class NormalizedWords:
-    """A tokenizer for words that are not yet in the normal form its model was trained on.
+    """A tokenizer that normalises words for a model trained on the normal form.
 
-    Each word goes through :func:`normalize_word`; the pieces of all tokens that come of it are this word's.
+    Each word goes through :func:`normalize_word`; the pieces of its tokens belong to it.
 
     Args:
-        tokenizer: the model's own.
-        source: language of the source.
-        target: language of the target.
+        tokenizer: the model's own tokenizer.
+        source: the source language.
+        target: the target language.
     """
 
     def __init__(self, tokenizer: IdentifiedTokenizer, source: Language, target: Language) -> None:
@@ -108,19 +108,19 @@ class NormalizedWords:
         self.source_language, self.target_language = source, target
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """What the encoder reads, with the index of the given word for each piece."""
+        """Encode source sentences; word ids refer to the words before normalisation."""
         return _encode(self._tokenizer.encode_source, sentences, self.source_language)
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """What the decoder emits, with the index of the given word for each piece."""
+        """Encode target sentences; word ids refer to the words before normalisation."""
         return _encode(self._tokenizer.encode_target, sentences, self.target_language)
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:
-        """The words that emitted ids stand for, in normal form."""
+        """Decode emitted ids into words in normal form."""
         return self._tokenizer.decode_target(ids)
 
     def digest(self) -> str:
-        """A hash of all that decides the pieces."""
+        """A hash of everything that determines the pieces."""
         return digest_of("normal form", self.source_language, self.target_language, self._tokenizer.digest())
 
 
@@ -135,20 +135,20 @@ def _encode(
     ]
     encoded = encode([[token for token, _ in sentence] for sentence in tokens])
     return [
-        EncodedSentence(pieces.ids, [None if place is None else sentence[place][1] for place in pieces.word_ids])
+        EncodedSentence(pieces.ids, [None if token is None else sentence[token][1] for token in pieces.word_ids])
         for pieces, sentence in zip(encoded, tokens, strict=True)
     ]
 
 
 def tokenize(text: str, language: Language) -> list[str]:
-    """The words of raw ``text`` as Moses separates them, a French apostrophe ending the elided word.
+    """Split raw ``text`` into words as Moses does; a French apostrophe stays with the elided word.
 
     >>> tokenize("C’est l’heure.", "fr")
     ["C'", 'est', "l'", 'heure', '.']
     """
     words: list[str] = []
     for word in _moses(language).tokenize(clean(text), aggressive_dash_splits=False, escape=False):
-        # Moses separates an apostrophe that no letter follows, as in l'"Europe" and l' Europe.
+        # Moses splits off an apostrophe that is not followed by a letter, as in l'"Europe" and l' Europe.
         if language == "fr" and word == "'" and words and f"{words[-1].lower().rpartition('-')[2]}'" in _ELIDED:
             words[-1] += "'"
         else:

@@ -1,4 +1,4 @@
-"""Knows how tokenizers mark their pieces, and what text a piece stands for without the marks."""
+"""Describes how tokenizers mark their pieces, and recovers a piece's text without the marks."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ class PieceScheme:
     """How a tokenizer writes its pieces.
 
     Attributes:
-        surface: a piece -> the UTF-8 bytes of the text that it stands for, without its marks; bytes, because a piece
-            may hold a part of a character. White space among them is ignored.
-        unknown: the piece that stands for text outside the vocabulary, any part of one word; None if there is none.
+        surface: a piece -> the UTF-8 bytes of its text, without marks; bytes, because a piece may hold part of a
+            character. White space in them is ignored.
+        unknown: the piece for text outside the vocabulary, any part of one word; None if there is none.
 
     >>> PIECE_SCHEMES["sentencepiece"].surface("▁Haus")
     b' Haus'
@@ -31,7 +31,7 @@ def _sentencepiece_surface(piece: str) -> bytes:
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones stand for themselves, the others count from U+0100."""
+    """GPT-2's characters for the 256 bytes: printable ones are themselves, the others are numbered from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)).difference(printable))
     return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
@@ -60,5 +60,5 @@ PIECE_SCHEMES: Mapping[str, PieceScheme] = MappingProxyType(
 """The usual schemes by name.
 
 SentencePiece with or without dummy prefix and byte fallback (``▁der``, ``<0xC3>``), subword-nmt (``der@@``), BPE with
-marked word ends (``der</w>``), WordPiece (``##er``) and byte-level BPE (``Ġder``).
+end-of-word marks (``der</w>``), WordPiece (``##er``) and byte-level BPE (``Ġder``).
 """

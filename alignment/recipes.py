@@ -1,4 +1,4 @@
-"""Reads links off the word maps of a sentence pair: in the paper's way, and in ways that go beyond it."""
+"""Turns the word maps of a sentence pair into links, as in the paper and with improvements on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,24 +24,24 @@ from alignment.word_maps import (
 from captum_norm import InvalidInputError
 
 COMBINATIONS = ("sum", "product")
-"""How two maps become one."""
+"""How both settings' maps are combined."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done to the word maps of one sentence pair, in this order, until there are links.
+    """The steps from the word maps of a sentence pair to links, in this order.
 
     Attributes:
-        null: whether the null column takes part; without it rows are normalised over the source words alone.
-        other: the weight of the other setting's map beside the own one's 1; 0 for none of it.
-        combination: whether the two are added, rows normalised, or multiplied (:func:`alignment.smoothed_product`).
-        prior: strength of the diagonal prior [Dyer et al. 2013] that the map is multiplied by; 0 for none.
-        sinkhorn: whether rows and columns are normalised in turn.
+        null: whether the null column takes part; if not, rows are normalised over the source words.
+        other: the weight of the other setting's map, relative to 1 for the setting's own; 0 for no combination.
+        combination: ``"sum"`` of the row-normalised maps or ``"product"`` (:func:`alignment.smoothed_product`).
+        prior: the strength of a diagonal prior on the map [Dyer et al. 2013]; 0 for none.
+        sinkhorn: whether to normalise rows and columns in turn.
         decoder: a name in :data:`DECODERS`.
         options: the decoder's own parameters.
 
     Raises:
-        InvalidInputError: the decoder is unknown or its options are not its own, or a number is negative.
+        InvalidInputError: the decoder is unknown, an option is not one of its parameters, or a number is negative.
 
     >>> import numpy as np
     >>> maps = {"AWI": np.array([[0.5, 0.3, 0.2], [0.45, 0.4, 0.15]]), "AWO": np.array([[0.5, 0.5, 0], [0.0, 1.0, 0]])}
@@ -65,30 +65,30 @@ class Recipe:
         try:
             signature(DECODERS[self.decoder]).bind(None, **self.options)
         except TypeError as error:
-            raise InvalidInputError(f"the options do not fit the decoder {self.decoder}: {error}") from error
+            raise InvalidInputError(f"the options do not match the decoder {self.decoder}: {error}") from error
         if self.combination not in COMBINATIONS:
             raise InvalidInputError(f"got the combination {self.combination!r}; expected {' or '.join(COMBINATIONS)}")
         check_factor("other", self.other)
         check_factor("prior", self.prior)
 
     def settings(self, setting: Setting) -> tuple[Setting, ...]:
-        """The settings whose maps are needed to read links in ``setting``."""
+        """The settings whose maps the recipe needs to read links in ``setting``."""
         return ("AWI", "AWO") if self.other else (setting,)
 
     def __call__(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> Alignment:
-        """The links of one sentence pair.
+        """The links of a sentence pair.
 
         Args:
-            maps: word maps (T, S + 1) by setting, at least those of :meth:`settings`.
+            maps: word maps (T, S + 1), at least for the settings that :meth:`settings` returns.
             setting: the setting to read.
         """
         return DECODERS[self.decoder](self.word_map(maps, setting), null=self.null, **self.options)
 
     def word_map(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> WordMap:
-        """The map that the decoder reads, (T, S + 1), or (T, S) where null takes no part; arguments as for a call."""
-        word_map = self._taken(maps[setting])
+        """The map that goes to the decoder, (T, S + 1), or (T, S) without null; arguments as for a call."""
+        word_map = self._checked(maps[setting])
         if self.other:
-            both = [word_map, self._taken(maps["AWO" if setting == "AWI" else "AWI"])]
+            both = [word_map, self._checked(maps["AWO" if setting == "AWI" else "AWI"])]
             if self.combination == "product":
                 word_map = smoothed_product(both, [1.0, self.other], null=self.null)
             else:
@@ -99,7 +99,7 @@ class Recipe:
             word_map = sinkhorn(word_map, null=self.null)
         return word_map
 
-    def _taken(self, word_map: ArrayLike) -> WordMap:
+    def _checked(self, word_map: ArrayLike) -> WordMap:
         matrix = checked_map(word_map, null=True, signed=True)
         return matrix if self.null else split_null(matrix, null=True)[0]
 
@@ -117,7 +117,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             combination="product",
             sinkhorn=True,
             decoder="mutual-posterior",
-            # The lowest error rate on The Last Lesson, norms and weights of both shipped models together.
+            # Tuned for the lowest error rate on The Last Lesson: norms and weights, both shipped models.
             options={"jump_penalty": 0.35, "min_probability": 0.3},
         ),
     }
@@ -127,14 +127,14 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 ``paper``
     each target word's highest entry, null column included [Kobayashi et al. 2020];
 ``mutual``
-    those of its links that are the highest of their column, too;
+    only those of these links that are also the highest of their column;
 ``sinkhorn``
-    the paper's after rows and columns were normalised in turn;
+    as ``paper``, after normalising rows and columns in turn;
 ``balanced``
-    the other setting's map added, rows and columns normalised in turn, then mutual;
+    the sum of both settings' maps, rows and columns normalised in turn, then as ``mutual``;
 ``product``
-    both settings' maps without their null columns multiplied, each half uniform, rows and columns normalised in turn,
-    then mutual;
+    the product of both settings' maps without null columns, each mixed half and half with a uniform map, rows and
+    columns normalised in turn, then as ``mutual``;
 ``hmm``
-    ``product``, decoded with a penalty for jumps both ways: the only one that uses the words' positions.
+    as ``product``, but decoded with a jump penalty in both directions: the only recipe that uses word positions.
 """

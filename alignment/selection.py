@@ -1,4 +1,4 @@
-"""Chooses the layer, setting and head to read alignments from, without gold alignments."""
+"""Chooses the layer, setting and head to read alignments from, without using gold alignments."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from alignment.word_maps import WordMap
 
 @dataclass(frozen=True, order=True)
 class Choice:
-    """Where alignments are read.
+    """The maps from which alignments are read.
 
     Attributes:
         setting: which rows.
-        layer: 0-based.
-        head: 0-based, or None for all heads together.
+        layer: 0-based index.
+        head: 0-based index, or None for all heads together.
     """
 
     setting: Setting
@@ -31,23 +31,23 @@ class Choice:
 def consistency(
     alignments: Sequence[Alignment], sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]
 ) -> float:
-    """How much one-to-one alignments speak of a lexicon: the rule behind ``layer="auto"``.
+    """How consistently one-to-one alignments translate the same words: the criterion of ``layer="auto"``.
 
-    Every link counts 1, and on top of it the Dice coefficient of its two words over all *other* links,
-    2 (c(s, t) − 1) / (c(s) + c(t) − 1): near 1 if these words are always linked to each other, 0 if nowhere else. The
-    sum is divided by the number of target words. A map of the wrong layer gives few mutual links, the map of the wrong
-    setting, a row off, as many as the right one, but between words that do not belong together.
+    Every link counts 1 plus the Dice coefficient of its two words over all *other* links,
+    2 (c(s, t) − 1) / (c(s) + c(t) − 1): near 1 if the two words are always linked to each other, 0 if only here. The
+    sum is divided by the number of target words. The wrong layer gives few mutual links. The wrong setting, which is
+    off by one row, gives as many as the right one, but between unrelated words.
 
     Args:
-        alignments: mutual links, such as ``mutual_argmax`` gives, of each pair.
+        alignments: the one-to-one alignment of each pair, such as ``mutual_argmax`` returns.
         sources: the words of each source sentence; case is ignored.
-        targets: likewise.
+        targets: the words of each target sentence; case is ignored.
 
     Returns:
-        0 to 2; 0 where there is no target word.
+        A number from 0 to 2; 0 if there is no target word.
 
     Raises:
-        ValueError: there are not equally many of the three.
+        ValueError: the three differ in length.
 
     >>> consistency([Alignment([(0, 0)]), Alignment([(0, 0)])], [["Haus"], ["haus"]], [["house"], ["house"]])
     1.6666666666666665
@@ -70,7 +70,7 @@ def consistency(
 def most_consistent(
     candidates: Mapping[Choice, Sequence[WordMap]], sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]
 ) -> Choice:
-    """The candidate whose mutual links have the highest :func:`consistency`; of equal ones AWI, the first layer."""
+    """The candidate with the highest :func:`consistency` of its mutual links; ties go to AWI and the first layer."""
 
     def rate(choice: Choice) -> float:
         return consistency(list(map(mutual_argmax, candidates[choice])), sources, targets)

@@ -1,4 +1,4 @@
-"""Loads the translation models that come with this package."""
+"""Loads the translation models shipped with this package."""
 
 import ast
 from pathlib import Path
@@ -17,7 +17,7 @@ _TIED = "tied."
 
 
 def shipped_models() -> list[str]:
-    """The names of the translation models that come with this package.
+    """The names of the translation models shipped with this package.
 
     >>> "fr-en" in shipped_models()
     True
@@ -26,19 +26,19 @@ def shipped_models() -> list[str]:
 
 
 def load_shipped_model(name: str = "fr-en") -> tuple[TranslationModel, NormalizedWords]:
-    """Load a translation model that comes with this package.
+    """Load a translation model shipped with this package.
 
     The models read and write words in normal form (:func:`alignment.normalization.normalize_word`): lower case, no
-    elisions, hyphens apart. The tokenizer brings words into it.
+    elisions, hyphens separated. The tokenizer normalises its input.
 
     Args:
-        name: its direction, one of :func:`shipped_models`.
+        name: its translation direction, one of :func:`shipped_models`.
 
     Returns:
         The model, in float32 and in ``eval()`` mode, and its tokenizer.
 
     Raises:
-        InvalidInputError: there is no such model.
+        InvalidInputError: the model is unknown.
 
     >>> import torch
     >>> model, tokenizer = load_shipped_model("fr-en")
@@ -62,7 +62,7 @@ def load_shipped_model(name: str = "fr-en") -> tuple[TranslationModel, Normalize
 
 
 def _parsed(text: str) -> Any:
-    """A setting from its text: a number, True, False or None, else the text."""
+    """A number, True, False or None from its text; other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):

@@ -15,17 +15,17 @@ TestName = Literal["ar", "bs"]
 """``"ar"``: approximate randomisation [Riezler & Maxwell 2005]; ``"bs"``: bootstrap resampling [Koehn 2004]."""
 
 TRIALS: Mapping[TestName, int] = MappingProxyType({"ar": 10_000, "bs": 1_000})
-"""How many trials a paired test makes unless told otherwise, as in sacrebleu."""
+"""The default number of trials of each paired test, as in sacrebleu."""
 
 
 @dataclass(frozen=True, slots=True)
 class Significance:
-    """What a paired test says of systems and their baseline.
+    """The result of comparing systems with a baseline.
 
     Attributes:
-        p_values: how probable a difference in AER as large as the observed one is if only chance tells the two apart;
-            one value a system, two-sided.
-        identical: for each system, whether it has the very links of the baseline.
+        p_values: for each system, the two-sided probability of a difference in AER at least as large as the observed
+            one if system and baseline differ by chance only.
+        identical: for each system, whether its links are the baseline's.
         signature: sacrebleu's signature of the test.
     """
 
@@ -42,22 +42,23 @@ def paired_significance(
     test: TestName = "ar",
     trials: int | None = None,
 ) -> Significance:
-    """A paired test of sacrebleu on alignment error rates.
+    """Run a paired significance test of sacrebleu on alignment error rates.
 
-    Sacrebleu counts the trials whose difference is strictly larger than the observed one, so that systems that hardly
-    differ, for which no trial can be larger, get the smallest p-value there is. Of the 2^k ways to exchange the
-    alignments of the k sentence pairs that two systems score differently, at least two make a difference as large as
-    the observed one; so no p-value here is smaller than that share, 2^(1 − k), and that of identical systems is 1.
+    sacrebleu counts the trials with a strictly larger difference than the observed one, so systems that hardly differ
+    get the smallest possible p-value: no trial can have a larger difference. Of the 2^k ways to exchange the
+    alignments of the k sentence pairs that two systems score differently, at least two give a difference as large as
+    the observed one. So p-values here are at least 2^(1 − k), and 1 for identical systems.
 
     Args:
         baseline: the alignment of each sentence pair.
-        systems: those of each system to compare with it.
+        systems: the alignments of each system to compare with the baseline.
         gold: the gold alignments.
         test: ``"ar"`` or ``"bs"``.
-        trials: number of trials or resamples; None: ``TRIALS``. The seed is sacrebleu's, 12345 or SACREBLEU_SEED.
+        trials: number of trials or resamples; None for that in ``TRIALS``. The seed is sacrebleu's: 12345 or
+            SACREBLEU_SEED.
 
     Raises:
-        InvalidInputError: there are not equally many alignments, the test is not known, or there are no trials.
+        InvalidInputError: the numbers of alignments differ, the test is unknown, or there are no trials.
 
     >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))] * 20
     >>> good, bad = [Alignment([(0, 0), (1, 1)])] * 20, [Alignment([(0, 0), (1, 0)])] * 20
@@ -72,7 +73,7 @@ def paired_significance(
         raise InvalidInputError(f"got {trials} trials, expected at least 1")
     metric = AER([gold])
     named = [(str(number), system) for number, system in enumerate([baseline, *systems])]
-    # sacrebleu's annotations know strings alone.
+    # sacrebleu's annotations allow strings only.
     paired = PairedTest(cast(Any, named), {"AER": metric}, None, test_type=test, n_samples=trials)
     signatures, results = paired()
     counts = [metric._extract_corpus_statistics(system, None) for _, system in named]

@@ -1,9 +1,8 @@
-"""Finds which word each piece belongs to, and makes word maps of piece maps.
+"""Finds the word that each piece belongs to, and merges piece maps into word maps.
 
-Word ids are a list with one entry a piece: the index of its word, or None for a special token. They are found by
-laying the pieces' characters over the words' characters; a tokenizer's marks are stripped, never trusted
-(``word_ids_from_pieces``, ``word_ids_from_offsets``). Where a tokenizer can be run word by word, ``encode_words`` needs
-none of this.
+Word ids are a list with one entry per piece: the index of its word, or None for a special token.
+``word_ids_from_pieces`` and ``word_ids_from_offsets`` match the pieces' text against the words' text; they strip a
+tokenizer's marks and never rely on them. If a tokenizer can be run word by word, ``encode_words`` is enough.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,12 +19,12 @@ Piece = TypeVar("Piece")
 
 
 def encode_words(words: Iterable[str], encode_one: Callable[[str], Sequence[Piece]]) -> tuple[list[Piece], list[int]]:
-    """Pieces of a sentence whose words are encoded one by one, and the word id of each.
+    """Encode a sentence word by word; return its pieces and their word ids.
 
-    The sure way to word ids, at the price that a tokenizer which looks beyond a word may cut it differently here.
+    The word ids are certain, but a tokenizer that looks beyond word boundaries may cut words differently in context.
 
     Args:
-        words: the words.
+        words: the words of the sentence.
         encode_one: a word -> its pieces or their ids, without special tokens.
 
     >>> encode_words(["ab", "c"], list)
@@ -44,20 +43,20 @@ def word_ids_from_pieces(
     special: Collection[str] = (),
     normalize: Callable[[str], str] = str,
 ) -> list[int | None]:
-    """The word of each piece, found by laying the pieces' text over the words' text.
+    """The word id of each piece, found by matching the pieces' text against the words' text.
 
-    A piece without text, such as a lone ``▁``, belongs to the word that comes next, at the end to the last one. An
-    unknown piece stands for as much of a word as makes the others fit.
+    A piece without text, such as a lone ``▁``, belongs to the next word, at the end to the last one. An unknown piece
+    covers as much of a word as the other pieces leave.
 
     Args:
-        words: the words of the sentence; joined by spaces, they are what was tokenised.
+        words: the words of the sentence; joined by spaces, they are the text that was tokenised.
         pieces: its pieces, in order.
         scheme: how they are written, such as ``PIECE_SCHEMES["sentencepiece"]``.
         special: pieces that belong to no word, such as ``{"</s>"}``.
         normalize: a word -> its text after the tokenizer's own normalisation (NFKC, lower case, ...).
 
     Raises:
-        InvalidInputError: the texts differ, or a piece holds text of two words; the word where they part is named.
+        InvalidInputError: the texts differ, or a piece spans two words; the word of the mismatch is named.
 
     >>> from alignment.pieces import PIECE_SCHEMES
     >>> pieces = ["▁", "Häus", "er", "▁am", "▁See", "</s>"]
@@ -66,7 +65,7 @@ def word_ids_from_pieces(
     """
     text = _Text([normalize(word) for word in words])
     real = [piece for piece in pieces if piece not in special]
-    # For each piece, the places where it can end and the earliest start for each: one place, but for unknown pieces.
+    # For each piece, the positions where it can end, with the earliest start; several for unknown pieces only.
     steps: list[dict[int, int]] = []
     reached: Collection[int] = [0]
     for piece in real:
@@ -90,7 +89,7 @@ def word_ids_from_pieces(
 
 
 class _Text:
-    """The words' UTF-8 text without white space, and which word each byte is of."""
+    """The words' UTF-8 text without white space, and the word of each byte."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = words
@@ -100,18 +99,18 @@ class _Text:
         self._owners = [index for index, word in enumerate(bare) for _ in word]
 
     def word_at(self, place: int) -> int | None:
-        """The word that has this byte, past the end the last; None if there is no text."""
+        """The word of this byte, past the end the last word; None if there is no text."""
         return self._owners[min(place, self.length - 1)] if self._owners else None
 
     def rest(self, place: int) -> bytes:
-        """What is left of the word that has this byte."""
+        """The rest of this byte's word, from the byte on."""
         end = place
         while end < self.length and self._owners[end] == self._owners[place]:
             end += 1
         return self.bytes[place:end]
 
     def ends(self, start: int, surface: bytes | None) -> Iterable[int]:
-        """Where a piece that starts here can end; None is the unknown piece."""
+        """The positions where a piece that starts here can end; None is the unknown piece."""
         rest = self.rest(start)
         if surface is None:
             return range(start + 1, start + len(rest) + 1)
@@ -133,25 +132,27 @@ def _without_spaces(text: bytes) -> bytes:
 def word_ids_from_offsets(
     words: Sequence[str], offsets: Sequence[tuple[int, int]], special_mask: Sequence[int | bool]
 ) -> list[int | None]:
-    """The word of each piece, from the character offsets that a fast tokenizer returns.
+    """The word id of each piece, from the character offsets that a fast tokenizer returns.
 
     Args:
-        words: the words; joined by single spaces, they are what was tokenised.
+        words: the words; joined by single spaces, they are the text that was tokenised.
         offsets: start and end of each piece in that text (``return_offsets_mapping=True``); the space before a word
             may be part of its first piece.
         special_mask: 1 for special tokens (``return_special_tokens_mask=True``).
 
     Raises:
-        InvalidInputError: there are not equally many offsets and mask entries, an offset lies outside the text, a
-            piece holds text of two words, or words at the end have no piece, as after truncation.
+        InvalidInputError: the numbers of offsets and mask entries differ, an offset lies outside the text, a piece
+            spans two words, or the last words have no piece, as after truncation.
 
     >>> word_ids_from_offsets(["ab", "c"], [(0, 1), (1, 2), (2, 4), (0, 0)], [0, 0, 0, 1])
     [0, 0, 1, None]
     """
     if len(offsets) != len(special_mask):
-        raise InvalidInputError(f"got {len(offsets)} offsets and {len(special_mask)} mask entries, expected as many")
+        raise InvalidInputError(
+            f"got {len(offsets)} offsets and {len(special_mask)} mask entries, expected equally many"
+        )
     text = " ".join(words)
-    # A space is of the word after it.
+    # A space belongs to the word after it.
     owners = [index for index, word in enumerate(words) for _ in range((index > 0) + len(word))]
     ids: list[int | None] = []
     covered = 0
@@ -164,14 +165,14 @@ def word_ids_from_offsets(
             raise InvalidInputError(f"{found}; give the words that were tokenised, joined by single spaces")
         touched = sorted({owners[place] for place in range(start, end) if text[place] != " "})
         if len(touched) > 1:
-            found = f"got the piece {text[start:end]!r}, which holds text of words {touched[0]} to {touched[-1]}"
+            found = f"got the piece {text[start:end]!r}, which spans words {touched[0]} to {touched[-1]}"
             raise InvalidInputError(f"{found}, expected one word; encode the words one by one with encode_words")
         ids.append(touched[0] if touched else owners[start] if start < len(text) else len(words) - 1)
         covered = max(covered, end)
     if text[covered:].strip():
         word = owners[len(text) - len(text[covered:].lstrip())]
         found = f"got no piece from word {word} ({words[word]!r}) on"
-        raise InvalidInputError(f"{found}, expected pieces for all {len(words)} words; switch truncation off")
+        raise InvalidInputError(f"{found}, expected pieces for all {len(words)} words; turn truncation off")
     return ids
 
 
@@ -183,15 +184,16 @@ def merge_pieces(
     target_words: int,
     source_words: int,
 ) -> WordMap:
-    """The word map of a piece map: sum over a source word's pieces, mean over a target word's [Kobayashi et al. 2020].
+    """Merge a piece map into a word map.
 
-    The source's special tokens, its end of sentence above all, make up the null column; the target's are dropped. A
-    word without pieces has a row or column of zeros.
+    Entries are summed over a source word's pieces and averaged over a target word's [Kobayashi et al. 2020]. The
+    source's special tokens, mainly the end of sentence, make up the null column; the target's are dropped. A word
+    without pieces has a row or column of zeros.
 
     Args:
-        piece_map: (..., target pieces, source pieces); further axes, such as layers and heads, come first.
+        piece_map: (..., target pieces, source pieces), with any leading axes, such as layers and heads.
         target_ids: the word id of each target piece, None for special tokens.
-        source_ids: likewise.
+        source_ids: the word id of each source piece, None for special tokens.
         target_words: number of target words, T.
         source_words: number of source words, S.
 
@@ -199,7 +201,7 @@ def merge_pieces(
         (..., T, S + 1), null column last.
 
     Raises:
-        InvalidInputError: the map's shape does not fit the ids, or an id is no word's.
+        InvalidInputError: the map's shape does not match the ids, or an id is out of range.
 
     >>> merge_pieces([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1]], [0, None], [0, 0, None], target_words=1, source_words=1)
     array([[0.7, 0.3]])
@@ -215,7 +217,7 @@ def merge_pieces(
 
 
 def _membership(ids: Sequence[int | None], words: int) -> WordMap:
-    """(pieces, words + 1): 1 where the piece is of the word; in the last column, where it is of none."""
+    """(pieces, words + 1): 1 where a piece is of a word; pieces of no word are in the last column."""
     if not all(index is None or 0 <= index < words for index in ids):
         raise InvalidInputError(f"got word ids {list(ids)}, expected indices of {words} words, or None")
     membership = np.zeros((len(ids), words + 1))

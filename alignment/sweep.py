@@ -18,27 +18,26 @@ from alignment.gradients import GradientKind
 from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice, highest_norm, mean_norm, most_consistent
-from alignment.settings import Setting
+from alignment.settings import SETTINGS, Setting
 from alignment.teacher_forcing import TeacherForcedBatch
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError, NormMeter
 from captum_norm.functional import spearman
 
-AttentionMethod = Literal["norms", "weights"]
+AttentionMethod = Literal["norm", "weights"]
 Method = AttentionMethod | GradientKind
-SETTINGS: tuple[Setting, ...] = get_args(Setting)
 AUTO, AUTO_HEAD = "auto", "auto, one head"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read alignments.
+    """A way to read alignments: which maps, and how links are read from them.
 
     Attributes:
-        method: what the maps are.
-        place: setting, layer and head; a gradient's layer is 0, since it goes through all.
-        recipe: how links are read off the maps.
+        method: the method that computes the maps.
+        place: setting, layer and head; the layer of gradients, which pass through all layers, is 0.
+        recipe: the name of a recipe.
     """
 
     method: Method
@@ -48,7 +47,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Result:
-    """The alignments of a corpus by one reading, and how good they are."""
+    """The alignments of a corpus by one reading, and their score."""
 
     reading: Reading
     score: AERScore
@@ -61,13 +60,13 @@ class Sweep:
 
     Attributes:
         corpus: the corpus.
-        maps: the word maps of every method and place.
-        results: every reading's.
-        chosen: what ``layer="auto"`` and ``"highest-norm"`` choose among the norms of all settings and layers, and as
-            ``"auto, one head"`` what ``"auto"`` chooses among those of single heads.
-        mean_norms: the mean norm of every place, over all pairs.
-        layers: number of the decoder's layers.
-        heads: number of heads in each.
+        maps: the word maps by method and place.
+        results: the result of each reading.
+        chosen: the choices of ``layer="auto"`` and ``"highest-norm"`` among the norms of all settings and layers, and
+            as ``"auto, one head"`` that of ``"auto"`` among single heads.
+        mean_norms: the mean norm at each place, over all pairs.
+        layers: number of decoder layers.
+        heads: number of heads per layer.
     """
 
     corpus: ParallelGold
@@ -79,9 +78,9 @@ class Sweep:
     heads: int
 
     def best(self, method: Method, *, per_head: bool = False) -> Result:
-        """The paper recipe's best result by a method, over settings and layers, with ``per_head`` over single heads.
+        """A method's best result with the paper's recipe, over settings and layers, or single heads if ``per_head``.
 
-        Chosen by the gold alignments, so a bound for every rule that goes without them.
+        It is chosen by the gold alignments, so it bounds every rule that does without them.
         """
         found = [
             result
@@ -91,9 +90,9 @@ class Sweep:
         return min(found, key=lambda result: result.score.aer)
 
     def norm_correlation(self, setting: Setting) -> "NormCorrelation":
-        """How the paper recipe's AER by norms goes with the mean norm, over all heads of all layers."""
+        """The correlation of AER with mean norm over all heads of all layers, with the paper's recipe."""
         heads = [place for place in self.mean_norms if place.setting == setting and place.head is not None]
-        rates = [self.results[Reading("norms", place)].score.aer for place in heads]
+        rates = [self.results[Reading("norm", place)].score.aer for place in heads]
         norms = [self.mean_norms[place] for place in heads]
         ranked = spearman(torch.tensor(rates, dtype=torch.float64), torch.tensor(norms, dtype=torch.float64))
         varies = len(set(rates)) > 1 and len(set(norms)) > 1
@@ -101,7 +100,7 @@ class Sweep:
 
 
 class NormCorrelation(NamedTuple):
-    """Of the heads' AER with their mean norm [Kobayashi et al. 2020, section 5.3]; NaN where one does not vary.
+    """Correlation of the heads' AER with their mean norm [Kobayashi et al. 2020, section 5.3]; NaN if one is constant.
 
     Attributes:
         spearman: rank correlation.
@@ -114,10 +113,10 @@ class NormCorrelation(NamedTuple):
 
 @dataclass
 class AllMaps:
-    """Norms and weights of all layers, of heads together and of each, from one forward pass, as one stack of maps.
+    """Piece maps of all norms and weights from one forward pass: every layer, heads together and one by one.
 
     Attributes:
-        labels: what each map of the stack is: method, layer, head; known after the first batch.
+        labels: method, layer and head of each map; known after the first batch.
     """
 
     meter: NormMeter
@@ -132,12 +131,11 @@ class AllMaps:
         weights: Any = cross.weights
         head_norms: Any = cross.head_norms
         _, layers, heads, _, _ = weights.shape
-        methods: tuple[AttentionMethod, ...] = ("norms", "weights")
         together: list[int | None] = [None]
         self.labels = [
             (method, layer, head)
             for every in (together, list(range(heads)))
-            for method in methods
+            for method in get_args(AttentionMethod)
             for layer in range(layers)
             for head in every
         ]
@@ -153,22 +151,22 @@ def sweep(
     n_bootstrap: int = 1000,
     max_tokens: int = 4096,
 ) -> Sweep:
-    """Align a corpus in every way and score it.
+    """Align a corpus in every way, and score the alignments.
 
-    With the paper's recipe: norms and weights of every layer and every head, and gradient baselines, in both settings.
-    With every other recipe: norms and weights of the layer and setting, and of the single head, that ``"auto"``
-    chooses, from the norms and without the gold alignments.
+    The paper's recipe reads norms and weights of every layer and head, and gradient baselines, in both settings. The
+    other recipes read norms and weights at the layer and setting, and at the single head, that ``"auto"`` chooses from
+    the norms without gold alignments.
 
     Args:
         model: a translation model as for :class:`alignment.WordAligner`.
         tokenizer: its tokenizer.
         corpus: sentence pairs with gold alignments, in the direction of the model.
-        gradients: whether to compute the gradient baselines, which cost most of the time.
+        gradients: whether to compute the gradient baselines, which take most of the time.
         n_bootstrap: resamples for the 95 % intervals; 1 for none.
-        max_tokens: how large a batch may be, padding included.
+        max_tokens: the largest batch, padding included.
 
     Raises:
-        InvalidInputError: there is no sentence pair, or one cannot be used.
+        InvalidInputError: there is no sentence pair, or one is unusable.
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
     """
     pairs = list(zip(corpus.sources, corpus.targets, strict=True))
@@ -178,21 +176,21 @@ def sweep(
     maps: dict[tuple[Method, Choice], list[WordMap]] = {}
 
     def collect(piece_maps: PieceMaps) -> Iterator[tuple[Setting, int, list[WordMap]]]:
-        """Setting, place in the stack, and that map of every pair."""
+        """Yield setting, index in the stack, and that map of every pair."""
         found = dict(word_maps(model, tokenizer, pairs, piece_maps, settings=SETTINGS, max_tokens=max_tokens))
         count = len(found[0][SETTINGS[0]])
         for setting in SETTINGS:
-            for place in range(count):
-                yield setting, place, [found[index][setting][place].astype("float64") for index in range(len(pairs))]
+            for number in range(count):
+                yield setting, number, [found[index][setting][number].astype("float64") for index in range(len(pairs))]
 
-    for setting, place, stack in collect(everything):
-        method, layer, head = everything.labels[place]
+    for setting, number, stack in collect(everything):
+        method, layer, head = everything.labels[number]
         maps[method, Choice(setting, layer, head)] = stack
     for kind in get_args(GradientKind) if gradients else ():
         for setting, _, stack in collect(gradient_maps(model, kind)):
             maps[kind, Choice(setting, 0)] = stack
 
-    norms = {place: stack[:SAMPLE] for (method, place), stack in maps.items() if method == "norms"}
+    norms = {place: stack[:SAMPLE] for (method, place), stack in maps.items() if method == "norm"}
     together, single = (
         {place: stack for place, stack in norms.items() if (place.head is not None) == per_head}
         for per_head in (False, True)
@@ -220,19 +218,19 @@ def sweep(
         to_read = maps_to_read(maps, reading.method, reading.place, recipe)
         alignments = [recipe(pair, reading.place.setting) for pair in to_read]
         results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
-    mean_norms = {place: mean_norm(stack) for (method, place), stack in maps.items() if method == "norms"}
+    mean_norms = {place: mean_norm(stack) for (method, place), stack in maps.items() if method == "norm"}
     return Sweep(corpus, maps, results, chosen, mean_norms, layers, heads)
 
 
 def maps_to_read(
     maps: Mapping[tuple[Method, Choice], Sequence[WordMap]], method: Method, place: Choice, recipe: Recipe
 ) -> list[dict[Setting, WordMap]]:
-    """Of each pair the maps that a recipe reads, as :class:`alignment.WordAligner` does.
+    """The maps that a recipe reads for each pair, as in :class:`alignment.WordAligner`.
 
     Args:
-        maps: those of a :class:`Sweep`.
-        method: what the maps are.
-        place: where the recipe is to read.
+        maps: the maps of a :class:`Sweep`.
+        method: the method that computed the maps.
+        place: setting, layer and head to read.
         recipe: the recipe.
     """
     stacks = {place.setting: maps[method, place]}

@@ -1,4 +1,4 @@
-"""Shows a sweep as tables, as records and as heatmaps."""
+"""Turns sweeps into tables, records and heatmaps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
@@ -10,9 +10,9 @@ from rich.table import Table
 from alignment.aer import AERScore
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
-from alignment.settings import Setting
+from alignment.settings import SETTINGS, Setting
 from alignment.significance import paired_significance
-from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, AttentionMethod, Method, Reading, Result, Sweep
+from alignment.sweep import AUTO, AUTO_HEAD, AttentionMethod, Method, Reading, Result, Sweep
 from captum_norm import InvalidInputError
 from captum_norm.commands.terminal import plain_table
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLES: Mapping[Method, str] = {
-    "norms": "norms",
+    "norm": "norms",
     "weights": "weights",
     "saliency": "saliency",
     "gradient_x_input": "gradient × input",
@@ -30,7 +30,7 @@ SIGNIFICANT = 0.05
 
 
 def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """One record for each reading: what it is, and its AER, 95 % interval, precision, recall, F1 and links."""
+    """One record per reading, with AER, 95 % interval, precision, recall, F1 and number of links."""
     for reading, result in sweep.results.items():
         score = result.score
         yield {
@@ -42,7 +42,7 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
             "head": reading.place.head,
             "recipe": reading.recipe,
             "aer": score.aer,
-            "aer_interval": score._ci if score._ci >= 0 else None,  # sacrebleu's for: nothing was resampled
+            "aer_interval": score.interval,
             "precision": score.precision,
             "recall": score.recall,
             "f1": score.f1,
@@ -51,7 +51,7 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """The paper's tables: layers, heads, rules, correlation with norms; and recipes beyond the paper's."""
+    """The paper's tables (layers, heads, rules, correlation with norms), and tables of the other recipes."""
     recipes = (_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))
     return [_layers(sweep), _heads(sweep), _rules(sweep), _correlations(sweep), *recipes]
 
@@ -60,27 +60,27 @@ def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
     """Mean and population standard deviation over models of the same shape, such as several seeds.
 
     Raises:
-        InvalidInputError: the models differ in their numbers of layers or heads.
+        InvalidInputError: the models differ in the number of layers or heads.
     """
     shapes = {(sweep.layers, sweep.heads) for sweep in sweeps}
     if len(shapes) > 1:
         shown = " and ".join(f"{layers} layers of {heads} heads" for layers, heads in sorted(shapes))
-        raise InvalidInputError(f"got models of {shown}; expected models of one shape")
+        raise InvalidInputError(f"got models of {shown}; expected the same shape for all")
     over = f"mean ± population SD of {len(sweeps)} models"
     layers = _layer_table(f"AER by setting and layer, the paper's recipe, {over}", sweeps)
-    rules = plain_table(f"Chosen without gold, norms, {over}", ["rule"], ["AER"])
+    rules = plain_table(f"Norms chosen without gold, {over}", ["rule"], ["AER"])
     for rule in sweeps[0].chosen:
-        found = [sweep.results[Reading("norms", sweep.chosen[rule])].score.aer for sweep in sweeps]
+        found = [sweep.results[Reading("norm", sweep.chosen[rule])].score.aer for sweep in sweeps]
         rules.add_row(rule, _mean_cell(found))
     correlations = _correlation_table(f"AER of single heads against their mean norm, {over}", sweeps)
     return [layers, rules, correlations]
 
 
 def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:
-    """AER by recipe on several corpora, its mean over them, and whether norms and weights differ on all pairs together.
+    """AER by recipe on several corpora, their mean, and whether norms and weights differ over all pairs together.
 
     Args:
-        sweeps: of one model on corpora of one direction; each is read where its own rules say.
+        sweeps: sweeps of one model on corpora of one direction; each is read at its own choice.
     """
     return [_corpora(sweeps, rule) for rule in (AUTO, AUTO_HEAD)]
 
@@ -93,24 +93,24 @@ def _corpora(sweeps: Sequence[Sweep], rule: str) -> Table:
             method: [sweep.results[Reading(method, sweep.chosen[rule], recipe)] for sweep in sweeps]
             for method in ATTENTION
         }
-        p_value = pooled_significance(found["norms"], found["weights"], sweeps)
+        p_value = pooled_significance(found["norm"], found["weights"], sweeps)
         for method, results in found.items():
             rates = [result.score.aer for result in results]
             cells = [f"{rate:.1f}" for rate in (*rates, fmean(rates))]
-            table.add_row(recipe, TITLES[method], *cells, _p_cell(None if method == "norms" else p_value))
+            table.add_row(recipe, TITLES[method], *cells, _p_cell(None if method == "norm" else p_value))
     return table
 
 
 def pooled_significance(
     baseline: Sequence[Result], other: Sequence[Result], sweeps: Sequence[Sweep], trials: int = 1000
 ) -> float:
-    """The p of the difference between two readings over the sentence pairs of all corpora together.
+    """The p-value of the difference between two readings, over the sentence pairs of all corpora.
 
     Args:
-        baseline: a reading of each corpus.
-        other: likewise, another reading.
-        sweeps: those that the readings are of.
-        trials: of the approximate randomisation.
+        baseline: the result of one reading on each corpus.
+        other: that of the other reading.
+        sweeps: the sweeps that the results are from.
+        trials: number of trials of approximate randomisation.
     """
     one, two = ([links for result in results for links in result.alignments] for results in (baseline, other))
     gold = [pair for sweep in sweeps for pair in sweep.corpus.gold]
@@ -141,7 +141,7 @@ def _correlation_table(title: str, sweeps: Sequence[Sweep]) -> Table:
     table = plain_table(title, [""], ["Spearman", "Pearson", "AER of the head with the highest norm"])
     for setting in SETTINGS:
         found = [sweep.norm_correlation(setting) for sweep in sweeps]
-        highest = [sweep.results[Reading("norms", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
+        highest = [sweep.results[Reading("norm", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
         ranked, linear = ([one.spearman for one in found], [one.pearson for one in found])
         table.add_row(setting, _mean_cell(ranked, digits=2), _mean_cell(linear, digits=2), _mean_cell(highest))
     return table
@@ -166,9 +166,9 @@ def _heads(sweep: Sweep) -> Table:
 def _rules(sweep: Sweep) -> Table:
     table = plain_table("AER of norms chosen without gold", ["rule", "choice"], ["AER"])
     for rule, choice in sweep.chosen.items():
-        table.add_row(rule, str(choice), _cell(sweep.results[Reading("norms", choice)]))
+        table.add_row(rule, str(choice), _cell(sweep.results[Reading("norm", choice)]))
     for rule, per_head in (("(by gold)", False), ("(by gold, one head)", True)):
-        best = sweep.best("norms", per_head=per_head)
+        best = sweep.best("norm", per_head=per_head)
         table.add_row(rule, str(best.reading.place), _cell(best))
     return table
 
@@ -201,7 +201,7 @@ def _cell(result: Result | None) -> str:
 
 
 def _mean_cell(values: Sequence[float], digits: int = 1) -> str:
-    """One value as it is, of several the mean ± population standard deviation."""
+    """A single value, or the mean ± population standard deviation of several."""
     if not values or any(value != value for value in values):
         return "–"
     mean = f"{fmean(values):.{digits}f}"
@@ -209,7 +209,7 @@ def _mean_cell(values: Sequence[float], digits: int = 1) -> str:
 
 
 def _score_cells(score: AERScore) -> tuple[str, str, str, str]:
-    interval = f"± {score._ci:.1f}" if score._ci >= 0 else ""
+    interval = "" if score.interval is None else f"± {score.interval:.1f}"
     return f"{score.aer:.1f}", interval, f"{score.precision:.1f}", f"{score.recall:.1f}"
 
 
@@ -220,13 +220,13 @@ def _p_cell(p_value: float | None) -> str:
 
 
 def layer_figure(sweep: Sweep) -> "Figure":
-    """AER of norms and weights as heatmaps: settings down, layers across."""
+    """Heatmaps of the AER of norms and weights: a row per setting, a column per layer."""
     layers = [f"layer {layer}" for layer in range(sweep.layers)]
     return _figure(sweep, SETTINGS, layers, lambda row, column: Choice(SETTINGS[row], column))
 
 
 def head_figure(sweep: Sweep) -> "Figure":
-    """AER of norms and weights as heatmaps, in the setting of the most consistent layer: layers down, heads across."""
+    """Heatmaps of the AER of norms and weights at the most consistent setting: a row per layer, a column per head."""
     setting = sweep.chosen[AUTO].setting
     layers = [f"layer {layer}" for layer in range(sweep.layers)]
     heads = [f"head {head}" for head in range(sweep.heads)]

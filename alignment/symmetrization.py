@@ -1,11 +1,11 @@
-"""Makes one alignment of those of the two translation directions, as Moses' ``symal`` does.
+"""Merges the alignments of both translation directions into one, as Moses' ``symal`` does.
 
-Everywhere ``forward`` is the alignment of the model that translates the source into the target, ``reverse`` that of
-the model of the other direction, transposed back: both hold (source index, target index) links. Exchanging the two
-matters in grow-diag-final and grow-diag-final-and alone, which take up forward's leftovers before reverse's.
+``forward`` is the alignment by the model that translates the source into the target, ``reverse`` that by the opposite
+model, transposed back: both hold (source index, target index) links. Their order matters only in grow-diag-final and
+grow-diag-final-and, which add forward's remaining links before reverse's.
 
-The heuristics are those of Koehn, Och & Marcu 2003 and Koehn et al. 2005; the order in which links are visited, on
-which the result depends, is that of ``symal``.
+The heuristics are those of Koehn, Och & Marcu 2003 and Koehn et al. 2005; links are visited in the order of ``symal``,
+on which the result depends.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
@@ -17,7 +17,7 @@ from alignment.links import Alignment, Link
 Symmetrization = Callable[[Alignment, Alignment], Alignment]
 """``(forward, reverse) -> symmetrised``."""
 
-# Inside this module a point is (target, source): the order in which symal sorts.
+# In this module a point is (target, source), the order in which symal sorts.
 _ADJACENT = ((-1, 0), (0, -1), (1, 0), (0, 1))
 _DIAGONAL = ((-1, -1), (-1, 1), (1, -1), (1, 1))
 
@@ -41,10 +41,10 @@ def union(forward: Alignment, reverse: Alignment) -> Alignment:
 
 
 def grow(forward: Alignment, reverse: Alignment) -> Alignment:
-    """The intersection, and from it link by link to horizontal and vertical neighbours.
+    """The intersection, grown link by link by horizontal and vertical neighbours.
 
-    A neighbour is added if the union has it and its source or target word has no link yet; added links have neighbours
-    in turn.
+    A neighbour is added if it is in the union and its source or target word has no link yet; the neighbours of added
+    links follow.
 
     >>> grow(Alignment([(0, 0), (0, 1)]), Alignment([(0, 0), (1, 2)]))
     Alignment([(0, 0), (0, 1)])
@@ -53,7 +53,7 @@ def grow(forward: Alignment, reverse: Alignment) -> Alignment:
 
 
 def grow_diag(forward: Alignment, reverse: Alignment) -> Alignment:
-    """As ``grow``, with diagonal neighbours too.
+    """Like ``grow``, with diagonal neighbours too.
 
     >>> grow_diag(Alignment([(0, 0), (0, 1)]), Alignment([(0, 0), (1, 2)]))
     Alignment([(0, 0), (0, 1), (1, 2)])
@@ -62,21 +62,21 @@ def grow_diag(forward: Alignment, reverse: Alignment) -> Alignment:
 
 
 def grow_diag_final(forward: Alignment, reverse: Alignment) -> Alignment:
-    """``grow_diag``, and then each leftover link whose source *or* target word has no link yet.
+    """``grow_diag``, then every remaining link whose source *or* target word has no link yet.
 
     >>> grow_diag_final(Alignment([(0, 0), (0, 2)]), Alignment([(0, 0), (3, 5)]))
     Alignment([(0, 0), (0, 2), (3, 5)])
     """
-    return _grown(forward, reverse, _ADJACENT + _DIAGONAL, leftovers_need=1)
+    return _grown(forward, reverse, _ADJACENT + _DIAGONAL, uncovered=1)
 
 
 def grow_diag_final_and(forward: Alignment, reverse: Alignment) -> Alignment:
-    """``grow_diag``, and then each leftover link whose source *and* target word have no link yet.
+    """``grow_diag``, then every remaining link whose source *and* target word have no link yet.
 
     >>> grow_diag_final_and(Alignment([(0, 0), (0, 2)]), Alignment([(0, 0), (3, 5)]))
     Alignment([(0, 0), (3, 5)])
     """
-    return _grown(forward, reverse, _ADJACENT + _DIAGONAL, leftovers_need=2)
+    return _grown(forward, reverse, _ADJACENT + _DIAGONAL, uncovered=2)
 
 
 SYMMETRIZATIONS: Mapping[str, Symmetrization] = MappingProxyType(
@@ -93,7 +93,7 @@ SYMMETRIZATIONS: Mapping[str, Symmetrization] = MappingProxyType(
 
 
 class _Points:
-    """Points taken into the alignment, and the words that they cover."""
+    """The points of the alignment, and the words that they cover."""
 
     def __init__(self, links: Iterable[Link]) -> None:
         self.taken = {(target, source) for source, target in links}
@@ -111,27 +111,23 @@ class _Points:
 
 
 def _grown(
-    forward: Alignment, reverse: Alignment, neighbours: Iterable[Link], leftovers_need: int | None = None
+    forward: Alignment, reverse: Alignment, neighbours: Iterable[Link], uncovered: int | None = None
 ) -> Alignment:
-    """Intersection grown by neighbours, then leftovers with at least so many words that have no link."""
+    """Grow the intersection by neighbours, then add remaining links with at least ``uncovered`` unlinked words."""
     points = _Points(forward.links & reverse.links)
     candidates = {(target, source) for source, target in forward.links ^ reverse.links}
     while _grow_once(points, candidates, neighbours):
         pass
-    if leftovers_need is not None:
+    if uncovered is not None:
         for directed in (forward, reverse):
             for point in sorted((target, source) for source, target in directed.links):
-                if points.uncovered(point) >= leftovers_need:
+                if points.uncovered(point) >= uncovered:
                     points.take(point)
     return Alignment([(source, target) for target, source in points.taken])
 
 
 def _grow_once(points: _Points, candidates: Set[Link], neighbours: Iterable[Link]) -> bool:
-    """One visit of every point in ascending order, those taken meanwhile included where they lie ahead.
-
-    Returns:
-        Whether any point was taken.
-    """
+    """Visit every point once in ascending order, including new ones that lie ahead; return whether any was added."""
     ahead = sorted(points.taken)
     before = len(ahead)
     while ahead:

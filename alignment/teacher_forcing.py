@@ -1,4 +1,4 @@
-"""Makes the batches in which a translation model reads given sentence pairs (teacher forcing)."""
+"""Batches sentence pairs for a translation model that reads given targets (teacher forcing)."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,24 +13,25 @@ from alignment.tokenization import EncodedSentence, TranslationTokenizer
 from captum_norm import InvalidInputError, UnsupportedModelError
 
 OnError = Callable[[int, InvalidInputError], None]
-"""Told of the index of a pair that cannot be used, and why."""
+"""Called with the index of an unusable pair and the reason."""
 
-PADDED_LABEL = -100
+NO_LABEL = -100
+"""The label at padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TeacherForcedBatch:
-    """Sentence pairs that a model reads together: B of them, S source and T target pieces in the longest.
+    """A batch of B sentence pairs, with up to S source and T target pieces.
 
-    Step t of the decoder emits ``labels[:, t]`` and reads the label before it, at t = 0 the start token or the language
-    code. Padding is on the right, so that position t of a sentence is position t of its row.
+    Decoder step t emits ``labels[:, t]`` and reads the label before it; step 0 reads the start token or the language
+    code. Padding is on the right, so position t of a sentence is position t of its row.
 
     Attributes:
-        inputs: what the model's forward function takes, by name: tensors, (B, S) and (B, T), and switches.
-        labels: (B, T), what each step of the decoder emits, -100 where it is padding.
+        inputs: the arguments of the model's forward function: tensors (B, S) and (B, T), and flags.
+        labels: (B, T), what each decoder step emits, -100 at padding.
         source: the source sentences.
         target: the target sentences.
-        indices: where each pair was in what was given.
+        indices: the index of each pair among the given ones.
     """
 
     inputs: dict[str, Any]
@@ -48,20 +49,20 @@ def teacher_forced_batches(
     max_tokens: int = 4096,
     on_error: OnError | None = None,
 ) -> Iterator[TeacherForcedBatch]:
-    """Batches of pairs of about one length, the longest first.
+    """Group pairs of similar length into batches, the longest first.
 
-    All pairs are tokenised at once, and each batch is made as it is asked for: give a large corpus in parts.
+    All pairs are tokenised at once, but batches are built one at a time: pass a large corpus in parts.
 
     Args:
-        model: a Hugging Face sequence-to-sequence model, or one of fairseq: a module whose forward function takes
-            ``src_tokens``, ``src_lengths`` and ``prev_output_tokens``.
+        model: a Hugging Face or fairseq sequence-to-sequence model; fairseq's forward function takes ``src_tokens``,
+            ``src_lengths`` and ``prev_output_tokens``.
         tokenizer: its tokenizer.
         pairs: the source words and the target words of each pair.
-        max_tokens: how large a batch may be: B · (S + T), padding included. A pair that is larger alone goes alone.
-        on_error: told of each pair that cannot be used, which is in no batch then; None raises instead.
+        max_tokens: the largest batch, B · (S + T), padding included. A pair that exceeds it is a batch of its own.
+        on_error: called for each unusable pair, which is then left out; None raises the error instead.
 
     Returns:
-        the batches, on the device of the model's embeddings; each pair is in one of them.
+        The batches, on the device of the model's embeddings; each usable pair is in one of them.
 
     Raises:
         InvalidInputError: a side of a pair has no word, is too long for the model, or its pieces cannot be attributed
@@ -80,7 +81,7 @@ def _raise(index: int, error: InvalidInputError) -> None:
     raise InvalidInputError(f"pair {index}: {error}") from error
 
 
-Pair = tuple[EncodedSentence, EncodedSentence]
+_EncodedPair = tuple[EncodedSentence, EncodedSentence]
 
 
 def _encoded_pairs(
@@ -89,8 +90,8 @@ def _encoded_pairs(
     tokenizer: TranslationTokenizer,
     pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
     on_error: OnError,
-) -> dict[int, Pair]:
-    """The pairs that can be used, by their indices."""
+) -> dict[int, _EncodedPair]:
+    """The usable pairs, by index."""
     sources = _encoded(tokenizer.encode_source, {index: words for index, (words, _) in enumerate(pairs)}, on_error)
     targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, on_error)
     limits = family.limits(model)
@@ -110,7 +111,7 @@ def _encoded(
     sentences: Mapping[int, Sequence[str]],
     on_error: OnError,
 ) -> dict[int, EncodedSentence]:
-    """All sentences at once; where that fails the halves apart, to find those that it fails for."""
+    """Encode all sentences at once; on failure each half on its own, to find the sentences at fault."""
     indices = list(sentences)
     try:
         return dict(zip(indices, encode(list(sentences.values())), strict=True))
@@ -123,19 +124,19 @@ def _encoded(
     return first | second
 
 
-def _problem(pair: Pair, limits: tuple[int | None, int | None]) -> str | None:
-    """Why a pair cannot be used."""
+def _problem(pair: _EncodedPair, limits: tuple[int | None, int | None]) -> str | None:
+    """Why a pair is unusable; None if it is usable."""
     for side, sentence, limit in zip(("source", "target"), pair, limits, strict=True):
         if all(index is None for index in sentence.word_ids):
-            return f"got a {side} side without a word, expected at least one that the tokenizer does not drop"
+            return f"got a {side} side without a word, expected at least one that the tokenizer keeps"
         if limit is not None and len(sentence.ids) > limit:
             found = f"got a {side} side of {len(sentence.ids)} pieces"
-            return f"{found}, expected at most {limit}, which is all that the model has positions for"
+            return f"{found}, expected at most {limit}, the number of positions that the model has"
     return None
 
 
 def _buckets(lengths: Mapping[int, tuple[int, int]], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of pairs that go together, by their lengths (source, target)."""
+    """Group the indices of pairs by their (source, target) lengths."""
     bucket: list[int] = []
     widest = 0, 0
     # By the longer side, then by the target: the least padding among the orders tried on 200 to 100,000 Europarl pairs.
@@ -151,9 +152,11 @@ def _buckets(lengths: Mapping[int, tuple[int, int]], max_tokens: int) -> Iterato
         yield bucket
 
 
-def _batch(model: nn.Module, family: "_Family", encoded: Mapping[int, Pair], indices: list[int]) -> TeacherForcedBatch:
+def _batch(
+    model: nn.Module, family: "_Family", encoded: Mapping[int, _EncodedPair], indices: list[int]
+) -> TeacherForcedBatch:
     source, target = [encoded[index][0] for index in indices], [encoded[index][1] for index in indices]
-    labels = _padded((sentence.ids for sentence in target), PADDED_LABEL)
+    labels = _padded((sentence.ids for sentence in target), NO_LABEL)
     inputs = family.inputs(model, [sentence.ids for sentence in source], labels)
     device = next(module.weight.device for module in model.modules() if isinstance(module, nn.Embedding))
     on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
@@ -161,25 +164,25 @@ def _batch(model: nn.Module, family: "_Family", encoded: Mapping[int, Pair], ind
 
 
 def _padded(rows: Iterable[Sequence[int]], fill: int) -> Tensor:
-    """(rows, the longest), filled on the right."""
+    """(rows, longest row), padded on the right."""
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
 
 def _shifted(labels: Tensor, start: int, padding: int) -> Tensor:
-    """What the decoder reads to emit the labels: the start token and all labels but the last."""
+    """The decoder's input: the start token and all labels but the last."""
     read = labels.roll(1, dims=1)
     read[:, 0] = start
-    return read.masked_fill(labels == PADDED_LABEL, padding)
+    return read.masked_fill(labels == NO_LABEL, padding)
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Models whose forward functions take the same.
+    """A family of models with the same forward arguments.
 
     Attributes:
-        parameters: what the forward function takes, by which they are recognised.
+        parameters: the parameters of the forward function that identify the family.
         inputs: model, source ids, labels (B, T) -> the arguments of the forward function.
-        limits: model -> how many positions it has for source and target; None where any number.
+        limits: model -> its numbers of source and target positions; None if unlimited.
     """
 
     parameters: tuple[str, ...]
@@ -191,16 +194,16 @@ def _huggingface_inputs(model: Any, source: list[list[int]], labels: Tensor) -> 
     padding = _token_id(model, "pad_token_id")
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     read = (
-        _shifted(labels, _token_id(model, "decoder_start_token_id"), padding)  # M2M100's have no such function
+        _shifted(labels, _token_id(model, "decoder_start_token_id"), padding)  # M2M100 has no such function
         if prepare is None
-        else prepare(labels.clone())  # FSMT's writes into what it is given
+        else prepare(labels.clone())  # FSMT writes into its argument
     )
     return {
         "input_ids": _padded(source, padding),
         "attention_mask": _padded(([1] * len(row) for row in source), 0),
         "decoder_input_ids": read,
-        "decoder_attention_mask": (labels != PADDED_LABEL).long(),
-        "use_cache": False,  # with a cache, FSMT's decoder looks ahead
+        "decoder_attention_mask": (labels != NO_LABEL).long(),
+        "use_cache": False,  # with a cache, FSMT's decoder drops its causal mask
     }
 
 
@@ -212,7 +215,7 @@ def _token_id(model: Any, name: str) -> int:
 
 
 def _huggingface_limits(model: Any) -> tuple[int | None, int | None]:
-    # Beyond it a table of positions ends, or grows, which would change the model. T5 has none: its are relative.
+    # Beyond it, a table of positions ends or grows, which would change the model. T5's positions are relative.
     longest = getattr(model.config, "max_position_embeddings", None)
     return longest, longest
 
@@ -221,7 +224,7 @@ _FAIRSEQ_PAD, _FAIRSEQ_END = 1, 2  # in every dictionary of fairseq
 
 
 def _fairseq_inputs(_: Any, source: list[list[int]], labels: Tensor) -> dict[str, Any]:
-    # fairseq pads sources on the left, but counts positions from the first real piece and takes either side.
+    # fairseq pads sources on the left, but counts positions from the first real piece, so either side works.
     return {
         "src_tokens": _padded(source, _FAIRSEQ_PAD),
         "src_lengths": torch.tensor([len(row) for row in source]),

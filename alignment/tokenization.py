@@ -1,4 +1,4 @@
-"""Defines what word alignment asks of a translation model's tokenizer, whatever library it comes from."""
+"""Defines the interface that word alignment needs from a tokenizer, independent of its library."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ class EncodedSentence:
     """The pieces of one sentence.
 
     Attributes:
-        ids: the pieces' ids with the special tokens, as the model reads (source) or emits (target) them.
+        ids: the ids of pieces and special tokens, as the model reads (source) or emits (target) them.
         word_ids: the index of each piece's word, None for special tokens.
     """
 
@@ -20,13 +20,13 @@ class EncodedSentence:
 
 
 class TranslationTokenizer(Protocol):
-    """Turns words into the pieces of a translation model, and pieces into words.
+    """Encodes words as a translation model's pieces, and decodes pieces into words.
 
-    Sentences are sequences of words. Padding, the decoder's start token and batching are not its business.
+    Sentences are sequences of words. Callers add padding and the decoder's start token.
     """
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """What the encoder reads, for example the pieces and ``</s>``.
+        """Encode source sentences: what the encoder reads, for example the pieces and ``</s>``.
 
         Raises:
             InvalidInputError: the pieces of a sentence cannot be attributed to its words.
@@ -34,7 +34,7 @@ class TranslationTokenizer(Protocol):
         ...
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """What the decoder emits (the labels), for example the pieces and ``</s>``.
+        """Encode target sentences: what the decoder emits (the labels), for example the pieces and ``</s>``.
 
         Raises:
             InvalidInputError: the pieces of a sentence cannot be attributed to its words.
@@ -42,18 +42,18 @@ class TranslationTokenizer(Protocol):
         ...
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:
-        """The words that emitted ids stand for; special tokens stand for nothing."""
+        """Decode emitted ids into words, without special tokens."""
         ...
 
 
 class IdentifiedTokenizer(TranslationTokenizer, Protocol):
-    """One that can be told from others: all that come with this package."""
+    """A tokenizer with a digest, as all tokenizers of this package have."""
 
     def digest(self) -> str:
-        """A hash of all that decides the pieces."""
+        """A hash of everything that determines the pieces."""
         ...
 
 
 def digest_of(*parts: str) -> str:
-    """A hash of texts."""
+    """A hash of strings."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -23,27 +23,27 @@ def translate(
     max_tokens: int = 4096,
     on_error: OnError | None = None,
 ) -> list[list[str]]:
-    """The best translation of each sentence that beam search finds.
+    """Translate sentences by beam search; return the best hypothesis of each.
 
-    Sentences of about one length are translated together. What the model's own generation configuration says beyond
-    the arguments holds (length penalty, forbidden words and so on) and is not changed.
+    Sentences of similar length are translated together. The rest of the model's generation configuration (length
+    penalty, forbidden words and so on) applies unchanged.
 
     Args:
-        model: a Hugging Face sequence-to-sequence model, or one of :func:`alignment.load_fairseq_checkpoint`, in
+        model: a Hugging Face sequence-to-sequence model, or one from :func:`alignment.load_fairseq_checkpoint`, in
             ``eval()`` mode.
         tokenizer: its tokenizer.
         sentences: the words of each source sentence.
-        beam: how many hypotheses are kept; 1 is greedy search.
-        max_length: the most pieces of a translation, its end included; never more than the model has positions for.
-        max_tokens: how large a batch may be, in source pieces times ``beam``, padding included.
-        on_error: told of each sentence that cannot be used, which becomes empty then; None raises instead.
+        beam: the number of hypotheses; 1 is greedy search.
+        max_length: the most pieces of a translation, end of sentence included; at most the model's positions.
+        max_tokens: the largest batch, in source pieces times ``beam``, padding included.
+        on_error: called for each unusable sentence, whose translation is then empty; None raises the error instead.
 
     Returns:
         The words of each translation, in the order of the sentences; none for a sentence without words.
 
     Raises:
-        InvalidInputError: a sentence is too long for the model or cannot be cut into pieces; the model cannot generate
-            or is in training mode; or a number is less than 1.
+        InvalidInputError: a sentence is too long for the model or cannot be encoded; the model cannot generate or is
+            in training mode; or a number is less than 1.
 
     >>> from alignment.shipped import load_shipped_model
     >>> translate(*load_shipped_model("fr-en"), [["le", "débat", "est", "clos", "."], []])
@@ -53,7 +53,7 @@ def translate(
         found = f"got beam={beam}, max_length={max_length} and max_tokens={max_tokens}"
         raise InvalidInputError(f"{found}, expected at least 1 of each")
     if not hasattr(model, "generate"):
-        expected = "a Hugging Face sequence-to-sequence model, or what load_fairseq_checkpoint gives"
+        expected = "a Hugging Face sequence-to-sequence model, or one from load_fairseq_checkpoint"
         raise InvalidInputError(f"got a {type(model).__name__}, which has no generate(); expected {expected}")
     if model.training:
         raise InvalidInputError("got a model in training mode, whose translations are random; call model.eval()")
@@ -65,23 +65,18 @@ def translate(
             raise InvalidInputError(f"sentence {full[place]}: {error}") from error
         on_error(full[place], error)
 
-    # Beside a target, sources are encoded, checked and batched as for alignment, and the decoder's start is seen.
+    # With a dummy target, sources are encoded, checked and batched as for alignment, and the decoder's start is known.
     pairs = [(sentences[index], [_ANY_WORD]) for index in full]
-    for batch in teacher_forced_batches(
-        model,
-        tokenizer,
-        pairs,
-        max_tokens=max(1, max_tokens // beam),
-        on_error=refuse,
-    ):
+    size = max(1, max_tokens // beam)
+    for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=size, on_error=refuse):
         for place, ids in zip(batch.indices, _generated(model, batch, beam, max_length), strict=True):
             translations[full[place]] = tokenizer.decode_target(ids)
     return translations
 
 
 def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int) -> list[list[int]]:
-    """What follows the decoder's start in the best hypothesis of each sentence, padding included."""
-    # Ids that the model does not know: its tokenizer is another model's.
+    """The ids after the decoder's start in the best hypothesis of each sentence, padding included."""
+    # Out-of-range ids come from a tokenizer of another model.
     for read in (batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]):
         SequenceReader.of(model, model.get_input_embeddings()).check(read)
     start = _decoder_start(batch)
@@ -106,7 +101,7 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
 
 
 def _decoder_start(batch: TeacherForcedBatch) -> Tensor:
-    """What the decoder reads before any piece of a word, (B, 1 or more): start token, language code."""
+    """The decoder's input before the first word, (B, 1 or more): start token, language code."""
     word_ids = batch.target[0].word_ids
     before = next(step for step, index in enumerate(word_ids) if index is not None)
     start: Tensor = batch.inputs["decoder_input_ids"][:, : before + 1]

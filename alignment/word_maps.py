@@ -1,8 +1,8 @@
 """Transforms word maps before an alignment is read off them.
 
-A word map is a float array (T, S + 1): one row for each target word, one column for each source word, and last the
-null column, what a target word draws from no source word. With ``null=False`` it has no null column and is (T, S).
-Everything is computed in float64.
+A word map is a float array (T, S + 1): one row per target word, one column per source word and, last, the null column
+for what belongs to no source word. With ``null=False`` it has no null column and is (T, S). All computations are in
+float64.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ WordMap = NDArray[np.float64]
 
 
 def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
-    """Each row divided by its sum, null column included; rows of zeros stay zeros.
+    """Divide each row by its sum, null column included; rows of zeros stay zeros.
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
@@ -27,7 +27,7 @@ def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
         The same shape.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries.
+        InvalidInputError: the map is not a finite matrix or has negative entries.
 
     >>> normalize_rows([[3, 1], [0, 0]]).tolist()
     [[0.75, 0.25], [0.0, 0.0]]
@@ -37,24 +37,24 @@ def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
 
 
 def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1e-9, null: bool = True) -> WordMap:
-    """The doubly normalised map: rows and columns scaled in turn until both have their sums [Sinkhorn 1967].
+    """Normalise rows and columns in turn until both have their sums [Sinkhorn 1967].
 
-    The rows are normalised first, null column included, and the null column then keeps its values: it takes no part
-    in the scaling. Every row still sums to 1, and the source columns share equally what the rows leave for them, so
-    that each sums to (T − sum of the null column) / S. Rows and columns of zeros stay zeros, the others share.
+    Rows are first normalised to sum to 1, null column included; the null column then stays fixed. The remaining mass
+    is shared equally by the source columns: each sums to (T − sum of the null column) / S. Rows and columns of zeros
+    stay zeros and get no share.
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        iterations: how often rows and columns are scaled at most. Zeros in the map can make the sums unattainable;
-            then the rows have theirs and the columns come as close as the iterations allow.
-        tolerance: the deviation of a column's sum at which to stop.
+        iterations: the maximum number of iterations. Zeros in the map can make the sums unattainable; the rows then
+            have their sums, and the columns come as close as the iterations allow.
+        tolerance: the deviation of column sums at which to stop.
         null: whether the last column is the null column.
 
     Returns:
         The same shape.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries.
+        InvalidInputError: the map is not a finite matrix or has negative entries.
 
     >>> sinkhorn([[2.0, 1.0], [1.0, 2.0]], null=False).round(3).tolist()
     [[0.667, 0.333], [0.333, 0.667]]
@@ -75,19 +75,19 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
 
 
 def diagonal_prior(word_map: ArrayLike, *, strength: float, null_factor: float = 1.0, null: bool = True) -> WordMap:
-    """The map times a prior for the diagonal, ``exp(−strength · |t/T − s/S|)``, t and s from 1 [Dyer et al. 2013].
+    """Multiply the map by a diagonal prior, ``exp(−strength · |t/T − s/S|)``, t and s from 1 [Dyer et al. 2013].
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        strength: λ; 0 leaves the map as it is. fast_align starts from 4.
-        null_factor: what the null column is multiplied by; 1 treats it as if it lay on the diagonal.
+        strength: λ; 0 leaves the map unchanged. fast_align starts from 4.
+        null_factor: the factor of the null column; 1 treats it like the diagonal.
         null: whether the last column is the null column.
 
     Returns:
         The same shape, not normalised.
 
     Raises:
-        InvalidInputError: the map is no finite matrix or has negative entries.
+        InvalidInputError: the map is not a finite matrix or has negative entries.
 
     >>> diagonal_prior([[1, 1, 1], [1, 1, 1]], strength=2).round(3).tolist()
     [[1.0, 0.368, 1.0], [0.368, 1.0, 1.0]]
@@ -101,14 +101,14 @@ def diagonal_prior(word_map: ArrayLike, *, strength: float, null_factor: float =
 
 
 def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> WordMap:
-    """Σ_i weights[i] · word_maps[i], for example of the AWI map and a quarter of the AWO map.
+    """Σ_i weights[i] · word_maps[i], for example the AWI map plus a quarter of the AWO map.
 
     Args:
-        word_maps: maps of one shape, with null columns or without; ``normalize_rows`` brings them to one scale.
-        weights: one for each.
+        word_maps: maps of one shape, with or without null columns; ``normalize_rows`` brings them to one scale.
+        weights: the weight of each map.
 
     Raises:
-        InvalidInputError: there is no map, the numbers or the shapes differ, or a map is no finite matrix.
+        InvalidInputError: there is no map, the numbers or the shapes differ, or a map is not a finite matrix.
 
     >>> weighted_sum([[[1.0, 0.0]], [[0.0, 1.0]]], [1, 0.25]).tolist()
     [[1.0, 0.25]]
@@ -122,20 +122,20 @@ def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> Wo
 def smoothed_product(word_maps: Sequence[ArrayLike], weights: Sequence[float], *, null: bool = True) -> WordMap:
     """The entrywise product of maps, each first mixed with a uniform map in the proportion weight : 1.
 
-    Where one map is undecided the others decide, and mixed with a uniform map none can veto an entry [Hinton 2002].
-    A row of zeros is undecided; only a row of zeros in every map stays one.
+    A product of experts [Hinton 2002]: where one map is undecided, the others decide; smoothing keeps any map from
+    vetoing an entry. A row of zeros counts as undecided; it stays zeros only if it is zeros in every map.
 
     Args:
         word_maps: maps of one shape, (T, S + 1), or (T, S) without null columns; finite and not negative.
-        weights: one for each; 0 makes a map uniform.
+        weights: the weight of each map; 0 makes it uniform.
         null: whether the last column is the null column.
 
     Returns:
         The same shape, rows normalised.
 
     Raises:
-        InvalidInputError: there is no map, the numbers or the shapes differ, a map is no finite matrix or has negative
-            entries, or a weight is negative.
+        InvalidInputError: there is no map, the numbers or the shapes differ, a map is not a finite matrix or has
+            negative entries, or a weight is negative.
 
     >>> smoothed_product([[[1, 0]], [[0.5, 0.5]]], [1, 1], null=False).tolist()
     [[0.75, 0.25]]
@@ -152,28 +152,28 @@ def smoothed_product(word_maps: Sequence[ArrayLike], weights: Sequence[float], *
 
 
 def checked_map(word_map: ArrayLike, *, null: bool, signed: bool = False) -> WordMap:
-    """The map as float64, if it is a finite matrix, has a null column where it should, and no sign where it may not."""
+    """The map in float64, checked to be a finite matrix with any null column and, unless ``signed``, not negative."""
     matrix = np.asarray(word_map, np.float64)
     if matrix.ndim != 2 or matrix.shape[1] < null:
         raise InvalidInputError(
             f"got a map of shape {matrix.shape}, expected (target words, source words{' + 1' * null})"
         )
     if not np.isfinite(matrix).all():
-        raise InvalidInputError("got a map with NaN or infinity; look for the layer or the sentence where it arises")
+        raise InvalidInputError("got a map with NaN or infinity; find the layer or sentence that it comes from")
     if not signed and (matrix < 0).any():
         raise InvalidInputError(f"got a map with the negative entry {matrix.min()}; take absolute values or clip first")
     return matrix
 
 
 def split_null(matrix: WordMap, *, null: bool) -> tuple[WordMap, WordMap]:
-    """The columns of source words, (T, S), and the null column, (T,): zeros if there is none."""
+    """The source words' columns, (T, S), and the null column, (T,), zeros if there is none."""
     return (matrix[:, :-1], matrix[:, -1]) if null else (matrix, np.zeros(len(matrix)))
 
 
 def check_factor(name: str, value: float) -> None:
-    """Refuse what is no finite number from 0 up."""
+    """Refuse a number that is negative, infinite or NaN."""
     if not 0 <= value < np.inf:
-        raise InvalidInputError(f"got {name} {value}, expected a finite number, not negative")
+        raise InvalidInputError(f"got {name} {value}, expected a finite number that is not negative")
 
 
 def _check_alike(matrices: Sequence[WordMap], weights: Sequence[float]) -> None:

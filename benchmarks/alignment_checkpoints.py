@@ -20,6 +20,7 @@ from alignment.corpora import ParallelGold
 from alignment.fairseq import load_fairseq_checkpoint
 from alignment.normalization import Language, NormalizedWords
 from alignment.sweep import AUTO, AUTO_HEAD, Reading, sweep
+from alignment.sweep_report import ATTENTION, TITLES
 from benchmarks.alignment_error import Run, rule_rows, runs, table
 
 MODELS = Path(__file__).parents[1] / "alignment" / "models"
@@ -39,7 +40,7 @@ def checkpoint_runs(corpora: Sequence[ParallelGold], checkpoints: Mapping[str, P
         for corpus in corpora:
             turned = corpus if corpus.source_language == tokenizer.source_language else corpus.swapped()
             swept = sweep(model, tokenizer, turned, gradients=False)
-            print(f"{name} on {corpus.name}: {swept.best('norms').score}", flush=True)
+            print(f"{name} on {corpus.name}: {swept.best('norm').score}", flush=True)
             yield Run(name, swept)
 
 
@@ -53,10 +54,11 @@ def spread_rows(found: Sequence[Run]) -> Iterator[list[str]]:
     """Yield mean and population SD over the models, by direction."""
     for direction in sorted({run.model[:5] for run in found}):
         chosen = [run.sweep for run in found if run.model.startswith(direction)]
-        for method in ("norms", "weights"):
+        for method in ATTENTION:
             for rule, recipe in product((AUTO, AUTO_HEAD), ("paper", "product", "hmm")):
                 rates = [s.results[Reading(method, s.chosen[rule], recipe)].score.aer for s in chosen]
-                yield [direction, method, rule, recipe, str(len(rates)), f"{fmean(rates):.1f}", f"{pstdev(rates):.1f}"]
+                spread = f"{fmean(rates):.1f}", f"{pstdev(rates):.1f}"
+                yield [direction, TITLES[method], rule, recipe, str(len(rates)), *spread]
 
 
 def page(corpora: Sequence[ParallelGold], found: Sequence[Run], unfinished: Sequence[str]) -> str:

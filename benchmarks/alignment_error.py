@@ -25,21 +25,17 @@ from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi
 from alignment.decoding import mutual_argmax, mutual_posterior
 from alignment.recipes import RECIPES
 from alignment.selection import Choice
+from alignment.settings import SETTINGS
 from alignment.shipped import load_shipped_model, shipped_models
 from alignment.significance import paired_significance
-from alignment.sweep import AUTO, AUTO_HEAD, SETTINGS, Method, Reading, Sweep, maps_to_read, sweep
+from alignment.sweep import AUTO, AUTO_HEAD, Method, Reading, Sweep, maps_to_read, sweep
+from alignment.sweep_report import ATTENTION, TITLES
 from alignment.symmetrization import SYMMETRIZATIONS
 from alignment.word_maps import WordMap, sinkhorn
 from benchmarks import eflomal
 
 STORIES = {load_alibi(story).name for story in ALIBI_STORIES}
 TEXT_COLUMNS = ("model", "method", "recipe", "rule", "heads", "choice", "system")
-METHODS: Mapping[Method, str] = {
-    "norms": "norms",
-    "weights": "weights",
-    "saliency": "saliency",
-    "gradient_x_input": "gradient × input",
-}
 
 
 INTRODUCTION = """\
@@ -74,7 +70,7 @@ def runs(corpora: Sequence[ParallelGold], *, gradients: bool) -> Iterator[Run]:
         for corpus in corpora:
             turned = corpus if corpus.source_language == tokenizer.source_language else corpus.swapped()
             swept = sweep(model, tokenizer, turned, gradients=gradients)
-            print(f"{name} on {corpus.name}: {swept.best('norms').score}", flush=True)
+            print(f"{name} on {corpus.name}: {swept.best('norm').score}", flush=True)
             yield Run(name, swept)
 
 
@@ -92,7 +88,7 @@ def rate(score: AERScore) -> str:
 def layer_rows(found: Sequence[Run]) -> Iterator[list[str]]:
     """Yield AER of every method by setting and layer."""
     for run in found:
-        for method, title in METHODS.items():
+        for method, title in TITLES.items():
             cells = []
             for setting in SETTINGS:
                 for layer in range(run.sweep.layers):
@@ -105,9 +101,9 @@ def layer_rows(found: Sequence[Run]) -> Iterator[list[str]]:
 def head_rows(found: Sequence[Run]) -> Iterator[list[str]]:
     """Yield the best single head of every model."""
     for run in found:
-        for method in ("norms", "weights"):
+        for method in ATTENTION:
             best = run.sweep.best(method, per_head=True)
-            yield [run.model, method, str(best.reading.place), rate(best.score)]
+            yield [run.model, TITLES[method], str(best.reading.place), rate(best.score)]
 
 
 def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
@@ -115,7 +111,7 @@ def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
     for run, rule in product(found, (AUTO, AUTO_HEAD)):
         place, gold = run.sweep.chosen[rule], run.sweep.corpus.gold
         for recipe in RECIPES:
-            norms, weights = (run.sweep.results[Reading(method, place, recipe)] for method in ("norms", "weights"))
+            norms, weights = (run.sweep.results[Reading(method, place, recipe)] for method in ATTENTION)
             compared = [norms, weights]
             if recipe == "paper" and any(reading.method == "saliency" for reading in run.sweep.results):
                 compared += [run.sweep.best("saliency"), run.sweep.best("gradient_x_input")]
@@ -124,16 +120,16 @@ def recipe_rows(found: Sequence[Run]) -> Iterator[list[str]]:
             for result, p_value in zip(compared, p_values, strict=True):
                 score = result.score
                 cells = [rate(score), f"{score.precision:.1f}", f"{score.recall:.1f}", p_value]
-                yield [run.model, str(result.reading.place), recipe, METHODS[result.reading.method], *cells]
+                yield [run.model, str(result.reading.place), recipe, TITLES[result.reading.method], *cells]
 
 
 def rule_rows(found: Sequence[Run]) -> Iterator[list[str]]:
     """Yield each rule's choice, made without gold alignments, and its distance from the best choice."""
     for run in found:
-        best = run.sweep.best("norms").score.aer
+        best = run.sweep.best("norm").score.aer
         row = [run.model]
         for choice in run.sweep.chosen.values():
-            aer = run.sweep.results[Reading("norms", choice)].score.aer
+            aer = run.sweep.results[Reading("norm", choice)].score.aer
             row += [str(choice), f"{aer:.1f}", f"{aer - best:+.1f}"]
         yield row
 
@@ -143,9 +139,7 @@ def overview_rows(corpora: Sequence[ParallelGold], found: Sequence[Run]) -> Iter
     for model, rule, recipe in product(shipped_models(), (AUTO, AUTO_HEAD), RECIPES):
         sweeps = {run.sweep.corpus.name: run.sweep for run in found if run.model == model}
         rates = [
-            tuple(
-                swept.results[Reading(method, swept.chosen[rule], recipe)].score.aer for method in ("norms", "weights")
-            )
+            tuple(swept.results[Reading(method, swept.chosen[rule], recipe)].score.aer for method in ATTENTION)
             for swept in (sweeps[corpus.name] for corpus in corpora)
         ]
         yield [model, "one" if rule == AUTO_HEAD else "all", recipe, *with_mean(corpora, rates)]
@@ -174,9 +168,7 @@ def with_mean(corpora: Sequence[ParallelGold], rates: Sequence[tuple[float, ...]
 def symmetrized(corpus: ParallelGold, found: Sequence[Run]) -> list[tuple[str, AERScore, AERScore]]:
     """Score the models of both directions combined, by norms and by weights."""
     sweeps = {run.model: run.sweep for run in found if run.sweep.corpus.name == corpus.name}
-    norms, weights = (
-        list(both_directions(sweeps["fr-en"], sweeps["en-fr"], method)) for method in ("norms", "weights")
-    )
+    norms, weights = (list(both_directions(sweeps["fr-en"], sweeps["en-fr"], method)) for method in ATTENTION)
     return [
         (name, score(corpus, left), score(corpus, right))
         for (name, left), (_, right) in zip(norms, weights, strict=True)

@@ -73,6 +73,7 @@ def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
         disable=silent,
         delay=0 if asked is None else asked.delay,
         leave=False,
+        smoothing=0,  # the mean speed: the recent one would count what was finished before
         dynamic_ncols=True,
     )
 

@@ -1,1 +1,1 @@
-"""Holds the subcommands of ``norm-align``: one file each, listed in :mod:`alignment.cli`."""
+"""The subcommands of ``norm-align``, one file each; :mod:`alignment.cli` lists them."""

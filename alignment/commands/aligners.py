@@ -1,4 +1,4 @@
-"""Declares the options for reading alignments off a translation model, and makes the aligner."""
+"""Declares the options for extracting alignments from a translation model, and builds the aligner."""
 
 import argparse
 import re
@@ -22,63 +22,64 @@ CHOICES = ("norm", "attention-block", "weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options that :func:`word_aligner` reads."""
+    """Declare the options that :func:`word_aligner` reads."""
     maps = parser.add_argument_group("the maps")
     maps.add_argument(
         "--method",
         choices=CHOICES,
         default="norm",
-        help="norms of what cross-attention adds up, norms of the whole attention block, or attention weights "
+        help="norms of the vectors that cross-attention sums, norms of the whole attention block, or attention weights "
         "(default: %(default)s)",
     )
     maps.add_argument(
         "--scope",
         help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; attn or attn_res for weights "
-        "(default: the first)",
+        "(default: attn)",
     )
     maps.add_argument(
         "--layer",
         type=_index_or("auto", "highest-norm"),
         default="auto",
         metavar="N|auto|highest-norm",
-        help="the decoder's layer, numbered from 0, from -1 for the last one backwards; auto: the one whose alignments "
-        "are the most consistent on the first sentence pairs; highest-norm: that of the highest mean "
+        help="the decoder layer, numbered from 0, or from -1 for the last; auto: the one with the most consistent "
+        "alignments of the first sentence pairs; highest-norm: the one with the highest mean "
         "(default: %(default)s)",
     )
     maps.add_argument(
         "--setting",
         choices=("AWI", "AWO", "auto"),
         default="AWI",
-        help="alignment with input, the step that reads a word; with output, the one that emits it; or whichever fits "
-        "the layer (default: %(default)s)",
+        help="AWI: alignment with input, from the step that reads a word; AWO: with output, from the step that emits "
+        "it; auto: chosen with the layer (default: %(default)s)",
     )
     maps.add_argument(
         "--head",
         type=_index_or("auto"),
         metavar="N|auto",
-        help="one head, numbered like layers; auto: decided with the layer (default: all heads together)",
+        help="one head, numbered like layers; auto: chosen with the layer (default: all heads together)",
     )
     links = parser.add_argument_group("the links")
     links.add_argument(
-        "--recipe", choices=RECIPES, default="paper", help="how links are read off the maps (default: %(default)s)"
+        "--recipe", choices=RECIPES, default="paper", help="how maps become links (default: %(default)s)"
     )
-    links.add_argument("--null", action=argparse.BooleanOptionalAction, help="let the null column take part, or do not")
-    links.add_argument("--other", type=float, metavar="WEIGHT", help="of the other setting's map")
-    links.add_argument("--combination", choices=COMBINATIONS, help="whether maps are added or multiplied")
-    links.add_argument("--prior", type=float, metavar="STRENGTH", help="of the diagonal prior")
+    links.add_argument("--null", action=argparse.BooleanOptionalAction, help="include the null column, or not")
+    links.add_argument("--other", type=float, metavar="WEIGHT", help="weight of the other setting's map")
+    links.add_argument("--combination", choices=COMBINATIONS, help="add or multiply the two settings' maps")
+    links.add_argument("--prior", type=float, metavar="STRENGTH", help="strength of the diagonal prior")
     links.add_argument(
-        "--sinkhorn", action=argparse.BooleanOptionalAction, help="normalise rows and columns in turn, or do not"
+        "--sinkhorn", action=argparse.BooleanOptionalAction, help="normalise rows and columns in turn, or not"
     )
     links.add_argument(
         "--decoder",
         type=_decoder,
         metavar="NAME[:PARAMETER=NUMBER]",
-        help=f"{', '.join(DECODERS)}; these six options change the recipe, which is named in the reference",
+        help=f"one of {', '.join(DECODERS)}, with its parameters. These six options change the recipe; the reference "
+        "describes them",
     )
 
 
 def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: argparse.Namespace) -> "WordAligner":
-    """The aligner that is asked for, its options tried out as far as that takes no text.
+    """Build the aligner, and check its options as far as possible without text.
 
     Raises:
         CaptumNormError: the model has no such layer, head or maps, or a number is out of range.
@@ -91,7 +92,7 @@ def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: a
     method = METHODS[options.method].load()(without_head(model), **scope)
     if options.head is not None and method.scope != "attn":
         raise InvalidInputError(
-            f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; leave out --head'
+            f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; omit --head'
         )
     aligner = WordAligner(
         model,
@@ -111,7 +112,7 @@ def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: a
 def choose(
     aligner: "WordAligner", pairs: "Sequence[tuple[Words, Words]]", report: Callable[[str], None] | None
 ) -> None:
-    """Decides on sentence pairs what is left to decide, if anything, and reports it."""
+    """Let the aligner choose what was left open, if anything, from sentence pairs; report the choice."""
     if aligner.choice is None and pairs:
         choice = aligner.choose(pairs)
         if report is not None:
@@ -119,7 +120,7 @@ def choose(
 
 
 def identity(options: argparse.Namespace, aligner: "WordAligner") -> dict[str, str | int | None]:
-    """What a run is continued with: the method, the choice of maps and the recipe."""
+    """What must not change when a run is resumed: the method, the choice of maps and the recipe."""
     return {
         "method": options.method,
         "scope": getattr(aligner.method, "scope", None),
@@ -149,7 +150,7 @@ def _index_or(*words: str) -> Callable[[str], int | str]:
 
 
 def _decoder(text: str) -> tuple[str, dict[str, float]]:
-    """A decoder and its parameters; whether they fit each other is the recipe's business."""
+    """A decoder and its parameters, which the recipe checks."""
     name, *settings = text.split(":")
     parameters = {}
     for parameter, _, number in (setting.partition("=") for setting in settings):

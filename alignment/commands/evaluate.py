@@ -1,8 +1,7 @@
-"""Runs ``norm-align evaluate``: alignment files against a gold alignment.
+"""Runs ``norm-align evaluate``: scores alignment files against a gold alignment.
 
-Every report is made of one record a system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of
-the resampled AER and half the width of its 95 % interval, as sacrebleu states them. Doubts about how the files are read
-go to standard error.
+A report has one record per system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of the
+bootstrapped AER and half the width of its 95 % interval, as in sacrebleu. Warnings go to standard error.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
 from captum_norm.tables import csv_records, json_text
 
-_UNBOUNDED = 10_000  # columns: what is not a terminal has no width, and nothing is to be folded or cut there
+_UNBOUNDED = 10_000  # columns: outside a terminal, lines are neither folded nor cut
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +31,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=scored_files.system_file,
         metavar="SYSTEM",
-        help="alignments in Pharaoh format (i-j, source first, from 0), written [NAME=]FILE[:swapped][:base1][:talp]: "
-        ":swapped has the target first, as fast_align -r writes it; :base1 counts from 1; :talp has possible links "
-        "(ipj) too, which count as links. The first system is the baseline. One FILE of all may be -, standard input",
+        help="alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1][:talp]: "
+        ":swapped for target first, as fast_align -r writes; :base1 for indices from 1; :talp to count possible links "
+        "(ipj) as links, too. The first system is the baseline. One of all files may be -, standard input",
     )
     gold = parser.add_argument_group("the gold alignments")
     gold.add_argument(
@@ -48,19 +47,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gold-base",
         type=int,
         choices=(0, 1),
-        help="what words are counted from; must be said for talp (default: 1 for naacl, 0 for alibi and tsv)",
+        help="the index of the first word; required for talp (default: 1 for naacl, 0 for alibi and tsv)",
     )
-    gold.add_argument("--gold-swapped", action="store_true", help="its links have the target first")
-    texts = parser.add_argument_group(
-        "the sentences, to check that every link lies inside of them; tsv has them itself"
-    )
+    gold.add_argument("--gold-swapped", action="store_true", help="links have the target first")
+    texts = parser.add_argument_group("the sentences, to check that every link lies inside them; tsv files have them")
     texts.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
     texts.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
     parser.add_argument(
         "--skip-invalid",
         action="store_true",
-        help="skip links that are malformed or lie outside their sentences, and sentence pairs for which a file has no "
-        "valid line, and say how many on standard error; otherwise the first one is an error",
+        help="skip malformed and out-of-range links, and sentence pairs for which a file has no valid line, and report "
+        "how many on standard error; otherwise the first one is an error",
     )
     parser.add_argument(
         "--symmetrize",
@@ -68,7 +65,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         choices=SYMMETRIZATIONS,
         metavar="METHOD",
-        help="evaluate the two systems, forward and reverse, made one as well; may be given several times: "
+        help="also evaluate the two systems, forward and reverse, merged by this method; may be given several times: "
         + ", ".join(SYMMETRIZATIONS),
     )
     parser.add_argument(
@@ -82,15 +79,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--paired",
         choices=(*TRIALS, "none"),
         default="ar",
-        help="how systems are compared with the baseline: approximate randomisation, bootstrap resampling or not at "
-        "all (default: %(default)s)",
+        help="how to compare systems with the baseline: approximate randomisation, bootstrap resampling or not at all "
+        "(default: %(default)s)",
     )
     defaults = ", ".join(f"{count} for {test}" for test, count in TRIALS.items())
     parser.add_argument(
         "--trials",
         type=positive,
         metavar="N",
-        help=f"trials of that comparison (default: {defaults})",
+        help=f"number of trials of the comparison (default: {defaults})",
     )
     form = parser.add_mutually_exclusive_group()
     for name, what in (("json", "everything as JSON"), ("csv", "a row for each system as CSV")):
@@ -112,12 +109,12 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What holds of several options together."""
+    """Check combinations of options."""
     files = [options.gold, *(system.path for system in options.systems), options.source, options.target]
     if files.count("-") > 1:
         raise InvalidInputError("got - more than once; standard input can be read only once")
     if options.gold_format == "talp" and options.gold_base is None:
-        raise InvalidInputError("talp files count from 0 or from 1; say --gold-base 0 or --gold-base 1")
+        raise InvalidInputError("talp files count from 0 or from 1; give --gold-base 0 or --gold-base 1")
     if options.symmetrize and len(options.systems) != 2:
         raise InvalidInputError(f"got --symmetrize with {len(options.systems)} systems, expected forward and reverse")
 
@@ -125,7 +122,6 @@ def _check(options: argparse.Namespace) -> None:
 def _evaluated(
     gold: list[GoldAlignment], systems: Sequence[tuple[str, list[Alignment]]], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What there is to report."""
     metric = AER([gold])
     scores = [metric.corpus_score(alignments, None, max(options.bootstrap, 1)) for _, alignments in systems]
     records = [_record(name, score) for (name, _), score in zip(systems, scores, strict=True)]
@@ -151,13 +147,11 @@ def _evaluated(
 
 
 def _record(name: str, score: AERScore) -> dict[str, Any]:
-    # Where nothing was resampled, sacrebleu says −1.
-    resampled = score._ci >= 0
     return {
         "system": name,
         "aer": score.aer,
-        "aer_mean": score._mean if resampled else None,
-        "aer_interval": score._ci if resampled else None,
+        "aer_mean": score.resampled_mean,
+        "aer_interval": score.interval,
         "precision": score.precision,
         "recall": score.recall,
         "f1": score.f1,

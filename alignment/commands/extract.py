@@ -1,4 +1,4 @@
-"""Runs ``norm-align extract``: parallel text to alignments in Pharaoh format."""
+"""Runs ``norm-align extract``: aligns parallel text and writes Pharaoh format."""
 
 import argparse
 import sys
@@ -36,12 +36,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="the alignments, i-j, source first, from 0; line n belongs to line n of the input. From files to a file a "
-        "run that was killed goes on where it stopped, and several processes share the work: torchrun "
+        help="the alignments, i-j, source first, from 0; line n belongs to line n of the input. From files to a file, "
+        "a killed run continues where it stopped, and several processes can share the work: torchrun "
         "--nproc-per-node 4 --no-python norm-align extract ... (default: standard output)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-    parser.add_argument("--restart", action="store_true", help="discard what an unfinished run left")
+    parser.add_argument("--restart", action="store_true", help="discard the work of an unfinished run")
     models.add_arguments(parser)
     aligners.add_arguments(parser)
     running.add_arguments(parser)
@@ -49,7 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Reporting:
-    """An aligner that reports what it chooses where that was left to the first pairs of a pipe."""
+    """An aligner that reports its choice when it makes it on the first pairs of a pipe."""
 
     aligner: "WordAligner"
     report: Callable[[str], None] | None
@@ -73,11 +73,10 @@ def _run(options: argparse.Namespace) -> None:
             check_writable(file.parent)
             if rereadable:
                 journal_of(file, {}).check()
-        # A pipe can be read only once; there, the same pairs decide when they come to be aligned.
+        # A pipe can be read only once: its first pairs decide when they are aligned.
         first = _first_pairs(source, target, options.max_words) if rereadable else []
         model, tokenizer = models.load(options)
         aligner = aligners.word_aligner(model, tokenizer, options)
-
         aligners.choose(aligner, first, report if rank == 0 else None)
         counts = extract(
             source,

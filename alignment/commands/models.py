@@ -20,46 +20,46 @@ DEFAULT_MODEL = "fr-en"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options that :func:`load` reads."""
+    """Declare the options that :func:`load` reads."""
     group = parser.add_argument_group("the translation model")
     group.add_argument(
         "--model",
         default=DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
-        help="fr-en or en-fr, which come with this package; a .pt file of fairseq; or a folder or name of Hugging Face "
-        "(default: %(default)s)",
+        help="fr-en or en-fr, which are shipped with this package; a .pt file of fairseq; or a Hugging Face folder or "
+        "name (default: %(default)s)",
     )
     group.add_argument(
         "--data",
         metavar="DIR",
-        help="of a .pt file, the folder with its dictionaries, which fairseq-preprocess wrote, and with what cut the "
-        "words into pieces",
+        help="for a .pt file: the folder that fairseq-preprocess wrote, with the dictionaries and the codes or model "
+        "that split words into pieces",
     )
     group.add_argument(
         "--codes",
         action="append",
         metavar="FILE",
-        help="of a .pt file, what cut the words into pieces, if it is not in --data: a model of SentencePiece or codes "
-        "of BPE; give it twice for source and target, or none if the words are pieces already",
+        help="for a .pt file: the SentencePiece model or BPE codes that split words into pieces, if not in --data; "
+        "give it twice for source and target, or none if the words are already pieces",
     )
     group.add_argument(
-        "--source-language", metavar="CODE", help="for a Hugging Face model of many languages, such as deu_Latn"
+        "--source-language", metavar="CODE", help="for a multilingual Hugging Face model, such as deu_Latn"
     )
-    group.add_argument("--target-language", metavar="CODE", help="likewise")
+    group.add_argument("--target-language", metavar="CODE", help="as --source-language")
     group.add_argument(
         "--source-prefix",
         metavar="TEXT",
-        help="what a Hugging Face model is told before each source sentence, such as '>>fra<<'",
+        help="text in front of each source sentence of a Hugging Face model, such as '>>fra<<'",
     )
     group.add_argument("--device", default="cpu", help="such as cuda or cuda:1 (default: %(default)s)")
 
 
 def load(options: argparse.Namespace) -> Loaded:
-    """The model, on its device and in ``eval()`` mode, and its tokenizer.
+    """Load the model, on its device and in ``eval()`` mode, and its tokenizer.
 
     Raises:
-        InvalidInputError: there is no such model, it is no translation model, an option is not for it, or there is no
-            such device.
+        InvalidInputError: the model does not exist or is not a translation model, an option does not apply to it, or
+            the device does not exist.
     """
     from captum_norm.loading import on_device
 
@@ -74,7 +74,7 @@ def load(options: argparse.Namespace) -> Loaded:
 
 
 def identity(options: argparse.Namespace, model: "nn.Module", tokenizer: IdentifiedTokenizer) -> dict[str, str | None]:
-    """What a run is continued with: hashes of what was loaded, options that decide the pieces, the kind of device."""
+    """What must not change when a run is resumed: hashes of model and tokenizer, their options, the device type."""
     from captum_norm.identity import configuration_digest, weights_digest
 
     names = sorted({name for kind in _KINDS for name in kind.options})
@@ -111,7 +111,7 @@ def _load_fairseq(options: argparse.Namespace) -> Loaded:
         case [source, target]:
             codes = source, target
         case given:
-            raise InvalidInputError(f"got --codes {len(given)} times, expected once, or for source and target")
+            raise InvalidInputError(f"got --codes {len(given)} times, expected once or twice, for source and target")
     return load_fairseq_checkpoint(options.model, options.data, codes=codes)
 
 
@@ -139,13 +139,13 @@ def _is_shipped(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Models that are loaded in one way.
+    """A kind of model, loaded in one way.
 
     Attributes:
-        title: what messages call one.
-        recognises: whether a name or path is of one.
-        load: what loads it.
-        options: those that not all models have.
+        title: its name in messages.
+        recognises: whether a name or path refers to one.
+        load: loads one.
+        options: the options that apply to this kind only.
     """
 
     title: str
@@ -155,10 +155,10 @@ class _Kind:
 
 
 _KINDS = (
-    _Kind("a model of this package", _is_shipped, _load_shipped),
-    _Kind("a checkpoint of fairseq", lambda name: Path(name).suffix == ".pt", _load_fairseq, ("data", "codes")),
+    _Kind("a shipped model", _is_shipped, _load_shipped),
+    _Kind("a fairseq checkpoint", lambda name: Path(name).suffix == ".pt", _load_fairseq, ("data", "codes")),
     _Kind(
-        "a model of Hugging Face",
+        "a Hugging Face model",
         lambda _: True,
         _load_huggingface,
         ("source_language", "target_language", "source_prefix"),

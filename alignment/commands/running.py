@@ -1,4 +1,4 @@
-"""Shares what the commands need that work through text of any size."""
+"""Declares the options shared by the commands that process text of any size, and sets up their runs."""
 
 import argparse
 import sys
@@ -10,45 +10,45 @@ from alignment.pipeline.progress import to_stderr
 from captum_norm.commands.numbers import positive, whole_number
 from captum_norm.texts import is_regular_file
 
-_MOST_THREADS = 1024  # torch ends the process where the system cannot start so many
+_MOST_THREADS = 1024  # torch kills the process if the system cannot start so many
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares options on how the command goes about its work."""
+    """Declare the options of a run."""
     group = parser.add_argument_group("the run")
     group.add_argument(
         "--max-words",
         type=positive,
         default=256,
         metavar="N",
-        help="more words on a side make a line bad (default: %(default)s)",
+        help="lines with more words on a side are bad (default: %(default)s)",
     )
     group.add_argument(
         "--bad-lines",
         choices=("empty", "stop"),
         default="empty",
-        help="what becomes of a line that cannot be used: an empty line, and a message with its number; or the end of "
-        "the run (default: %(default)s)",
+        help="what to do about an unusable line: write an empty line and a message with its number, or stop "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--max-tokens",
         type=positive,
         default=4096,
         metavar="N",
-        help="how large a batch may be, in pieces, padding included (default: %(default)s)",
+        help="the largest batch, in pieces, padding included (default: %(default)s)",
     )
     group.add_argument(
         "--threads",
         type=whole_number(f"a number from 1 to {_MOST_THREADS}", accepts=lambda number: 0 < number <= _MOST_THREADS),
         metavar="N",
-        help="processor threads (default: torch's choice)",
+        help="CPU threads (default: torch's choice)",
     )
-    group.add_argument("--quiet", action="store_true", help="write nothing to standard error but errors")
+    group.add_argument("--quiet", action="store_true", help="write only errors to standard error")
 
 
 @contextmanager
 def set_up(options: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """Runs with the threads that are asked for, and hands over what to tell the user through."""
+    """Set the number of threads for the run; yield the function that prints messages."""
     import torch
 
     threads = torch.get_num_threads()
@@ -61,10 +61,10 @@ def set_up(options: argparse.Namespace) -> Iterator[Callable[[str], None]]:
 
 
 def text_source(name: str) -> TextSource:
-    """What the readers of :mod:`alignment.formats` take; ``-`` is standard input.
+    """A source for the readers of :mod:`alignment.formats`; ``-`` is standard input.
 
     Raises:
-        InvalidInputError: there is no such file.
+        InvalidInputError: the file does not exist.
     """
     if name == "-":
         return sys.stdin.buffer

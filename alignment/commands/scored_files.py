@@ -1,26 +1,26 @@
-"""Reads the files that ``norm-align evaluate`` scores, and doubts how they are to be read.
+"""Reads the files that ``norm-align evaluate`` scores, and warns if their options look wrong.
 
-Doubts and what was skipped are told on standard error, a sentence each: standard output is the report's.
+Warnings and numbers of skipped links and lines go to standard error; standard output is for the report.
 """
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from alignment.formats import GoldFormat, TextSource
+from alignment.commands.running import text_source
+from alignment.formats import GoldFormat
 from alignment.formats.gold import GoldFile, Texts, scan_gold
 from alignment.links import Alignment, GoldAlignment
 from alignment.pipeline.progress import to_stderr
-from alignment.plausibility import BetterReading, better_reading, lacks_first_words
+from alignment.plausibility import Change, find_correction, lacks_first_words
 from captum_norm import InvalidInputError
 from captum_norm.texts import error_at, read_lines
 
 Sides = tuple[Texts | None, Texts | None]
-"""The tokenised source and target sentences, None where they are not known."""
+"""The tokenised source and target sentences; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class AlignmentFile:
     """A file of alignments, and how to read it.
 
     Attributes:
-        name: what reports call it.
+        name: its name in reports.
         path: the file; ``-`` is standard input.
-        format: its notation.
-        base: what it counts from; None for what is usual for the notation.
-        swapped: whether the target is first.
-        talp: whether it may have possible links.
-        gold: whether it is the gold.
+        format: its format.
+        base: the index of the first word; None for the format's default.
+        swapped: whether links have the target first.
+        talp: whether possible links are allowed.
+        gold: whether it is the gold alignment.
     """
 
     name: str
@@ -46,56 +46,51 @@ class AlignmentFile:
     gold: bool = False
 
     @property
-    def source(self) -> TextSource:
-        """What the readers of :mod:`alignment.formats` take."""
-        return sys.stdin.buffer if self.path == "-" else self.path
-
-    @property
-    def settings(self) -> str:
-        """How the command line says how to read it: ``FILE:swapped:base1``, ``--gold-base 1 --gold-swapped``."""
+    def argument(self) -> str:
+        """How it is given on the command line: ``FILE:swapped:base1``, ``--gold-base 1 --gold-swapped``."""
         if self.gold:
             return f"--gold-base {self.base}{' --gold-swapped' if self.swapped else ''}"
         chosen = {"swapped": self.swapped, "base1": self.base == 1, "talp": self.talp}
         return ":".join([self.path, *(name for name, is_chosen in chosen.items() if is_chosen)])
 
 
-_SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+_MARKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
 )
-_SYSTEM = re.compile(rf"(?:([^=/]+)=)?(.+?)((?::(?:{'|'.join(_SETTINGS)}))*)", re.DOTALL)
+_SYSTEM = re.compile(rf"(?:([^=/]+)=)?(.+?)((?::(?:{'|'.join(_MARKS)}))*)", re.DOTALL)
 
 
 def system_file(text: str) -> AlignmentFile:
     """An ``argparse`` type: ``[NAME=]FILE[:swapped][:base1][:talp]``."""
     match = _SYSTEM.fullmatch(text)
     if match is None:
-        raise argparse.ArgumentTypeError("got no name of a file")
-    name, path, settings = match.groups()
+        raise argparse.ArgumentTypeError("got no file name")
+    name, path, marks = match.groups()
     system = AlignmentFile(name or path, path)
-    for setting in settings.split(":")[1:]:
-        system = replace(system, **_SETTINGS[setting])
+    for mark in marks.split(":")[1:]:
+        system = replace(system, **_MARKS[mark])
     return system
 
 
 def read_sentences(path: str | None) -> list[str] | None:
-    """The sentences of one side, if there is a file of them."""
-    return None if path is None else [line for _, line in read_lines(sys.stdin.buffer if path == "-" else path)]
+    """The sentences of one side, if they are in a file."""
+    return None if path is None else [line for _, line in read_lines(text_source(path))]
 
 
 def read_scored(
     gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides, *, skip_invalid: bool
 ) -> tuple[list[GoldAlignment], list[list[Alignment]]]:
-    """Read gold alignments and the systems' alignments of the same sentence pairs; tell of what does not look right.
+    """Read gold alignments and the systems' alignments of the same sentence pairs; warn if they do not look right.
 
     Args:
         gold: the gold file.
         systems: the systems' files.
-        texts: the sentences, to check that links lie inside; if they are None, those of the gold file.
-        skip_invalid: whether invalid links are skipped, and sentence pairs for which a file has no valid line.
+        texts: the sentences, to check that links lie inside them; None for those in the gold file, if any.
+        skip_invalid: whether to skip invalid links, and sentence pairs for which a file has no valid line.
 
     Raises:
-        InvalidInputError: a file cannot be read, the gold has no link, a system has another number of lines, or,
-            unless such are skipped, a link or line is invalid.
+        InvalidInputError: a file cannot be read, the gold alignment has no link, a system has another number of lines,
+            or a link or line is invalid and not skipped.
     """
     found = _read(gold, texts, skip_invalid)
     if not found.pairs:
@@ -142,14 +137,14 @@ def _read(file: AlignmentFile, texts: Sides, skip_invalid: bool) -> GoldFile:
         _warn(f"{file.path}: skipped {counts}, such as: {[*links, *lines][0]}{_hint(file, texts)}")
     for number, pair in enumerate(found.pairs, 1):
         if not (file.gold or file.talp or isinstance(pair, InvalidInputError)) and pair.sure != pair.possible:
-            message = "got possible links (ipj), expected i-j; write FILE:talp if they are to count"
-            raise error_at(file.source, number, message)
+            message = "got possible links (ipj), expected i-j; write FILE:talp to count them"
+            raise error_at(text_source(file.path), number, message)
     return found
 
 
 def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputError], None] | None) -> GoldFile:
     return scan_gold(
-        file.source,
+        text_source(file.path),
         format=file.format,
         base=file.base,
         swapped=file.swapped,
@@ -160,38 +155,38 @@ def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputErr
 
 
 def _hint(file: AlignmentFile, texts: Sides) -> str:
-    """How else the file can be read so that all its links lie inside known sentences."""
-    readings: list[tuple[Literal[0, 1], bool]] = [(0, False), (0, True), (1, False), (1, True)]
-    for base, swapped in [] if file.path == "-" or texts == (None, None) else readings:
+    """Base and order of sides with which all links lie inside known sentences, as a hint; empty if there are none."""
+    options: list[tuple[Literal[0, 1], bool]] = [(0, False), (0, True), (1, False), (1, True)]
+    for base, swapped in [] if file.path == "-" or texts == (None, None) else options:
         other = replace(file, base=base, swapped=swapped)
         try:
             _scan(other, texts, None)
         except InvalidInputError:
             continue
-        return f"; as {other.settings} all its links would lie inside the sentences"
+        return f"; as {other.argument} all its links would lie inside the sentences"
     return ""
 
 
 def _doubt(file: AlignmentFile, alignments: list[Alignment], gold: list[GoldAlignment]) -> None:
-    """Tells of a system whose links look as if they were read in a wrong way."""
-    better = better_reading(alignments, gold)
-    if better is None:
+    """Warn if a system's links look as if they were read with the wrong base or order of sides."""
+    correction = find_correction(alignments, gold)
+    if correction is None:
         _doubt_base(file, alignments)
         return
-    how, advice = _advice(file, better)
-    rates = f"AER {better.other_aer:.1f} instead of {better.aer:.1f}"
+    how, advice = _advice(file, correction.change)
+    rates = f"AER {correction.corrected_aer:.1f} instead of {correction.aer:.1f}"
     _warn(f"{file.path}: with {how} its links would fit the gold far better ({rates}); {advice}")
 
 
-def _advice(file: AlignmentFile, better: BetterReading) -> tuple[str, str]:
-    if better.reading == "swapped":
+def _advice(file: AlignmentFile, change: Change) -> tuple[str, str]:
+    if change == "swapped":
         first = "source" if file.swapped else "target"
-        other = replace(file, swapped=not file.swapped).settings
+        other = replace(file, swapped=not file.swapped).argument
         return "the sides exchanged", f"if it has the {first} first, write {other}, else check --gold-swapped"
-    how = f"indices {better.reading}"
-    if better.reading == "one less" or file.base == 1:
-        base: Literal[0, 1] = 1 if better.reading == "one less" else 0
-        return how, f"if it counts from {base}, write {replace(file, base=base).settings}, else check --gold-base"
+    how = f"indices {change}"
+    if change == "one less" or file.base == 1:
+        base: Literal[0, 1] = 1 if change == "one less" else 0
+        return how, f"if it counts from {base}, write {replace(file, base=base).argument}, else check --gold-base"
     return how, "if the gold counts from 1, write --gold-base 1"
 
 
@@ -199,4 +194,4 @@ def _doubt_base(file: AlignmentFile, alignments: list[Alignment]) -> None:
     from_0 = file.base == 0 or (file.base is None and file.format != "naacl")
     if from_0 and lacks_first_words(alignments):
         found = f"none of its {sum(map(len, alignments))} links has the index 0"
-        _warn(f"{file.path}: {found}; if it counts from 1, write {replace(file, base=1).settings}")
+        _warn(f"{file.path}: {found}; if it counts from 1, write {replace(file, base=1).argument}")

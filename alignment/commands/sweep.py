@@ -1,4 +1,4 @@
-"""Runs ``norm-align sweep``: the paper's experiment on a corpus with gold alignments."""
+"""Runs ``norm-align sweep``: the paper's experiment on corpora with gold alignments."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from alignment.sweep import Sweep
     from captum_norm.commands.terminal import Terminal
 
-_WIDTH = 10_000  # what many layers or heads can need; in less, rich would cut numbers
+_WIDTH = 10_000  # columns, for many layers or heads: rich would cut numbers
 
 _FOLDERS: Mapping[str, Callable[[str], ParallelGold]] = MappingProxyType({"wpt03": read_wpt03, "rwth": read_rwth})
 
@@ -34,17 +34,14 @@ def corpora(text: str) -> list[ParallelGold]:
     """The corpora that the option ``--corpus`` names: ``alibi[=STORY]``, ``wpt03=FOLDER`` or ``rwth=FOLDER``.
 
     Raises:
-        InvalidInputError: there is no such corpus, or it cannot be read.
+        InvalidInputError: the corpus is unknown or cannot be read.
     """
     name, _, which = text.partition("=")
-    if text == "alibi":
-        return [load_alibi(story) for story in ALIBI_STORIES]
-    for story in ALIBI_STORIES:
-        if text == f"alibi={story}":
-            return [load_alibi(story)]
+    if stories := [story for story in ALIBI_STORIES if text in ("alibi", f"alibi={story}")]:
+        return [load_alibi(story) for story in stories]
     if name not in _FOLDERS or not which:
-        stories = ", ".join(f"alibi={story}" for story in ALIBI_STORIES)
-        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, {stories}, wpt03=FOLDER or rwth=FOLDER")
+        known = ", ".join(f"alibi={story}" for story in ALIBI_STORIES)
+        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, {known}, wpt03=FOLDER or rwth=FOLDER")
     return [_FOLDERS[name](which)]
 
 
@@ -55,20 +52,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME_OR_PATH",
-        help="a further model of the same shape and direction, such as another seed or checkpoint: what --model takes, "
-        "with the same options; the mean and the population SD over all follow (may be given several times)",
+        help="a further model of the same shape and direction, such as another seed or checkpoint, given as for "
+        "--model; adds the mean and population SD over all models (may be given several times)",
     )
     parser.add_argument(
         "--corpus",
         action="append",
         metavar="CORPUS",
-        help="sentences with gold alignments: alibi, the three stories that come with this package, alibi=STORY for "
+        help="sentences with gold alignments: alibi, the three stories shipped with this package, alibi=STORY for "
         f"{' or '.join(ALIBI_STORIES)} alone, wpt03=FOLDER or rwth=FOLDER; may be given several times (default: alibi)",
     )
     parser.add_argument(
         "--swapped",
         action="store_true",
-        help="the corpora the other way round, for a model that does not name its languages, such as Hugging Face's",
+        help="exchange source and target, for a model that does not name its languages, such as Hugging Face's",
     )
     parser.add_argument("--no-gradients", action="store_true", help="leave out the gradient baselines")
     parser.add_argument(
@@ -78,12 +75,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="resamples for the 95%% intervals of AER; 0 for none (default: %(default)s)",
     )
-    parser.add_argument("--max-tokens", type=positive, default=4096, metavar="N", help="how large a batch may be")
+    parser.add_argument("--max-tokens", type=positive, default=4096, metavar="N", help="the largest batch, in pieces")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png, of --also with -2, -3 … behind",
+        help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png; those of --also end in -2, -3 …",
     )
 
 
@@ -106,7 +103,7 @@ def _run(options: argparse.Namespace) -> None:
             rows += [{"model": name, **record} for record in records(swept)]
             if options.out is not None:
                 outputs |= _figures(swept, options.out, f"-{number}" if number > 1 else "")
-            # The maps of a corpus are large, and nobody reads them any more.
+            # Maps are large and no longer needed.
             kept = replace(swept, maps={})
             of_corpora.setdefault(_heading(kept.corpus), []).append(kept)
             of_directions.setdefault(_direction_of(kept.corpus), []).append(kept)
@@ -124,7 +121,7 @@ def _check_folder(folder: Path | None) -> None:
     if folder is None:
         return
     if not folder.is_dir():
-        raise InvalidInputError(f"there is no folder {folder}; make it, or give another --out")
+        raise InvalidInputError(f"there is no folder {folder}; create it, or give another --out")
     check_writable(folder)
 
 
@@ -178,7 +175,7 @@ def _print(console: "Terminal", heading: str, tables: "Sequence[Table]") -> None
 
 
 def _turned(given: ParallelGold, tokenizer: object, *, swapped: bool) -> ParallelGold:
-    """The corpus in the direction of the model, where the model says it."""
+    """The corpus in the direction of the model, if known."""
     backwards = _direction(tokenizer) == (given.target_language, given.source_language)
     return given.swapped() if backwards or swapped else given
 
@@ -187,7 +184,7 @@ def _warn_of_other_languages(turned: ParallelGold, tokenizer: object) -> None:
     direction, languages = _direction(tokenizer), (turned.source_language, turned.target_language)
     if direction not in ((None, None), languages):
         found = f"the model translates {'–'.join(map(str, direction))}, {turned.name} is read as {'–'.join(languages)}"
-        to_stderr(f"{found}; --swapped turns a corpus round")
+        to_stderr(f"{found}; --swapped exchanges source and target")
 
 
 def _direction(tokenizer: object) -> tuple[str | None, str | None]:

@@ -1,4 +1,4 @@
-"""Runs ``norm-align translate``: sentences to translations, with alignments and scores if asked for."""
+"""Runs ``norm-align translate``: translates sentences, and optionally aligns and scores the translations."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ from sacrebleu.metrics.chrf import CHRF
 from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, format_pharaoh, split_words
 from alignment.normalization import NormalizedWords, normalize_words, tokenize
-from alignment.pipeline.progress import Progress, count_lines, to_stderr
+from alignment.pipeline.progress import count_lines, line_bar, to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.characters import spelled_lines
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from alignment.aligner import WordAligner
 
 _BLOCK_LINES = 256
-# Those that need nothing else to be installed.
+# Those without further dependencies.
 _BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 
 _Line = tuple[int, str | InvalidInputError]
@@ -40,15 +40,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="-",
         metavar="FILE",
-        help="the sentences, one a line, as the model was trained to read them; .gz, .xz and .bz2 are decompressed, - "
+        help="the sentences, one a line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed, - "
         "is standard input (default)",
     )
     parser.add_argument(
         "--tokenize",
         action="store_true",
-        help="separate the words of raw text as Moses does; for the models that come with this package",
+        help="split raw text into words as Moses does; for the shipped models",
     )
-    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="hypotheses kept (default: %(default)s)")
+    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
         "--max-length",
         type=positive,
@@ -57,23 +57,23 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="most pieces of a translation (default: %(default)s)",
     )
     parser.add_argument(
-        "--with-source", action="store_true", help="print the words of the source too: source ||| translation"
+        "--with-source", action="store_true", help="also print the source words: source ||| translation"
     )
     parser.add_argument(
         "--alignments",
         action="store_true",
-        help="print how the words are aligned, too: translation ||| i-j ..., source first, from 0",
+        help="also print the word alignment: translation ||| i-j ..., source first, from 0",
     )
     parser.add_argument(
         "--references",
         metavar="FILE",
-        help="a translation of each line; prints BLEU and chrF to standard error. The models that come with this "
-        "package write words in a normal form, into which references are put, too",
+        help="a translation of each line; prints BLEU and chrF to standard error. For the shipped models, which write "
+        "words in a normal form, references are normalised, too",
     )
     parser.add_argument(
         "--bleu-tokenizer",
         choices=_BLEU_TOKENIZERS,
-        help="of sacrebleu (default: none for the models that come with this package, else 13a)",
+        help="sacrebleu's tokenizer (default: none for the shipped models, else 13a)",
     )
     models.add_arguments(parser)
     aligners.add_arguments(parser)
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> None:
         translator = _Translator(source, words, model, tokenizer, aligner, options, report)
         hypotheses: list[str] = []
         lines = bad = 0
-        with Progress(source, shown=sys.stderr.isatty() and not options.quiet) as bar:
+        with line_bar("translating", source, shown=sys.stderr.isatty() and not options.quiet) as advance:
             for block in chain([first] if first else [], blocks):
                 translated = translator(block)
                 text = "".join(f"{line}\n" for line in translated.lines)
@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> None:
                 lines, bad = lines + len(block), bad + translated.bad
                 if references is not None:
                     hypotheses += translated.translations
-                bar.advance(len(block), bad=translated.bad, fresh=True)
+                advance(len(block), translated.bad, True)
         report(f"{lines:,} lines; {bad:,} bad lines")
         if references is not None:
             _check_count(lines, references)
@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class _Translated:
-    """What became of a block: the lines to print, the translations alone, and how many lines were bad."""
+    """A translated block: the lines to print, the translations alone, and the number of bad lines."""
 
     lines: list[str]
     translations: list[str]
@@ -137,18 +137,18 @@ class _Translator:
 
         bad: dict[int, InvalidInputError] = {}
 
-        def refuse(place: int, error: InvalidInputError) -> None:
-            bad[place] = error_at(self.source, block[place][0], str(error))
+        def refuse(index: int, error: InvalidInputError) -> None:
+            bad[index] = error_at(self.source, block[index][0], str(error))
 
         sentences: list[list[str]] = []
-        for place, (_, line) in enumerate(block):
+        for index, (_, line) in enumerate(block):
             sentences.append([] if isinstance(line, InvalidInputError) else self.words(line))
             if isinstance(line, InvalidInputError):
-                bad[place] = line
-            elif len(sentences[place]) > self.options.max_words:
-                found = f"got {len(sentences[place])} words, expected at most {self.options.max_words}"
-                refuse(place, InvalidInputError(f"{found}; raise --max-words or split the line"))
-                sentences[place] = []
+                bad[index] = line
+            elif len(sentences[index]) > self.options.max_words:
+                found = f"got {len(sentences[index])} words, expected at most {self.options.max_words}"
+                refuse(index, InvalidInputError(f"{found}; raise --max-words or split the line"))
+                sentences[index] = []
         translations = translate(
             self.model,
             self.tokenizer,
@@ -178,15 +178,15 @@ class _Translator:
         translations: Sequence[list[str]],
         refuse: Callable[[int, InvalidInputError], None],
     ) -> list[str]:
-        """The links of each pair, none where there is no translation."""
-        pairs = {place: (sentences[place], words) for place, words in enumerate(translations) if words}
+        """The links of each pair, none without a translation."""
+        pairs = {index: (sentences[index], words) for index, words in enumerate(translations) if words}
         aligners.choose(aligner, list(pairs.values()), self.report)
         links = [""] * len(translations)
-        for place, answer in zip(pairs, aligner.align_pairs(list(pairs.values())), strict=True):
+        for index, answer in zip(pairs, aligner.align_pairs(list(pairs.values())), strict=True):
             if isinstance(answer, InvalidInputError):
-                refuse(place, answer)
+                refuse(index, answer)
             else:
-                links[place] = format_pharaoh(answer)
+                links[index] = format_pharaoh(answer)
         return links
 
 
@@ -211,24 +211,23 @@ def _references(name: str) -> list[str]:
 def _check_count(lines: int | None, references: Sequence[str] | None) -> None:
     if lines is not None and references is not None and lines != len(references):
         raise InvalidInputError(
-            f"got {lines:,} lines to translate and {len(references):,} references, expected as many"
+            f"got {lines:,} lines to translate and {len(references):,} references, expected equally many"
         )
 
 
 def _source_words(tokenizer: TranslationTokenizer, options: argparse.Namespace) -> Callable[[str], list[str]]:
-    """What makes words of a line."""
+    """The function that splits a line into words."""
     if not options.tokenize:
         return split_words
     if not isinstance(tokenizer, NormalizedWords):
-        expected = "give words as the model was trained to read them"
-        raise InvalidInputError(f"--tokenize is for the models that come with this package; {expected}")
+        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
     return partial(tokenize, language=tokenizer.source_language)
 
 
 def _score(
     hypotheses: Sequence[str], references: Sequence[str], tokenizer: TranslationTokenizer, options: argparse.Namespace
 ) -> None:
-    """Writes BLEU and chrF to standard error."""
+    """Print BLEU and chrF to standard error."""
     default = "13a"
     if isinstance(tokenizer, NormalizedWords):
         language, default = tokenizer.target_language, "none"

@@ -1,4 +1,4 @@
-"""Loads translation models of fairseq without fairseq."""
+"""Loads fairseq translation models without fairseq."""
 
 from alignment.fairseq.architecture import TranslationModel
 from alignment.fairseq.loading import load_fairseq_checkpoint

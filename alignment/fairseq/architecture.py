@@ -1,4 +1,4 @@
-"""Finds the model of transformers, and its configuration, that computes what a model of fairseq computes."""
+"""Finds the transformers model class and configuration that are equivalent to a fairseq model."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from captum_norm import InvalidInputError
 from captum_norm.texts import quoted
 
 TranslationModel = MarianMTModel | PegasusForConditionalGeneration
-"""The classes that a checkpoint can become."""
+"""The classes that checkpoints are loaded as."""
 
 _ACTIVATIONS = {
     "relu": "relu",
@@ -23,7 +23,7 @@ _ACTIVATIONS = {
     "tanh": "tanh",
     "linear": "linear",
 }
-# Settings that change what is computed in ways that neither class knows; off unless they are set.
+# Settings that neither class supports; off by default.
 _UNKNOWN = (
     "adaptive_input",
     "adaptive_softmax_cutoff",
@@ -50,13 +50,13 @@ _POSITIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model of transformers, without weights.
+    """A transformers model without weights.
 
     Attributes:
         model_class: the class.
         config: its configuration.
-        tied: whether the output projection is the decoder's embedding.
-        shared: whether it is the encoder's embedding too.
+        tied: whether output projection and decoder embedding are tied.
+        shared: whether the encoder embedding is tied to them, too.
     """
 
     model_class: type[TranslationModel]
@@ -66,15 +66,15 @@ class Architecture:
 
 
 def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Architecture:
-    """The architecture of a model of fairseq: the weights decide shapes and ties, the settings the rest.
+    """The architecture of a fairseq model: shapes and ties from the weights, the rest from the settings.
 
     Args:
         settings: fairseq's settings, flat.
         weights: the model's weights under fairseq's current names.
 
     Raises:
-        InvalidInputError: no class of transformers computes what the settings ask for, or a setting or weight that
-            decides the shape is missing.
+        InvalidInputError: the settings have no equivalent in transformers, or a setting or weight that determines a
+            shape is missing.
     """
     for name in _UNKNOWN:
         if settings.get(name):
@@ -91,7 +91,7 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     before = {side: bool(settings.get(f"{side}_normalize_before")) for side in ("encoder", "decoder")}
     if before["encoder"] != before["decoder"]:
         named = " and ".join(f"{side}_normalize_before={value}" for side, value in before.items())
-        raise _unsupported(named, "norms in the same place in both")
+        raise _unsupported(named, "the same in both")
     activation = settings.get("activation_fn") or "relu"
     if not (isinstance(activation, str) and activation in _ACTIVATIONS):
         raise _unsupported(f"activation_fn={quoted(activation)}", f"one of {', '.join(_ACTIVATIONS)}")
@@ -111,8 +111,8 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         **_side("decoder", settings, weights, width),
         **{name: _share(settings, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
     }
-    # Both classes compute fairseq's layers as they are, and look positions up in tables that can hold any rows.
-    # Pegasus knows one vocabulary: the larger part of its code, generation above all, means the target's.
+    # Both classes compute fairseq's layers exactly, and look positions up in tables that can hold any rows.
+    # Pegasus has one vocabulary size: most of its code, generation above all, takes it as the target's.
     if before["encoder"]:
         pegasus = PegasusConfig(vocab_size=target.shape[0], tie_word_embeddings=shared, **common)
         return Architecture(PegasusForConditionalGeneration, pegasus, tied, shared)
@@ -127,12 +127,12 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
 
 
 def position_count(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """How many positions the encoder or decoder knows: as many as it learned, else as many as fairseq allows.
+    """The number of positions of the encoder or decoder: learned ones, or as many as fairseq allows.
 
-    A table of sines is made for no more than 65,536: settings may say that there is no end of positions.
+    At most 65,536 for sinusoidal positions, since settings may allow arbitrarily many.
 
     Raises:
-        InvalidInputError: there is none, or the setting is no number.
+        InvalidInputError: there are none, or the setting is not a number.
     """
     name = f"{side}.embed_positions.weight"
     if name in weights:
@@ -145,10 +145,10 @@ def position_count(side: str, settings: Mapping[str, Any], weights: Mapping[str,
 
 
 def weight(weights: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
-    """The weight of that name, with so many axes.
+    """The named weight, checked for its number of axes.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: it is missing or has another number of axes.
     """
     if name not in weights:
         raise InvalidInputError(f"the checkpoint lacks {name}; expected a Transformer of fairseq, encoder and decoder")
@@ -160,13 +160,13 @@ def weight(weights: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
 
 def _side(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor], width: int) -> dict[str, int]:
     """Layers, heads and feed-forward width of the encoder or decoder, under transformers' names."""
-    # As many as have weights: where numbers are left out, these are told of as missing, and the last ones as left over.
+    # Count the layers with weights: if numbers have gaps, weights will be reported as missing and left over.
     numbers = {match[1] for name in weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", name))}
     heads = _count(settings, f"{side}_attention_heads")
     if not heads or width % heads:
         found = f"the setting {side}_attention_heads is {quoted(settings.get(f'{side}_attention_heads'))}"
         raise InvalidInputError(
-            f"{found}, expected a divisor of the width {width}; no weight tells the number of heads"
+            f"{found}, expected a divisor of the width {width}; the weights do not tell the number of heads"
         )
     return {
         f"{side}_layers": len(numbers),
@@ -176,7 +176,7 @@ def _side(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor],
 
 
 def _count(settings: Mapping[str, Any], name: str) -> int:
-    """A setting that is a whole number, 0 where there is none."""
+    """A setting that is a whole number; 0 if it is not set."""
     value = settings.get(name) or 0
     try:
         number = int(value)
@@ -188,7 +188,7 @@ def _count(settings: Mapping[str, Any], name: str) -> int:
 
 
 def _share(settings: Mapping[str, Any], name: str) -> float:
-    """A setting from 0 to 1, 0 where there is none."""
+    """A setting from 0 to 1; 0 if it is not set."""
     value = settings.get(name) or 0
     try:
         share = float(value)

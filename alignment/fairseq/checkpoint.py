@@ -1,4 +1,4 @@
-"""Reads fairseq checkpoints without fairseq, and without running anything that they hold."""
+"""Reads fairseq checkpoints without fairseq, and without running code from them."""
 
 import argparse
 import pickle
@@ -17,12 +17,12 @@ from alignment.fairseq.pickles import PickleScan
 from captum_norm import InvalidInputError
 from captum_norm.texts import named, quoted
 
-# What fairseq's files hold beside tensors: settings, enumerations, meters, and the types that OmegaConf notes.
+# What fairseq's files contain beside tensors: settings, enumerations, meters, and types noted by OmegaConf.
 _EXPECTED = re.compile(
     r"argparse\.Namespace|(fairseq|omegaconf|numpy|typing|enum)\.\S+|collections\.defaultdict"
     r"|builtins\.(bool|dict|float|int|list|str|tuple)"
 )
-# What torch builds itself: tensors. Its further functions make objects of any size from a number.
+# What torch builds itself: tensors. Other functions of torch could make objects of any size from a number.
 _BUILT = re.compile(
     r"collections\.OrderedDict|_codecs\.encode|torch\.(Size|device|[A-Z][A-Za-z0-9]*Storage)|torch\.[a-z]+\d*"
     r"|torch\._utils\._rebuild_(tensor|tensor_v2|parameter)|torch\.nn\.parameter\.Parameter"
@@ -30,17 +30,17 @@ _BUILT = re.compile(
 _BUILT_NEVER = re.compile(r"torch\.(Typed|Untyped)Storage")
 _LONGEST_REASON = 200
 _MOST_VALUES, _DEEPEST = 100_000, 50
-# Embeddings may be there under three names.
+# Embeddings may be stored under three names.
 _MOST_COPIES = 8
 _TORCHS_REASON = re.compile(r"WeightsUnpickler error: (.+?)(\.\s|\n|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says of its model.
+    """The content of a checkpoint.
 
     Attributes:
-        settings: the settings of the model and the task, flat, under the names of fairseq's command line
+        settings: the settings of model and task, flat, named as on fairseq's command line
             (``encoder_attention_heads``).
         weights: the tensors under fairseq's names.
     """
@@ -52,12 +52,12 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a ``.pt`` file of ``fairseq-train`` or ``fairseq-hydra-train``, 0.9 to 0.12.
 
-    torch's unpickler for weights builds tensors and plain containers; every class of fairseq, OmegaConf and argparse
-    is replaced by one that only keeps what it is given. No code of the file or of those libraries runs.
+    torch's weights-only unpickler builds tensors and plain containers; classes of fairseq, OmegaConf and argparse are
+    replaced by one that only stores its arguments. No code of the file or of those libraries runs.
 
     Raises:
-        InvalidInputError: there is no such file, it is damaged, it refers to anything that no fairseq checkpoint
-            needs, or it holds no translation model.
+        InvalidInputError: the file does not exist, is damaged, refers to anything that no fairseq checkpoint needs, or
+            contains no translation model.
     """
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}; give the path of a fairseq checkpoint (.pt)")
@@ -66,36 +66,34 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not isinstance(weights, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in weights.items()
     ):
-        raise InvalidInputError(f"{path} holds no model; expected a checkpoint of fairseq, with weights under 'model'")
+        raise InvalidInputError(f"{path} contains no model; expected a fairseq checkpoint, with weights under 'model'")
     if not any(name.startswith("encoder.") for name in weights):
         found = "a decoder alone" if any(name.startswith("decoder.") for name in weights) else "neither part"
         raise InvalidInputError(f"{path} is no translation model; expected an encoder and a decoder, found {found}")
     _check_sizes(weights, path)
     try:
-        # A file may give tensors hooks and attributes; those stay behind.
+        # A file may attach hooks and attributes to tensors; detach drops them.
         return Checkpoint(_settings(state), {name: tensor.detach() for name, tensor in weights.items()})
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from error
 
 
 def _check_sizes(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuses weights that would take much more memory, copied, than the file has bytes."""
+    """Refuse weights that would need much more memory, when copied, than the file has bytes."""
     total = 0
     for name, tensor in weights.items():
         declared = tensor.numel() * tensor.element_size()
         if tensor.layout != torch.strided or declared > tensor.untyped_storage().nbytes():
             shape = "×".join(map(str, tensor.shape))
-            raise InvalidInputError(
-                f"{path}: {quoted(name)} is declared {shape}, which is more than the file has of it"
-            )
+            raise InvalidInputError(f"{path}: {quoted(name)} is declared as {shape}, more than the file contains")
         total += declared
     if total > _MOST_COPIES * path.stat().st_size:
-        found = f"{path}: its weights have {total} bytes, the file {path.stat().st_size}"
-        raise InvalidInputError(f"{found}; expected each weight to be there once")
+        found = f"{path}: its weights have {total} bytes, the file has {path.stat().st_size}"
+        raise InvalidInputError(f"{found}; expected each weight once")
 
 
 class _Inert:
-    """Stands in for a class or a function: keeps its arguments and its state, and does nothing."""
+    """Replaces a class or a function: stores its arguments and state, and does nothing."""
 
     arguments: tuple[Any, ...]
     state: Any
@@ -109,32 +107,32 @@ class _Inert:
         self.state = state
 
     def content(self) -> Any:
-        """What was kept: a namespace's or node's content, an enumeration's value."""
+        """The stored value: the content of a namespace or node, the value of an enumeration."""
         if not isinstance(self.state, Mapping):
             return self.arguments[-1] if self.arguments else None
         return next((self.state[key] for key in ("_content", "_val") if key in self.state), self.state)
 
 
 class _Plain:
-    """Settings as plain containers, as long as they are not too many: lists can hold each other, and themselves."""
+    """Converts settings to plain containers, within limits: lists can contain each other, and themselves."""
 
     def __init__(self) -> None:
         self._left = _MOST_VALUES
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
-        """A value in plain containers.
+        """Convert a value.
 
         Raises:
-            InvalidInputError: it holds more than 100,000 values, shared ones counted each time, or more than 50 levels.
+            InvalidInputError: it has more than 100,000 values, shared ones counted each time, or more than 50 levels.
         """
         self._left -= 1
         if self._left < 0 or depth > _DEEPEST:
             raise InvalidInputError(
-                f"its settings hold more than {_MOST_VALUES} values, or more than {_DEEPEST} levels"
+                f"its settings have more than {_MOST_VALUES} values, or more than {_DEEPEST} levels"
             )
         if isinstance(value, _Inert):
             return self(value.content(), depth + 1)
-        if isinstance(value, argparse.Namespace):  # where the user has told torch that it is safe
+        if isinstance(value, argparse.Namespace):  # if the user has allowed it in torch
             value = vars(value)
         if isinstance(value, Mapping):
             return {key: self(entry, depth + 1) for key, entry in value.items() if isinstance(key, str)}
@@ -146,7 +144,7 @@ class _Plain:
 def _unpickle(path: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is refused anyway
+            warnings.simplefilter("ignore")  # about content that is refused anyway
             stand_ins: list[Any] = [(_Inert, name) for name in _checked_names(path)]
             with torch.serialization.safe_globals(stand_ins):
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
@@ -155,19 +153,19 @@ def _unpickle(path: Path) -> Any:
     except pickle.UnpicklingError as error:
         reason = _TORCHS_REASON.search(str(error))
         said = named(reason[1][:_LONGEST_REASON]) if reason else _first_line(error)
-        raise InvalidInputError(f"{path} is damaged, or refused by torch's reader of weights: {said}") from error
-    except Exception as error:  # whatever a damaged byte leads to, in torch or in its C++
-        raise InvalidInputError(f"{path} is damaged or no checkpoint of torch: {_first_line(error)}") from error
+        raise InvalidInputError(f"{path} is damaged, or refused by torch's weights-only unpickler: {said}") from error
+    except Exception as error:  # damaged bytes can raise anything, in torch or its C++ code
+        raise InvalidInputError(f"{path} is damaged or not a torch checkpoint: {_first_line(error)}") from error
 
 
 def _checked_names(path: Path) -> set[str]:
-    """What the file refers to that is no tensor, if it can neither run code nor take more memory than its size."""
+    """The classes and functions that the file refers to, after checks that it runs no code and needs little memory."""
     scan, size = PickleScan(), path.stat().st_size
     with path.open("rb") as file:
         if zipfile.is_zipfile(path):
             _scan_zip(file, size, scan)
         else:
-            for _ in range(5):  # a number, a version, the system, the state, and the keys of the storages
+            for _ in range(5):  # a magic number, a version, the system, the state, and the keys of the storages
                 scan.read(file)
     if sum(scan.storages.values()) > size:
         raise InvalidInputError(f"it declares {sum(scan.storages.values())} numbers, but has {size} bytes")
@@ -180,7 +178,7 @@ def _checked_names(path: Path) -> set[str]:
 
 
 def _scan_zip(file: BinaryIO, size: int, scan: PickleScan) -> None:
-    """Scans the pickle in a zip file whose directory declares no more than the file holds; torch compresses nothing."""
+    """Scan the pickle in a zip file, which must be uncompressed, as torch writes it, and declare at most its size."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         declared = sum(entry.file_size for entry in entries)
@@ -197,7 +195,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _settings(state: Mapping[Any, Any]) -> dict[str, Any]:
-    """Settings of the model over those of the task, with ``encoder: {layers: …}`` written ``encoder_layers``."""
+    """The settings of the task updated by the model's, flattened: ``encoder: {layers: …}`` is ``encoder_layers``."""
     plain = _Plain()
     settings = plain(state.get("args"))
     if settings is None:
@@ -210,7 +208,7 @@ def _settings(state: Mapping[Any, Any]) -> dict[str, Any]:
             for name, value in group.items()
         }
     if not isinstance(settings, Mapping) or not settings:
-        raise InvalidInputError("it holds no settings; expected them under 'args' or 'cfg', as fairseq saves them")
+        raise InvalidInputError("it contains no settings; expected them under 'args' or 'cfg', as fairseq saves them")
     flat = dict[str, Any]()
     for name, value in settings.items():
         nested = value if name in ("encoder", "decoder", "quant_noise") and isinstance(value, Mapping) else None

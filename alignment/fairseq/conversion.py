@@ -1,4 +1,4 @@
-"""Puts fairseq's weights into a model of transformers."""
+"""Converts fairseq's weights into a transformers model."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from alignment.fairseq.dictionary import PAD
 from captum_norm import InvalidInputError
 from captum_norm.texts import named, quoted
 
-# Counters and tables that fairseq makes itself, and copies of a layer's first weights that 0.12.2 leaves behind.
+# Counters and tables that fairseq computes, and copies of initial weights that 0.12.2 leaves behind.
 _NOT_WEIGHTS = re.compile(
     r"(encoder|decoder)\.(version|embed_positions\.(_float_tensor|weights))"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
@@ -23,15 +23,15 @@ _JOINT_PROJECTION = re.compile(r"(.+_attn)\.in_proj_(weight|bias)")
 _OLD_OUTPUT = "decoder.embed_out"
 _OUTPUT = "decoder.output_projection.weight"
 _SOURCE, _TARGET = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
-# Where a model of transformers has another name than fairseq's with "model." before it.
+# Names in transformers that are not fairseq's with the prefix "model.".
 _RENAMED = {"lm_head.weight": _OUTPUT, "model.shared.weight": _SOURCE}
 _LONGEST_TRANSLATION = 200
 
 
 def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TranslationModel:
-    """A model of transformers that computes what a model of fairseq computes.
+    """Build the transformers model that is equivalent to a fairseq model.
 
-    It is in ``eval()`` mode and float32. Its positions count from the left edge: pad on the right. ``generate()`` has
+    It is in ``eval()`` mode and float32. Positions count from the left edge, so pad on the right. ``generate()`` has
     the defaults of ``fairseq-generate``: a beam of 5, at most 200 pieces. The encoder multiplies the embeddings of
     ``input_ids`` by √D, but not ``inputs_embeds``.
 
@@ -40,7 +40,7 @@ def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> T
         weights: fairseq's weights, of any floating-point dtype; they are copied.
 
     Raises:
-        InvalidInputError: no class of transformers computes this, or weights are missing, left over or misshapen.
+        InvalidInputError: there is no equivalent in transformers, or weights are missing, left over or misshapen.
     """
     weights = _current_names(settings, weights)
     found = architecture(settings, weights)
@@ -48,14 +48,14 @@ def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> T
         f"{side}.embed_positions.weight": _positions(side, settings, weights, found.config.d_model)
         for side in ("encoder", "decoder")
     }
-    with torch.device("meta"):  # neither memory nor random numbers for weights that are replaced
+    with torch.device("meta"):  # no memory or random numbers for weights that are replaced
         model: Any = found.model_class(found.config)  # type: ignore[arg-type]
         _fit(model, weights)
     model.load_state_dict(_parameters(model, weights, found), assign=True)
-    # Marian leaves its tables out of saved files, as it can compute them: not these.
+    # Marian does not save its position tables because it can compute them; it cannot compute these.
     model._keys_to_ignore_on_save = set()
     if hasattr(model.model, "shared") and not found.shared:
-        # Pegasus reads its files as of one vocabulary. With nothing declared as tied, save_pretrained refuses.
+        # Pegasus files have one vocabulary. With no tied weights declared, save_pretrained refuses.
         model._tied_weights_keys = model.model._tied_weights_keys = None
     model.generation_config = GenerationConfig.from_model_config(found.config)
     model.generation_config.update(
@@ -69,27 +69,27 @@ def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> T
 
 
 def sinusoidal_positions(count: int, width: int) -> Tensor:
-    """The table of sinusoidal positions of fairseq, (count, width), from the row on that the first token has.
+    """The sinusoidal positions of fairseq, (count, width), starting with the first token's row.
 
     >>> sinusoidal_positions(1, 4)  # sin 2, sin 0.0002, cos 2, cos 0.0002
     tensor([[ 9.0930e-01,  2.0000e-04, -4.1615e-01,  1.0000e+00]])
     """
     half = width // 2
-    # In float32 throughout, as there: the rounding of late positions' angles is part of what the model learned.
+    # All in float32, as in fairseq: the model was trained with rounded angles at late positions.
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
     angles = torch.arange(PAD + 1, PAD + 1 + count, dtype=torch.float32)[:, None] * frequencies
     return nn.functional.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
 
 
 def _current_names(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights alone, under the names of fairseq 0.10 to 0.12."""
+    """The weights, without other tensors, under the names of fairseq 0.10 to 0.12."""
     current = dict[str, Tensor]()
     for name, tensor in weights.items():
         joint = _JOINT_PROJECTION.fullmatch(name)
         if _NOT_WEIGHTS.fullmatch(name):
             continue
         if not tensor.is_floating_point():
-            raise InvalidInputError(f"{quoted(name)} has the dtype {tensor.dtype}, expected one of floating point")
+            raise InvalidInputError(f"{quoted(name)} has the dtype {tensor.dtype}, expected floating point")
         if joint:
             if not tensor.dim() or len(tensor) % 3:
                 found = f"{quoted(name)} has the shape {tuple(tensor.shape)}"
@@ -111,12 +111,12 @@ def _positions(side: str, settings: Mapping[str, Any], weights: Mapping[str, Ten
 
 
 def _fit(model: Any, weights: Mapping[str, Tensor]) -> None:
-    """Give tables the lengths that the configuration has no words for."""
+    """Resize tables whose lengths the configuration cannot express."""
     encoder = model.model.encoder
     rows, width = weights[_SOURCE].shape
     encoder.embed_tokens = nn.Embedding(rows, width, PAD)
     if hasattr(model.model, "shared"):
-        # Pegasus calls this its input embeddings, but the encoder looks up its own.
+        # These are Pegasus's input embeddings, but the encoder uses its own.
         model.model.shared = encoder.embed_tokens
     for side, table in (("encoder", encoder.embed_positions), ("decoder", model.model.decoder.embed_positions)):
         shape = weights[f"{side}.embed_positions.weight"].shape
@@ -125,7 +125,7 @@ def _fit(model: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def _parameters(model: TranslationModel, weights: Mapping[str, Tensor], found: Architecture) -> dict[str, Tensor]:
-    """What the model's state consists of; names that are tied have the same parameter."""
+    """The model's state dict; tied names share a parameter."""
     buffers = {name: torch.zeros(buffer.shape) for name, buffer in model.named_buffers()}
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in buffers}
     origins = {name: _RENAMED.get(name, name.removeprefix("model.")) for name in shapes}
@@ -141,7 +141,7 @@ def _parameters(model: TranslationModel, weights: Mapping[str, Tensor], found: A
 
 
 def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """All weights have a place in the model, of their shape, and all places a weight."""
+    """Refuse weights that are left over, missing or misshapen."""
     problems = {
         "left over": sorted(weights.keys() - shapes.keys()),
         "missing": sorted(shapes.keys() - weights.keys()),

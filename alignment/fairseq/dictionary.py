@@ -1,4 +1,4 @@
-"""Reads fairseq's dictionaries: which piece has which id."""
+"""Reads fairseq's dictionaries, which map pieces to ids."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from captum_norm.texts import located, quoted, read_lines
 
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-"""The symbols that every dictionary begins with and no file lists."""
+"""The symbols that every dictionary starts with; files do not list them."""
 
 _OVERWRITE = "#fairseq:overwrite"
 
@@ -20,20 +20,20 @@ class Dictionary:
 
     Attributes:
         symbols: the pieces in the order of their ids; the first four are ``<s> <pad> </s> <unk>``.
-        indices: piece → id; of a piece that is listed twice, the last.
+        indices: piece → id, the last one of a piece that is listed twice.
     """
 
     symbols: tuple[str, ...]
     indices: Mapping[str, int]
 
     def index(self, piece: str) -> int:
-        """The id of a piece of text: ``<unk>``'s if it is not listed, or spelt as one of the first three."""
-        # A word of the text must not turn into padding or end the sentence.
+        """The id of a piece of text: ``<unk>``'s if it is not listed, or looks like one of the first three."""
+        # Text must not become padding or end the sentence.
         return max(self.indices.get(piece, UNK), UNK)
 
 
 def find_dictionary(data: Path, language: str) -> Path:
-    """``dict.LANGUAGE.txt`` in a folder, else its ``dictionary.txt``, which serves all languages.
+    """``dict.LANGUAGE.txt`` in a folder, or its ``dictionary.txt`` for all languages.
 
     Raises:
         InvalidInputError: neither exists.
@@ -51,13 +51,13 @@ def read_dictionary(path: Path, size: int) -> Dictionary:
     """Read a dictionary.
 
     Args:
-        path: one ``piece count`` a line, as fairseq writes it; a line that ends with ``#fairseq:overwrite`` takes the
-            place of an earlier one with the same piece.
-        size: number of rows of the embedding. fairseq pads a dictionary with symbols ``madeupwordNNNN`` to a multiple
-            of 8; where the file lacks them, they are added.
+        path: a file of lines ``piece count``, as fairseq writes it; a line that ends with ``#fairseq:overwrite``
+            replaces an earlier one with the same piece.
+        size: number of rows of the embedding. fairseq pads a dictionary to a multiple of 8 with symbols
+            ``madeupwordNNNN``; they are added if the file lacks them.
 
     Raises:
-        InvalidInputError: a line is not of that form, a piece is listed twice, or the size differs otherwise.
+        InvalidInputError: a line is malformed, a piece is listed twice, or the size differs otherwise.
     """
     symbols, indices = list(SPECIAL), {symbol: index for index, symbol in enumerate(SPECIAL)}
     for piece in _pieces(path):
@@ -69,7 +69,9 @@ def read_dictionary(path: Path, size: int) -> Dictionary:
             indices[piece] = len(symbols)
             symbols.append(piece)
     if len(symbols) != size:
-        found = f"{path} and the special symbols make {len(symbols)} pieces, the checkpoint's embedding has {size} rows"
+        found = (
+            f"{path} and the special symbols make {len(symbols)} pieces, but the checkpoint's embedding has {size} rows"
+        )
         raise InvalidInputError(f"{found}; give the dictionaries that the model was trained with")
     return Dictionary(tuple(symbols), indices)
 
@@ -81,7 +83,7 @@ def _pieces(path: Path) -> Iterable[str]:
             piece, overwrite = _parse(line)
             if piece in seen and not overwrite:
                 found = f"got the piece {quoted(piece)} a second time"
-                raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} if it shall replace the first")
+                raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} to replace the first")
         seen.add(piece)
         yield piece
 

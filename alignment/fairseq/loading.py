@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer from a checkpoint and the files beside it."""
+"""Loads a model and its tokenizer from a checkpoint and its data folder."""
 
 import re
 from pathlib import Path
@@ -19,27 +19,27 @@ _LANGUAGE = re.compile(r"[\w.@+-]{1,64}")
 def load_fairseq_checkpoint(
     path: StrPath, data: StrPath, *, codes: Codes = None
 ) -> tuple[TranslationModel, FairseqTokenizer]:
-    """Load a translation model of fairseq, without fairseq, as a model of transformers with the same logits.
+    """Load a fairseq translation model, without fairseq, as a transformers model with the same logits.
 
-    Nothing in the file is run. A post-norm Transformer becomes a ``MarianMTModel``, a pre-norm one a
-    ``PegasusForConditionalGeneration``, in float32 and in ``eval()`` mode. Pad its inputs on the right, and begin the
+    No code in the file is run. A post-norm Transformer becomes a ``MarianMTModel``, a pre-norm one a
+    ``PegasusForConditionalGeneration``, in float32 and in ``eval()`` mode. Pad its inputs on the right, and start the
     decoder's with ``</s>``, id 2.
 
     Args:
         path: a ``.pt`` file that ``fairseq-train`` or ``fairseq-hydra-train`` wrote, 0.9 to 0.12.
-        data: the folder that ``fairseq-preprocess`` wrote, with ``dict.LANGUAGE.txt``; and, unless ``codes`` says
-            otherwise, what cut the words into pieces: a ``*.model`` of SentencePiece or the codes of subword-nmt or
+        data: the folder that ``fairseq-preprocess`` wrote, with ``dict.LANGUAGE.txt`` and, unless ``codes`` is given,
+            the file that splits words into pieces: a SentencePiece model (``*.model``) or codes of subword-nmt or
             fastBPE (``codes``, ``bpecodes``, ``NAME.codes``), one for both languages or one for each, with the
-            language in the name. A model that was trained without naming its languages has them from the names of the
+            language in its name. If the checkpoint does not name its languages, they are taken from the names of the
             data, ``*.SOURCE-TARGET.*``, as in fairseq.
-        codes: the file that cut the words, or one each for source and target; False if your words are pieces already.
+        codes: the file that splits words, or one each for source and target; False if your words are already pieces.
 
     Returns:
         The model and its tokenizer.
 
     Raises:
-        InvalidInputError: a file is missing, damaged or could run code; the model is of a kind that has no
-            counterpart; or the dictionaries are not the model's.
+        InvalidInputError: a file is missing, damaged or could run code; the model has no equivalent; or the
+            dictionaries belong to another model.
     """
     folder = Path(data)
     if not folder.is_dir():
@@ -48,7 +48,7 @@ def load_fairseq_checkpoint(
 
 
 def assemble(checkpoint: Checkpoint, data: Path, codes: Codes = None) -> tuple[TranslationModel, FairseqTokenizer]:
-    """The model of a checkpoint, and the tokenizer made from the files in a folder."""
+    """Build a checkpoint's model, and its tokenizer from the files in a folder."""
     source_codes, target_codes = codes if isinstance(codes, tuple) else (codes, codes)
     source_language, target_language = _languages(checkpoint, data)
     source = _side(checkpoint, source_language, "encoder", data, source_codes)
@@ -57,13 +57,13 @@ def assemble(checkpoint: Checkpoint, data: Path, codes: Codes = None) -> tuple[T
 
 
 def _languages(checkpoint: Checkpoint, data: Path) -> tuple[str, str]:
-    """Source and target language, from the settings or, where training read them off its data, from there."""
+    """Source and target language, from the settings or, as in fairseq, from the names of the data."""
     match [checkpoint.settings.get(setting) for setting in ("source_lang", "target_lang")]:
         case [str() as source, str() as target]:
             for language in (source, target):
                 if not _LANGUAGE.fullmatch(language):
                     raise InvalidInputError(
-                        f"the checkpoint names the language {quoted(language)}; expected such as fr"
+                        f"the checkpoint names the language {quoted(language)}; expected one such as fr"
                     )
             return source, target
     named = (path.name.split(".") for path in data.iterdir())
@@ -74,7 +74,7 @@ def _languages(checkpoint: Checkpoint, data: Path) -> tuple[str, str]:
         case found:
             pair = ", ".join(sorted(map("-".join, found))) or "none"
             raise InvalidInputError(
-                f"the checkpoint does not name its languages, and they are read off the data's names, such as "
+                f"the checkpoint does not name its languages, so they are taken from names of data such as "
                 f"train.fr-en.fr.bin: expected one pair in {data}, found {pair}"
             )
 

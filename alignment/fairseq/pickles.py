@@ -1,8 +1,8 @@
-"""Finds out what a pickle would make from its opcodes alone: nothing is made, called or given memory.
+"""Finds out what a pickle refers to from its opcodes alone, without building or calling anything.
 
-A pickle can name one object many times, so a few hundred bytes can stand for more values than there is memory or time
-for. Where that can hurt is bounded here: the tuples inside a tuple, which are walked one by one when it becomes a key,
-and the sizes that are declared of storages.
+A pickle can refer to an object many times, so a few hundred bytes can expand to more values than fit into memory or
+time. Two such cases are checked here: tuples inside tuples, which are traversed when hashed, and the declared sizes of
+storages.
 """
 
 import pickletools
@@ -19,8 +19,8 @@ class _Item(NamedTuple):
     """An object on the stack.
 
     Attributes:
-        value: of a number, a text or a tuple of such, itself; None of anything else.
-        parts: how many objects a hash of it walks.
+        value: the object, if it is a number, a string or a tuple of these; otherwise None.
+        parts: how many objects hashing it traverses.
     """
 
     value: Any = None
@@ -32,23 +32,23 @@ _MARK = _Item("the mark")
 
 @dataclass
 class PickleScan:
-    """What pickles refer to, and how much memory they declare.
+    """The names that pickles refer to, and the memory that they declare.
 
     Attributes:
         names: the classes and functions, ``module.name``.
-        storages: how many elements each storage has, by its key.
+        storages: the number of elements of each storage, by key.
     """
 
     names: set[str] = field(default_factory=set)
     storages: dict[str, int] = field(default_factory=dict)
 
     def read(self, stream: BinaryIO) -> None:
-        """Add what the next pickle of a stream refers to and declares.
+        """Add the names and storages of the next pickle of a stream.
 
         Raises:
-            InvalidInputError: a tuple holds more than 100,000 objects, shared ones counted each time.
-            ValueError: there is no whole pickle.
-            LookupError: it takes what is not there.
+            InvalidInputError: a tuple has more than 100,000 objects, shared ones counted each time.
+            ValueError: the pickle is incomplete.
+            LookupError: it uses an object that does not exist.
         """
         stack, memo = list[_Item](), dict[Any, _Item]()
         for opcode, argument, _ in pickletools.genops(stream):
@@ -75,14 +75,14 @@ class PickleScan:
                     _step(stack, opcode, argument)
 
     def _declare(self, identity: Any) -> None:
-        """Notes the storage ``("storage", type, key, location, elements, …)``; torch refuses anything else."""
+        """Record the storage ``("storage", type, key, location, elements, …)``; torch refuses anything else."""
         match identity:
             case (_, _, str() | bytes() as key, _, int() as elements, *_):
                 self.storages[str(key)] = max(elements, self.storages.get(str(key), 0))
 
 
 def _current_name(argument: str) -> str:
-    """The name in Python 3 of what a pickle of protocol 2 names as in Python 2: ``__builtin__ long`` is an ``int``."""
+    """The Python 3 name for a Python 2 name, as in pickles of protocol 2: ``builtins.int`` for ``__builtin__ long``."""
     module, name = argument.split(" ")
     module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
     return f"{module}.{name}"
@@ -91,7 +91,7 @@ def _current_name(argument: str) -> str:
 def _tuple(items: list[_Item]) -> _Item:
     parts = 1 + sum(item.parts for item in items)
     if parts > _MOST_PARTS:
-        raise InvalidInputError(f"a tuple holds more than {_MOST_PARTS} objects")
+        raise InvalidInputError(f"a tuple has more than {_MOST_PARTS} objects")
     return _Item(tuple(item.value for item in items), parts)
 
 
@@ -112,7 +112,7 @@ def _popped_to_mark(stack: list[_Item]) -> list[_Item]:
 
 
 def _step(stack: list[_Item], opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-    """What every other opcode does to the stack, as ``pickletools`` describes it."""
+    """Apply any other opcode to the stack, as described by ``pickletools``."""
     taken = [kind.name for kind in opcode.stack_before]
     if "mark" in taken:
         _popped_to_mark(stack)

@@ -1,4 +1,4 @@
-"""Cuts words into the pieces that a dictionary lists: by SentencePiece, by BPE codes, or not at all."""
+"""Splits words into the pieces of a dictionary: by SentencePiece, by BPE codes, or not at all."""
 
 import io
 import os
@@ -17,41 +17,41 @@ from captum_norm.texts import error_at, quoted, read_text
 
 StrPath = str | os.PathLike[str]
 Codes = StrPath | tuple[StrPath, StrPath] | Literal[False] | None
-"""Where pieces come from: a file for both languages, one for each, nothing (False), or what the data folder has."""
+"""What splits words: a file for both languages, one for each, nothing (False), or a file in the data folder (None)."""
 
-_FIRST_VERSION = "#version: 0.1"  # of codes without a header
+_FIRST_VERSION = "#version: 0.1"  # the version of codes without a header
 _VERSION = re.compile(r"#version:\s*(0\.[12])(?:\.0+)*\s*")
 
 _CODES = {"code", "codes", "bpecodes"}
 
 
 class Segmenter(Protocol):
-    """Cuts words into pieces and joins pieces to words."""
+    """Splits words into pieces, and joins pieces into words."""
 
     by_word: bool
-    """Whether a word's pieces are the same in every sentence."""
+    """Whether a word has the same pieces in every sentence."""
 
     def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
-        """The pieces of a sentence, and the index of each one's word."""
+        """The pieces of a sentence, and the index of each piece's word."""
         ...
 
     def join(self, pieces: Sequence[str]) -> list[str]:
-        """The words that pieces make up."""
+        """The words that pieces form."""
         ...
 
     def digest(self) -> str:
-        """A hash of all that decides the pieces."""
+        """A hash of everything that determines the pieces."""
         ...
 
 
 class SentencePieceSegmenter:
-    """A model of SentencePiece.
+    """A SentencePiece model.
 
     Args:
         path: the ``.model`` file.
 
     Raises:
-        InvalidInputError: the package sentencepiece is not installed, or the file is no such model.
+        InvalidInputError: the package sentencepiece is not installed, or the file is not such a model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,19 +62,19 @@ class SentencePieceSegmenter:
         try:
             self._path, self._processor = path, SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError, UnicodeDecodeError) as error:
-            raise InvalidInputError(f"{path} is no model of SentencePiece") from error
-        # Without a dummy prefix, the space before a word is part of its pieces, and the first word lacks it.
+            raise InvalidInputError(f"{path} is not a SentencePiece model") from error
+        # Without a dummy prefix, the pieces of all words but the first include the space before the word.
         self.by_word = self._pieces("a b") == self._pieces("a") + self._pieces("b")
 
     def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
-        """The pieces of a sentence, and the index of each one's word; a piece never crosses words."""
+        """The pieces of a sentence, and the index of each piece's word; no piece crosses words."""
         if self.by_word:
             return encode_words(words, self._pieces)
         pieces = self._pieces(" ".join(words))
         return pieces, word_ids_from_pieces(words, pieces, PIECE_SCHEMES["sentencepiece"], normalize=self._normalize)
 
     def join(self, pieces: Sequence[str]) -> list[str]:
-        """The words that pieces make up; bytes of byte fallback are decoded."""
+        """The words that pieces form; byte-fallback pieces are decoded."""
         surface = PIECE_SCHEMES["sentencepiece"].surface
         return b"".join(map(surface, pieces)).decode(errors="replace").split()
 
@@ -85,28 +85,28 @@ class SentencePieceSegmenter:
         )
 
     def _pieces(self, text: str) -> list[str]:
-        pieces: list[str] = self._said(self._processor.encode, text, out_type=str)
+        pieces: list[str] = self._call(self._processor.encode, text, out_type=str)
         return pieces
 
     def _normalize(self, word: str) -> str:
-        normal: str = self._said(self._processor.normalize, word)
+        normal: str = self._call(self._processor.normalize, word)
         return normal.replace("\u2581", " ")
 
-    def _said(self, say: Callable[..., Any], text: str, **options: Any) -> Any:
+    def _call(self, method: Callable[..., Any], text: str, **options: Any) -> Any:
         try:
-            return say(text, **options)
+            return method(text, **options)
         except UnicodeDecodeError as error:
-            raise InvalidInputError(f"{self._path} is damaged: it turns {quoted(text)} into no text") from error
+            raise InvalidInputError(f"{self._path} is damaged: its pieces of {quoted(text)} are not UTF-8") from error
 
 
 class BPESegmenter:
-    """The codes of subword-nmt or fastBPE.
+    """BPE codes of subword-nmt or fastBPE.
 
     Args:
-        path: the file of merges, one a line; fastBPE writes their counts behind them.
+        path: the file of merges, one a line, followed by their counts in fastBPE.
 
     Raises:
-        InvalidInputError: the package subword-nmt is not installed, or the file holds no codes.
+        InvalidInputError: the package subword-nmt is not installed, or the file contains no codes.
     """
 
     by_word = True
@@ -120,11 +120,11 @@ class BPESegmenter:
         self._bpe = BPE(io.StringIO(self._codes))
 
     def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
-        """The pieces of a sentence, and the index of each one's word."""
+        """The pieces of a sentence, and the index of each piece's word."""
         return encode_words(words, self._pieces)
 
     def join(self, pieces: Sequence[str]) -> list[str]:
-        """The words that pieces make up."""
+        """The words that pieces form."""
         return f"{' '.join(pieces)} ".replace("@@ ", "").split()
 
     def digest(self) -> str:
@@ -133,12 +133,12 @@ class BPESegmenter:
 
     def _pieces(self, word: str) -> list[str]:
         pieces: list[str] = self._bpe.segment_tokens([word])
-        self._bpe.cache.clear()  # it has no bound
+        self._bpe.cache.clear()  # it is unbounded
         return pieces
 
 
 class NoSegmenter:
-    """Words that are pieces already."""
+    """Words that are already pieces."""
 
     by_word = True
 
@@ -151,7 +151,7 @@ class NoSegmenter:
         return list(pieces)
 
     def digest(self) -> str:
-        """The same for all."""
+        """A constant hash."""
         return digest_of("none")
 
 
@@ -161,14 +161,15 @@ def find_segmenter(
     """The segmenter of one language.
 
     Args:
-        data: where to look for a ``*.model`` of SentencePiece or a file with ``codes``, ``code`` or ``bpecodes`` as a
-            part of its name: one for all languages, or one with the language as another part (``bpe.codes.fr``).
+        data: the folder to search for a SentencePiece model (``*.model``) or a file with ``codes``, ``code`` or
+            ``bpecodes`` as a part of its name: one for all languages, or one with the language as another part
+            (``bpe.codes.fr``).
         language: the language.
-        dictionary: its pieces; where they bear marks, codes must be found.
-        codes: the file, False for none, None to look for it.
+        dictionary: its pieces; if they have marks, codes must be found.
+        codes: the file, False for none, None to search for it.
 
     Raises:
-        InvalidInputError: the file is missing, ambiguous or not what it should be.
+        InvalidInputError: the file is missing, ambiguous or invalid.
     """
     path = _find(data, language) if codes is None else Path(codes) if codes else None
     if path:
@@ -177,8 +178,10 @@ def find_segmenter(
         return SentencePieceSegmenter(path) if path.suffix == ".model" else BPESegmenter(path)
     marked = next((piece for piece in dictionary.symbols if len(piece) > 2 and _is_marked(piece)), None)
     if codes is None and marked is not None:
-        found = f"the dictionary of {language} has pieces such as {marked!r}, but {data} has nothing to cut words with"
-        raise InvalidInputError(f"{found}; give codes=FILE, or codes=False if your words are pieces already")
+        found = (
+            f"the dictionary of {language} has pieces such as {marked!r}, but {data} has no file to split words with"
+        )
+        raise InvalidInputError(f"{found}; give codes=FILE, or codes=False if your words are already pieces")
     return NoSegmenter()
 
 
@@ -193,7 +196,7 @@ def _find(data: Path, language: str) -> Path | None:
         found = [path for path in found if _parts(language) <= _parts(path.name)] or found
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
-        raise InvalidInputError(f"{data} has several files to cut words of {language} with: {names}; give codes=FILE")
+        raise InvalidInputError(f"{data} has several files to split words of {language}: {names}; give codes=FILE")
     return found[0] if found else None
 
 
@@ -202,11 +205,11 @@ def _parts(name: str) -> set[str]:
 
 
 def _merges(path: Path) -> str:
-    """The codes in the form of subword-nmt, checked, as its own reader would end the process."""
+    """The codes in the format of subword-nmt, checked here because its own reader exits the process on errors."""
     try:
         text = read_text(path)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{error}; a model of SentencePiece is called *.model") from error
+        raise InvalidInputError(f"{error}; the name of a SentencePiece model must end in .model") from error
     lines = text.rstrip("\n").split("\n")
     header = lines.pop(0) if lines[0].startswith("#version:") else None
     version = _VERSION.fullmatch(header or _FIRST_VERSION)
@@ -214,7 +217,7 @@ def _merges(path: Path) -> str:
         raise InvalidInputError(f"{path}, line 1: got {quoted(header)}, expected #version: 0.1 or #version: 0.2")
     header = header and f"#version: {version[1]}"
     if not lines:
-        raise InvalidInputError(f"{path}: got no merge after the header, expected some")
+        raise InvalidInputError(f"{path}: got no merge after the header, expected at least one")
     merges = []
     for number, line in enumerate(lines, 1 if header is None else 2):
         fields = line.strip("\r\n ").split(" ")
@@ -222,7 +225,7 @@ def _merges(path: Path) -> str:
         if not all(fields[:2]) or not (len(fields) == 2 or counted):
             raise error_at(path, number, f"got {quoted(line)}, expected the two pieces of a merge")
         merges.append((fields[:2], counted))
-    # fastBPE marks the end of a word as version 0.2 of subword-nmt does.
+    # fastBPE marks the end of a word like version 0.2 of subword-nmt.
     if not header and any(counted for _, counted in merges):
         header = "#version: 0.2"
     return "\n".join([header or _FIRST_VERSION, *(" ".join(fields) for fields, _ in merges)]) + "\n"

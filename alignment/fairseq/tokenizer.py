@@ -1,4 +1,4 @@
-"""Turns words into ids and back, for a model of fairseq."""
+"""Encodes words as ids and decodes ids into words, for a fairseq model."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,18 +12,18 @@ _CACHED_WORDS = 100_000
 
 
 class FairseqTokenizer:
-    """The tokenizer of a translation model of fairseq; a :class:`~alignment.tokenization.TranslationTokenizer`.
+    """The tokenizer of a fairseq translation model; a :class:`~alignment.tokenization.TranslationTokenizer`.
 
-    Words are cut one by one where their pieces do not depend on the sentence, and pieces that the dictionary lacks
+    Words are split one by one if their pieces do not depend on the sentence; pieces that are not in the dictionary
     become ``<unk>``. Both sides end with ``</s>``.
 
     Args:
         source: language, dictionary and segmenter of the source.
-        target: of the target.
+        target: language, dictionary and segmenter of the target.
 
     Attributes:
-        source_language: as fairseq names it, such as ``fr``.
-        target_language: likewise.
+        source_language: the source language, as named in fairseq, such as ``fr``.
+        target_language: the target language.
 
     >>> from alignment.fairseq.dictionary import SPECIAL
     >>> from alignment.fairseq.segmentation import NoSegmenter
@@ -41,7 +41,7 @@ class FairseqTokenizer:
         self._source, self._target = _Side(*source[1:]), _Side(*target[1:])
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """The pieces that the encoder reads, and ``</s>``.
+        """Encode source sentences: the pieces that the encoder reads, and ``</s>``.
 
         Raises:
             InvalidInputError: the pieces of a sentence cannot be attributed to its words.
@@ -49,7 +49,7 @@ class FairseqTokenizer:
         return [self._source.encode(words) for words in sentences]
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """The pieces that the decoder emits, and ``</s>``.
+        """Encode target sentences: the pieces that the decoder emits, and ``</s>``.
 
         Raises:
             InvalidInputError: the pieces of a sentence cannot be attributed to its words.
@@ -57,18 +57,18 @@ class FairseqTokenizer:
         return [self._target.encode(words) for words in sentences]
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:
-        """The words that emitted ids stand for; ``<unk>`` stays, the other special symbols stand for nothing."""
+        """Decode emitted ids into words; ``<unk>`` is kept, other special symbols are dropped."""
         return self._target.decode(ids)
 
     def digest(self) -> str:
-        """A hash of all that decides the pieces: languages, dictionaries, and what cuts words."""
+        """A hash of everything that determines the pieces: languages, dictionaries and segmenters."""
         sides = (self._source, self._target)
         parts = [part for side in sides for part in (side.segmenter.digest(), *side.dictionary.symbols)]
         return digest_of(self.source_language, self.target_language, *parts)
 
 
 class _Side:
-    """One language."""
+    """The tokenizer of one language."""
 
     def __init__(self, dictionary: Dictionary, segmenter: Segmenter) -> None:
         self.dictionary, self.segmenter = dictionary, segmenter

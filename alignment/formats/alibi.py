@@ -1,4 +1,4 @@
-"""Reads files whose lines begin with a sentence id, as those of AlibiWordAlignments do: ``id TAB text``."""
+"""Reads files with a sentence id on each line, ``id TAB text``, as in AlibiWordAlignments."""
 
 from itertools import zip_longest
 
@@ -7,15 +7,15 @@ from captum_norm.texts import TextSource, error_at, located, quoted, read_lines,
 
 
 def read_identified(*sources: TextSource) -> list[tuple[str, ...]]:
-    r"""The lines of files that belong together, without their ids: one tuple for each id, one text for each file.
+    r"""Read files with the same ids: a tuple for each id, with the text from each file.
 
     Args:
-        sources: sentences in one language and another, links; each a path (``.gz``, ``.xz`` and ``.bz2`` are
-            decompressed) or open stream.
+        sources: the files, such as sentences in two languages, and links; each a path (``.gz``, ``.xz`` and ``.bz2``
+            are decompressed) or open stream.
 
     Raises:
-        InvalidInputError: a line has no id or no tab, an id comes twice in a file, or a file has other ids than the
-            first one, or the same in another order; file and line are named.
+        InvalidInputError: a line has no id or no tab, an id is repeated in a file, or the ids or their order differ
+            from the first file's; file and line are named.
 
     >>> import io
     >>> read_identified(io.StringIO("a\tdas Haus\nb\tja\n"), io.StringIO("a\tthe house\nb\tyes\n"))

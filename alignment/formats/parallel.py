@@ -1,4 +1,4 @@
-"""Reads parallel text: ``source ||| target`` lines, or two files line by line."""
+"""Reads parallel text: lines ``source ||| target``, or two files line by line."""
 
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
@@ -15,14 +15,14 @@ def read_parallel(
     *,
     on_error: Callable[[InvalidInputError], None] | None = None,
 ) -> Iterator[tuple[str, str]]:
-    r"""The sentence pairs of a parallel text, without spaces and tabs at the ends, read as they are asked for.
+    r"""Yield the sentence pairs of a parallel text, without leading and trailing spaces and tabs.
 
     Args:
         source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz``,
             ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
-        on_error: told of each pair that cannot be read (not UTF-8, no ``|||``), for which ("", "") is yielded, so that
-            the n-th pair is always that of the n-th line; None raises instead.
+        on_error: called with the error of each invalid pair (not UTF-8, no ``|||``); ("", "") is yielded in its place,
+            so the n-th pair is always that of the n-th line. None raises the error instead.
 
     Raises:
         InvalidInputError: a line is malformed, or one file ends before the other; file and line are named.
@@ -52,7 +52,7 @@ def _split_lines(source: TextSource) -> Iterator[tuple[str, str] | InvalidInputE
             yield sides[0].strip(" \t"), sides[1].strip(" \t")
         else:
             found = f"got {len(sides) - 1} times {_SEPARATOR}, expected source {_SEPARATOR} target"
-            yield error_at(source, number, f"{found}; or give the two sides in two files")
+            yield error_at(source, number, f"{found}; or give the sides in two files")
 
 
 def _zipped_lines(source: TextSource, target: TextSource) -> Iterator[tuple[str, str] | InvalidInputError]:
@@ -60,7 +60,7 @@ def _zipped_lines(source: TextSource, target: TextSource) -> Iterator[tuple[str,
         if left is None or right is None:
             shorter, longer = (source, target) if left is None else (target, source)
             number, _ = left or right
-            message = f"got no such line, but {source_name(longer)} has it; the two must have equally many"
+            message = f"got no such line, but {source_name(longer)} has one; expected equally many in both"
             raise error_at(shorter, number, message)
         (_, source_line), (_, target_line) = left, right
         if isinstance(source_line, InvalidInputError):

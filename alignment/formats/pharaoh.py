@@ -1,4 +1,4 @@
-"""Reads and writes the Pharaoh format: one sentence pair a line, its links as ``i-j``, both counted from 0."""
+"""Reads and writes the Pharaoh format: one sentence pair a line, links as ``i-j`` with indices from 0."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,15 +9,15 @@ from alignment.links import Alignment
 from captum_norm import InvalidInputError
 from captum_norm.texts import TextSource, located, quoted, read_lines
 
-# Nine digits bound the numbers: no sentence is longer, and int() refuses very long ones with an error of its own.
+# At most nine digits: no sentence is longer, and int() refuses very long numbers with an error of its own.
 _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def parse_pharaoh(line: str) -> Alignment:
-    """The alignment that a line in Pharaoh format holds; an empty line holds no link.
+    """Parse a line in Pharaoh format; an empty line has no links.
 
     Raises:
-        InvalidInputError: something in the line is no ``i-j``.
+        InvalidInputError: a token is not of the form ``i-j``.
 
     >>> parse_pharaoh("2-1 0-0")
     Alignment([(0, 0), (2, 1)])
@@ -30,7 +30,7 @@ def parse_pharaoh(line: str) -> Alignment:
 
 
 def format_pharaoh(alignment: Alignment) -> str:
-    """An alignment as a line in Pharaoh format, in ascending order.
+    """Format an alignment as a line in Pharaoh format, in ascending order.
 
     >>> format_pharaoh(Alignment([(2, 1), (0, 0)]))
     '0-0 2-1'
@@ -39,7 +39,7 @@ def format_pharaoh(alignment: Alignment) -> str:
 
 
 def read_pharaoh(source: TextSource) -> Iterator[Alignment]:
-    r"""The alignments in a file or open stream, one a line, read as they are asked for.
+    r"""Yield the alignments in a file or open stream, one a line.
 
     Args:
         source: path (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream of text or bytes.
@@ -58,11 +58,11 @@ def read_pharaoh(source: TextSource) -> Iterator[Alignment]:
 
 
 def write_pharaoh(path: str | PathLike[str], alignments: Iterable[Alignment]) -> None:
-    """Write alignments, one a line in ascending order: the whole file at once or, if anything fails, nothing.
+    """Write alignments, one a line in ascending order; if anything fails, the file is left unchanged.
 
     Args:
-        path: the file to make or replace; ``.gz`` and ``.xz`` are compressed.
-        alignments: consumed as they come, so a generator of any length will do.
+        path: the file to create or replace; ``.gz`` and ``.xz`` are compressed.
+        alignments: the alignments, consumed one at a time.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -12,10 +12,10 @@ from captum_norm.files import whole_file
 
 
 def split_words(sentence: str) -> list[str]:
-    r"""The words of a tokenised sentence: what stands between spaces and tabs.
+    r"""Split a tokenised sentence into words at spaces and tabs.
 
-    Other white space, such as the no-break space of French, stays inside its word, as in the tools that made the gold
-    alignments; ``str.split`` would shift every index after one.
+    Other white space, such as the French no-break space, stays inside its word, as in the tools behind the gold
+    alignments; ``str.split`` would shift the indices of all words after it.
 
     >>> split_words("15 h  , 1\u00a0000 francs")
     ['15', 'h', ',', '1\xa0000', 'francs']
@@ -24,13 +24,13 @@ def split_words(sentence: str) -> list[str]:
 
 
 def write_text(path: str | PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a text, given in parts, at once or not at all; ``.gz`` and ``.xz`` are compressed."""
+    """Write the parts of a text to a file, all or nothing; ``.gz`` and ``.xz`` are compressed."""
     suffix = Path(path).resolve().suffix
     with ExitStack() as stack:
         stream: BufferedIOBase
         stream = file = stack.enter_context(whole_file(path))
         if suffix == ".gz":
-            # Neither name nor time in the header: the same lines give the same bytes.
+            # No name or time in the header: equal lines give equal bytes.
             stream = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
         elif suffix == ".xz":
             stream = stack.enter_context(lzma.open(file, "wb"))

@@ -1,4 +1,4 @@
-"""Aligns parallel text of any size, block by block, resumably, in several processes."""
+"""Aligns parallel text of any size in blocks; runs can be resumed and shared by several processes."""
 
 from alignment.pipeline.blocks import Aligner, Answer, ExtractionCounts, SteadyAligner
 from alignment.pipeline.extraction import BadLines, extract

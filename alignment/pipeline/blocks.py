@@ -1,8 +1,8 @@
-"""Cuts parallel text into blocks of lines, and aligns a block."""
+"""Splits parallel text into blocks of lines, and aligns a block."""
 
 import json
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from itertools import count, islice
 from typing import Literal, Protocol, runtime_checkable
 
@@ -18,23 +18,23 @@ Answer = Alignment | InvalidInputError
 
 @runtime_checkable
 class SteadyAligner(Protocol):
-    """An aligner that hands over each alignment as soon as it is there, as :class:`alignment.WordAligner` does."""
+    """An aligner that yields each alignment as soon as it is done, such as :class:`alignment.WordAligner`."""
 
     def align_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, Answer]]:
-        """Each pair's index and its alignment or, if there is none, an error saying why.
+        """Yield each pair's index and its alignment, or an error that says why there is none.
 
         Args:
-            pairs: (source words, target words); alignments must depend on all of them alone.
+            pairs: (source words, target words); alignments may depend on all of them, and on nothing else.
             known: indices of pairs that may be left out.
         """
         ...
 
 
 Aligner = Callable[[Pairs], Sequence[Answer]] | SteadyAligner
-"""Aligns a batch of (source words, target words): for each pair its alignment or, if it cannot, an error saying why."""
+"""Aligns a batch of (source words, target words): returns each pair's alignment, or an error that says why not."""
 
-_Kind = Literal["unreadable", "empty", "too_long", "refused"]
-_WORDINGS: dict[_Kind, str] = {
+_Reason = Literal["unreadable", "empty", "too_long", "refused"]
+_WORDINGS: dict[_Reason, str] = {
     "unreadable": "unreadable",
     "empty": "with an empty side",
     "too_long": "too long",
@@ -44,15 +44,15 @@ _WORDINGS: dict[_Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ExtractionCounts:
-    """What became of the lines of a parallel text; each bad line is counted under one reason.
+    """Numbers of lines and links of an extraction; each bad line counts under one reason.
 
     Attributes:
         lines: all lines, read and written.
         links: links written.
-        unreadable: not UTF-8, or not ``source ||| target``.
-        empty: no word on one side or on both.
-        too_long: too many words on a side.
-        refused: the aligner gave an error.
+        unreadable: bad lines that are not UTF-8 or not ``source ||| target``.
+        empty: those without a word on one or both sides.
+        too_long: those with too many words on a side.
+        refused: those that the aligner returned an error for.
 
     >>> print(ExtractionCounts(lines=3, links=4) + ExtractionCounts(lines=2, empty=1, refused=1))
     5 lines, 4 links; 2 bad lines: 1 with an empty side, 1 refused by the aligner
@@ -67,15 +67,15 @@ class ExtractionCounts:
 
     @property
     def bad_lines(self) -> int:
-        """The lines that have no alignment, for whatever reason."""
+        """The number of lines without an alignment."""
         return self.unreadable + self.empty + self.too_long + self.refused
 
     def __add__(self, other: "ExtractionCounts") -> "ExtractionCounts":
         return ExtractionCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
-        reasons = {field.name: getattr(self, field.name) for field in fields(self)}
-        bad = ", ".join(f"{reasons[kind]:,} {wording}" for kind, wording in _WORDINGS.items() if reasons[kind])
+        numbers = asdict(self)
+        bad = ", ".join(f"{numbers[reason]:,} {wording}" for reason, wording in _WORDINGS.items() if numbers[reason])
         return f"{self.lines:,} lines, {self.links:,} links; {self.bad_lines:,} bad lines" + (f": {bad}" if bad else "")
 
 
@@ -84,9 +84,9 @@ class PairBlock:
     """Consecutive lines of a parallel text.
 
     Attributes:
-        index: which block of the text, from 0.
+        index: the index of the block, from 0.
         first: the number of its first line, from 1.
-        lines: the two sides of each line, or why it could not be read.
+        lines: the two sides of each line, or the error that says why it could not be read.
     """
 
     index: int
@@ -94,17 +94,17 @@ class PairBlock:
     lines: list[tuple[str, str] | InvalidInputError]
 
     def check_readable(self) -> None:
-        """Refuse a text of which nothing can be read, such as one in another encoding, or without its other side.
+        """Refuse unreadable text, such as text in another encoding or with one side only.
 
         Raises:
-            InvalidInputError: the block is the first one, and none of its lines could be read.
+            InvalidInputError: this is the first block, and none of its lines could be read.
         """
         errors = [line for line in self.lines if isinstance(line, InvalidInputError)]
         if self.index == 0 and errors and len(errors) == len(self.lines):
             raise errors[0]
 
     def content(self) -> Iterator[str]:
-        """The lines: blocks that have the same are the same."""
+        """The lines, which identify the block."""
         for line in self.lines:
             # No side contains a line feed.
             yield "\n\nunreadable\n" if isinstance(line, InvalidInputError) else f"{line[0]}\n{line[1]}\n\n"
@@ -118,17 +118,17 @@ class PairBlock:
 
 @dataclass(frozen=True, slots=True)
 class ParallelText:
-    """Where sentence pairs come from, as ``read_parallel`` takes it."""
+    """Parallel text, as in ``read_parallel``."""
 
     source: TextSource
     target: TextSource | None
 
     def blocks(self, size: int) -> Iterator[PairBlock]:
-        """The text in blocks of ``size`` lines, the last one perhaps shorter, read as they are asked for.
+        """Yield the text in blocks of ``size`` lines; the last one may be shorter.
 
         Raises:
-            InvalidInputError: see :func:`~alignment.formats.read_parallel`; of two files of which one ends before the
-                other, the one of which nothing can be read is at fault.
+            InvalidInputError: see :func:`~alignment.formats.read_parallel`; if two files differ in length and one is
+                unreadable, the error names that one.
         """
         errors: list[InvalidInputError] = []
         pairs = read_parallel(self.source, self.target, on_error=errors.append)
@@ -138,29 +138,29 @@ class ParallelText:
                 for pair in islice(pairs, size):
                     block.lines.append(errors.pop() if errors else pair)
             except InvalidInputError:
-                block.check_readable()  # text in another encoding has other lines, too
+                block.check_readable()  # text in another encoding is split into other lines
                 raise
             if not block.lines:
                 return
             yield block
 
     def error(self, number: int, message: str, *, side: int = 0) -> InvalidInputError:
-        """An error about a line; ``side`` 1 is in the target file if there is one."""
+        """An error about a line; ``side`` 1 refers to the target file, if there is one."""
         return error_at(self.target if side and self.target is not None else self.source, number, message)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
-    """Turns blocks into lines in Pharaoh format, an empty one for each bad line; notes their counts.
+    """Aligns blocks: makes records of lines in Pharaoh format, empty for bad lines, and notes their counts.
 
-    What is saved of a block are its alignments as JSON, by their lines' places among those that can be aligned.
+    An unfinished block is saved as JSON: its alignments by index among the good pairs.
 
     Attributes:
-        text: what the blocks are from, for messages.
-        align: the aligner; it gets the good pairs of a block together.
-        max_words: more words on a side make a line bad.
-        stop: whether the first bad line is raised.
-        report: told of every bad line, in order.
+        text: the text that the blocks are from, for messages.
+        align: the aligner; it gets all good pairs of a block at once.
+        max_words: lines with more words on a side are bad.
+        stop: whether to raise the error of the first bad line.
+        report: called with every bad line's error, in order.
     """
 
     text: ParallelText
@@ -170,14 +170,14 @@ class BlockAligner:
     report: Callable[[str], None]
 
     def __call__(self, block: PairBlock, saved: Record | None = None, save: Save = lambda _: None) -> Record:
-        """The block's record; what was saved of it is not aligned again.
+        """Align a block, except for the pairs in ``saved``; return its record.
 
         Raises:
-            InvalidInputError: a line is bad and ``stop`` is set, or nothing of the text can be read.
+            InvalidInputError: a line is bad and ``stop`` is set, or the text is unreadable.
         """
         block.check_readable()
         batch: dict[int, tuple[list[str], list[str]]] = {}
-        bad: dict[int, tuple[_Kind, InvalidInputError]] = {}
+        bad: dict[int, tuple[_Reason, InvalidInputError]] = {}
         numbers = range(block.first, block.first + len(block))
         for number, line in zip(numbers, block.lines, strict=True):
             if isinstance(line, InvalidInputError):
@@ -197,9 +197,9 @@ class BlockAligner:
                 alignments[number] = answer
         self._stop_at_first(bad)
         counts = ExtractionCounts(lines=len(block), links=sum(map(len, alignments.values())))
-        for _, (kind, error) in sorted(bad.items()):
+        for _, (reason, error) in sorted(bad.items()):
             self.report(str(error))
-            counts += ExtractionCounts(**{kind: 1})
+            counts += ExtractionCounts(**{reason: 1})
         nothing = Alignment()
         lines = (f"{format_pharaoh(alignments.get(number, nothing))}\n" for number in numbers)
         return Record({"counts": asdict(counts)}, "".join(lines).encode("ascii"))
@@ -209,8 +209,8 @@ class BlockAligner:
             return []
         if not isinstance(self.align, SteadyAligner):
             return self.align(pairs)
-        told = {} if saved is None else json.loads(saved.content)
-        aligned = {int(index): parse_pharaoh(line) for index, line in told.items()}
+        lines = {} if saved is None else json.loads(saved.content)
+        aligned = {int(index): parse_pharaoh(line) for index, line in lines.items()}
         refused = dict[int, InvalidInputError]()
 
         def record() -> Record:
@@ -225,7 +225,7 @@ class BlockAligner:
                 save(record)
         return [refused[index] if index in refused else aligned[index] for index in range(len(pairs))]
 
-    def _problem(self, number: int, pair: tuple[list[str], list[str]]) -> tuple[_Kind, InvalidInputError] | None:
+    def _problem(self, number: int, pair: tuple[list[str], list[str]]) -> tuple[_Reason, InvalidInputError] | None:
         for side, (name, words) in enumerate(zip(("source", "target"), pair, strict=True)):
             if not words:
                 message = f"got no word on the {name} side, expected at least one"
@@ -236,9 +236,9 @@ class BlockAligner:
                 return "too_long", self.text.error(number, f"{found}; {allow}", side=side)
         return None
 
-    def _stop_at_first(self, bad: dict[int, tuple[_Kind, InvalidInputError]]) -> None:
+    def _stop_at_first(self, bad: dict[int, tuple[_Reason, InvalidInputError]]) -> None:
         if bad and self.stop:
             _, error = bad[min(bad)]
             raise InvalidInputError(
-                f"{error}; or let bad lines stay empty with --bad-lines empty (bad_lines='empty')"
+                f"{error}; or leave bad lines empty with --bad-lines empty (bad_lines='empty')"
             ) from error

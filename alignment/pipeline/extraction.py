@@ -1,4 +1,4 @@
-"""Extracts alignments: parallel text in, a line in Pharaoh format out for each of its lines."""
+"""Extracts alignments from parallel text: one line in Pharaoh format for each input line."""
 
 import os
 import sys
@@ -12,14 +12,14 @@ from typing import IO, Any, Literal, get_args
 from alignment.formats import TextSource
 from alignment.formats.text import write_text
 from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, PairBlock, ParallelText
-from alignment.pipeline.progress import Progress, to_stderr
+from alignment.pipeline.progress import Advance, line_bar, to_stderr
 from captum_norm import InvalidInputError
 from captum_norm.files import check_file, sync
 from captum_norm.runs import Job, Journal, Record, check_rank, work_through
 from captum_norm.texts import is_regular_file, named
 
 BadLines = Literal["empty", "stop"]
-"""What becomes of a bad line: an empty line of the output, or the end of the run."""
+"""What to do about a bad line: write an empty line, or stop the run."""
 
 
 def extract(
@@ -39,44 +39,43 @@ def extract(
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
 ) -> ExtractionCounts | None:
-    r"""Align a parallel text of any size, line by line: line n of the output belongs to line n of the input.
+    r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
 
-    From files to a file, a run that was killed at any moment goes on where it stopped when it is started again, and
-    the output is the same as if nothing had happened: finished blocks wait in the folder ``OUT.parts``, of a block that
-    takes long every few seconds what is aligned, and ``OUT`` appears when all of it is there. Several processes share
-    the blocks: block b is made by process b mod ``world_size``, and a run may be continued with another number of
-    processes. With a stream on either side, the text is aligned straight through, by one process, and an interrupted
-    run begins anew.
+    From files to a file, a run that was killed at any moment continues where it stopped when it is started again, with
+    the same output as an uninterrupted run. The folder ``OUT.parts`` keeps finished blocks, and every few seconds what
+    is done of the current one; ``OUT`` appears when it is complete. Several processes share the blocks: block b is done
+    by process b mod ``world_size``, and a run may be continued with another number of processes. If the input or output
+    is a stream, one process aligns the text straight through, and an interrupted run starts over.
 
-    A line is bad if it is not UTF-8, has not exactly one ``|||`` (in one file of both sides), has no word or more than
-    ``max_words`` on a side, or if the aligner refuses it.
+    A line is bad if it is not UTF-8, does not have exactly one ``|||`` (in one file of both sides), has no word or more
+    than ``max_words`` on a side, or is refused by the aligner.
 
     Args:
         source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz``,
             ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
-        align: a :class:`~alignment.WordAligner`; or a function that is called with the good pairs of a block, as words,
-            and depends on them alone: then of a block all is saved or nothing.
+        align: a :class:`~alignment.WordAligner`; or a function of the good pairs of a block, as words, and of nothing
+            else: only whole blocks are saved then.
         out: path (``.gz`` and ``.xz`` are compressed) or open stream of bytes such as ``sys.stdout.buffer``.
-        settings: what ``align`` does, by name: a run is continued only with the same settings.
-        block_lines: lines a block: what is in memory, and what batches are made of.
+        settings: names and values that describe ``align``; a run is continued only with the same settings.
+        block_lines: lines per block, which are held in memory and from which batches are formed.
         max_words: the most words that a side may have.
-        bad_lines: ``"empty"`` writes an empty line for a bad one, ``"stop"`` raises the first; finished blocks stay.
-        overwrite: whether ``out`` may exist; it stays what it is until the new output is complete.
-        restart: whether to discard what an unfinished run left.
-        rank: the number of this process; see ``torchrun_rank``.
-        world_size: the number of processes, all called in the same way.
-        report: told of each bad line (file, number, reason) when its block is done, and of how the run goes about its
-            work; None writes to standard error.
-        progress: whether to show a progress bar on standard error; None: if that is a terminal.
+        bad_lines: ``"empty"`` writes an empty line, ``"stop"`` raises the error of the first and keeps finished blocks.
+        overwrite: whether ``out`` may exist; it stays unchanged until the new output is complete.
+        restart: whether to discard the work of an unfinished run.
+        rank: the rank of this process; see ``torchrun_rank``.
+        world_size: the number of processes, all called with the same arguments.
+        report: called with each bad line (file, number, reason) when its block is done, and with messages about the
+            run; None writes to standard error.
+        progress: whether to show a progress bar on standard error; None for only if that is a terminal.
 
     Returns:
         The counts of all lines; None in all processes but the first.
 
     Raises:
-        InvalidInputError: ``out`` exists, or is the input; an unfinished run was started with other settings or
-            another input, or ``OUT.parts`` is not of a run, or cannot be read or written; a line is bad and
-            ``bad_lines`` is ``"stop"``; one file ends before the other.
+        InvalidInputError: ``out`` exists or is the input; an unfinished run has other settings or another input;
+            ``OUT.parts`` does not belong to a run, or cannot be read or written; a line is bad and ``bad_lines`` is
+            ``"stop"``; one file ends before the other.
 
     >>> import io
     >>> from alignment import Alignment
@@ -101,11 +100,11 @@ def extract(
     if file is None or not all(rereadable):
         if world_size > 1:
             raise InvalidInputError(
-                f"got a stream and {world_size} processes; several can only go from files to a file"
+                f"got a stream and {world_size} processes; several processes need files as input and output"
             )
-        report("from or to a stream, the text is aligned straight through: if interrupted, the run begins anew")
-        with Progress(source, shown=shown) as bar:
-            return _align_through(text.blocks(block_lines), aligner, file, out, bar)
+        report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
+        with line_bar("aligning", source, shown=shown) as advance:
+            return _align_through(text.blocks(block_lines), aligner, file, out, advance)
     journal = journal_of(file, {**(settings or {}), "block_lines": block_lines, "max_words": max_words}, report)
     with work_through(
         journal,
@@ -114,12 +113,12 @@ def extract(
         rank=rank,
         world_size=world_size,
         restart=restart,
-        # A run that let bad lines pass may be continued by one that does not: those it names.
+        # A run that accepted bad lines may be continued by one that stops at them.
         redo=lambda notes: bad_lines == "stop" and _counts(notes).bad_lines > 0,
     ) as steps:
-        with Progress(source, shown=shown) as bar:
+        with line_bar("aligning", source, shown=shown) as advance:
             for step in steps:
-                bar.advance(step.texts, bad=_counts(step.notes).bad_lines, fresh=step.fresh)
+                advance(step.texts, _counts(step.notes).bad_lines, step.fresh)
         return None if rank > 0 else _merge(journal, file, overwrite=overwrite)
 
 
@@ -132,11 +131,11 @@ def _check_options(block_lines: int, max_words: int, bad_lines: str, rank: int, 
 
 
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> Path | None:
-    """The regular file to make, links followed; None for a stream, a pipe or a device.
+    """The regular file to write, symbolic links resolved; None for a stream, a pipe or a device.
 
     Raises:
-        InvalidInputError: it is a folder or the input, it exists and ``replace`` is not set, its folder is not there,
-            or the system does not say.
+        InvalidInputError: it is a folder or the input, it exists and ``replace`` is not set, or its folder does not
+            exist or cannot be examined.
     """
     if not isinstance(out, str | PathLike):
         return None
@@ -155,15 +154,15 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
     if file.exists() and not replace:
         journal = journal_of(file, {})
         message = "give another name, or replace it with --overwrite (overwrite=True)"
-        # A run that is killed just before its end leaves both.
+        # A run that was killed just before its end leaves both.
         if journal.has_job():
-            message += f"; {journal.folder} is what a run left: remove it if that run made {out}"
+            message += f"; {journal.folder} was left by a run: remove it if that run wrote {out}"
         raise InvalidInputError(f"{out} exists already; {message}")
     return file
 
 
 def journal_of(file: Path, job: Job, report: Callable[[str], None] = lambda _: None) -> Journal:
-    """The unfinished work of a run, in a folder beside the file that it makes."""
+    """The journal of a run, in a folder beside its output file."""
     return Journal(file.with_name(f"{file.name}.parts"), str(file), job, report)
 
 
@@ -172,10 +171,10 @@ def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:
 
 
 def _merge(journal: Journal, file: Path, *, overwrite: bool) -> ExtractionCounts:
-    """Makes the output from its blocks.
+    """Write the output from the journal's blocks.
 
     Raises:
-        InvalidInputError: somebody else has made the output meanwhile, and it is not to be overwritten.
+        InvalidInputError: the output has come to exist during the run, and ``overwrite`` is not set.
     """
     merged = journal.folder / f"merged{file.suffix}"
     with journal.plainly():
@@ -192,14 +191,14 @@ def _align_through(
     aligner: BlockAligner,
     file: Path | None,
     out: str | PathLike[str] | IO[bytes],
-    bar: Progress,
+    advance: Advance,
 ) -> ExtractionCounts:
-    """Aligns without a journal: ``file`` appears when it is complete; without one, ``out`` gets block after block."""
+    """Align without a journal; ``file`` appears when it is complete, a stream ``out`` is written block by block."""
 
     def records() -> Iterator[Record]:
         for block in blocks:
             yield (record := aligner(block))
-            bar.advance(len(block), bad=_counts(record.notes).bad_lines, fresh=True)
+            advance(len(block), _counts(record.notes).bad_lines, True)
 
     def stream(contents: Iterator[bytes]) -> None:
         with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as opened:
@@ -211,7 +210,7 @@ def _align_through(
 
 
 def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:
-    """Writes what is in records, one after the other, and adds up their counts."""
+    """Write the records' contents in order, and add up their counts."""
     total = ExtractionCounts()
 
     def contents() -> Iterator[bytes]:

@@ -1,6 +1,8 @@
-"""Shows on standard error how far a run is: a bar, and messages above it."""
+"""Shows a progress bar in lines of text, and messages above it, on standard error."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
@@ -14,30 +16,31 @@ from captum_norm.texts import COMPRESSED
 _CHUNK_BYTES = 1 << 20
 
 
-class Progress:
-    """A progress bar in lines of the input.
+Advance = Callable[[int, int, bool], None]
+"""``advance(lines, bad, fresh)`` moves a bar; lines that are not fresh were finished before: they are no speed."""
+
+
+@contextmanager
+def line_bar(description: str, source: TextSource, *, shown: bool) -> Iterator[Advance]:
+    """Show a progress bar in lines of the input, with the number of bad lines; it hides the bars of the model's runs.
 
     Args:
-        source: the input, whose lines are counted first where that is cheap.
-        shown: whether there is a bar at all.
+        description: what is going on.
+        source: the input, whose lines are counted first if that is cheap.
+        shown: whether to show the bar.
     """
+    bad_lines = 0
+    total = count_lines(source) if shown else None
+    asked = bars.progress(delay=0) if shown else bars.hidden()
+    with asked, bars.bar(description, total, "lines") as bar, bars.hidden():
 
-    def __init__(self, source: TextSource, *, shown: bool) -> None:
-        total = count_lines(source) if shown else None
-        self._bar = tqdm(total=total, disable=not shown, unit=" lines", smoothing=0, dynamic_ncols=True)
-        self._bad = 0
+        def advance(lines: int, bad: int, fresh: bool) -> None:
+            nonlocal bad_lines
+            bad_lines += bad
+            bar.set_postfix(bad=bad_lines, refresh=False)
+            bars.advance(bar, lines, fresh=fresh)
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def advance(self, lines: int, *, bad: int, fresh: bool) -> None:
-        """Moves the bar; lines that are not ``fresh`` were finished before and do not count towards its speed."""
-        self._bad += bad
-        self._bar.set_postfix(bad=self._bad, refresh=False)
-        bars.advance(self._bar, lines, fresh=fresh)
+        yield advance
 
 
 def count_lines(source: TextSource) -> int | None:
@@ -56,5 +59,5 @@ def count_lines(source: TextSource) -> int | None:
 
 
 def to_stderr(message: str) -> None:
-    """Writes a line to standard error, above a bar if there is one."""
+    """Write a line to standard error, above any bar."""
     tqdm.write(spelled_lines(message), file=sys.stderr)

@@ -26,11 +26,11 @@ AUTO_RULES = ("auto", "auto, one head")
 KINDS = ("saliency", "gradient_x_input")
 
 
-@pytest.mark.parametrize("method", ["norms", "weights"])
+@pytest.mark.parametrize("method", ["norm", "weights"])
 def test_every_map_has_its_place(trial: Any, swept: Sweep, method: str) -> None:
     model, tokenizer, corpus = trial
     pairs = list(zip(corpus.sources, corpus.targets, strict=True))
-    made_method: Any = (NormAttribution if method == "norms" else AttentionWeights)(model)
+    made_method: Any = (NormAttribution if method == "norm" else AttentionWeights)(model)
     together, split = (
         dict(word_maps(model, tokenizer, pairs, attention_maps(made_method, per_head=per_head), settings=SETTINGS))
         for per_head in (False, True)
@@ -47,10 +47,10 @@ def test_every_map_has_its_place(trial: Any, swept: Sweep, method: str) -> None:
     assert (swept.layers, swept.heads) == (LAYERS, HEADS)
 
 
-@pytest.mark.parametrize("method", ["norms", "weights"])
+@pytest.mark.parametrize("method", ["norm", "weights"])
 def test_readings_are_the_aligners(trial: Any, swept: Sweep, method: str) -> None:
     model, tokenizer, corpus = trial
-    own: Any = (NormAttribution if method == "norms" else AttentionWeights)(model)
+    own: Any = (NormAttribution if method == "norm" else AttentionWeights)(model)
     seen = []
     for reading, result in swept.results.items():
         if reading.method == method:
@@ -101,11 +101,11 @@ def test_gradients_are_read_in_both_settings(trial: Any, swept: Sweep, monkeypat
         for setting in SETTINGS:
             found = swept.results[Reading(cast(Any, kind), Choice(setting, 0))].alignments
             assert found == [RECIPES["paper"]({setting: maps[i][setting][0]}, setting) for i in range(len(pairs))]
-    assert {reading.method for reading in swept.results} == {"norms", "weights", *KINDS}
+    assert {reading.method for reading in swept.results} == {"norm", "weights", *KINDS}
 
 
 def test_the_best_is_the_lowest_rate(swept: Sweep) -> None:
-    for method in ("norms", "weights", *KINDS):
+    for method in ("norm", "weights", *KINDS):
         for per_head in (False, True)[: 1 if method in KINDS else 2]:
             rates = [
                 result.score.aer

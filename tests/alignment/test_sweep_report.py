@@ -24,6 +24,8 @@ SETTINGS: tuple[Setting, ...] = ("AWO", "AWI")
 LAYERS, HEADS = 2, 2
 AUTO_RULES = ("auto", "auto, one head")
 KINDS = ("saliency", "gradient_x_input")
+ATTENTION: dict[Any, str] = {"norm": "norms", "weights": "weights"}
+"""The titles of the methods that read attention."""
 
 
 def rows(table: Table) -> list[list[str]]:
@@ -70,8 +72,8 @@ def test_table_of_layers(swept: Sweep) -> None:
     assert " ".join(title) == "AER by setting and layer, the paper's recipe"
     assert " ".join(header) == "AWO 0 AWO 1 AWI 0 AWI 1"
     attention = [
-        [method, *(rate(swept, method, setting, layer) for setting in SETTINGS for layer in range(LAYERS))]
-        for method in ("norms", "weights")
+        [title, *(rate(swept, method, setting, layer) for setting in SETTINGS for layer in range(LAYERS))]
+        for method, title in ATTENTION.items()
     ]
     baselines = [[rate(swept, kind, setting, 0) for setting in SETTINGS] for kind in KINDS]
     titles = (["saliency"], ["gradient", "×", "input"])
@@ -85,9 +87,9 @@ def test_table_of_heads(swept: Sweep) -> None:
     assert " ".join(title) == f"AER by head, {setting}, the paper's recipe"
     assert " ".join(header) == "head 0 head 1"
     assert body == [
-        ["layer", str(layer), method, *(rate(swept, method, setting, layer, head) for head in range(HEADS))]
+        ["layer", str(layer), title, *(rate(swept, method, setting, layer, head) for head in range(HEADS))]
         for layer in range(LAYERS)
-        for method in ("norms", "weights")
+        for method, title in ATTENTION.items()
     ]
 
 
@@ -97,15 +99,15 @@ def test_table_of_rules(swept: Sweep) -> None:
     assert header == ["rule", "choice", "AER"]
     chosen = {
         **swept.chosen,
-        "(by gold)": swept.best("norms").reading.place,
-        "(by gold, one head)": swept.best("norms", per_head=True).reading.place,
+        "(by gold)": swept.best("norm").reading.place,
+        "(by gold, one head)": swept.best("norm", per_head=True).reading.place,
     }
     assert any(
-        rate(swept, "norms", place.setting, place.layer) != rate(swept, "weights", place.setting, place.layer)
+        rate(swept, "norm", place.setting, place.layer) != rate(swept, "weights", place.setting, place.layer)
         for place in swept.chosen.values()
     )
     assert [" ".join(row) for row in body] == [
-        f"{rule} {choice} {rate(swept, 'norms', choice.setting, choice.layer, choice.head)}"
+        f"{rule} {choice} {rate(swept, 'norm', choice.setting, choice.layer, choice.head)}"
         for rule, choice in chosen.items()
     ]
 
@@ -136,8 +138,8 @@ def test_table_of_correlations(swept: Sweep) -> None:
     expected = []
     for setting in SETTINGS:
         places = [Choice(setting, layer, head) for layer in range(LAYERS) for head in range(HEADS)]
-        rates = [swept.results[Reading("norms", place)].score.aer for place in places]
-        maps = [np.concatenate([word_map.ravel() for word_map in swept.maps["norms", place]]) for place in places]
+        rates = [swept.results[Reading("norm", place)].score.aer for place in places]
+        maps = [np.concatenate([word_map.ravel() for word_map in swept.maps["norm", place]]) for place in places]
         norms = [float(entries.mean()) for entries in maps]
         ranks = [np.argsort(np.argsort(values)) for values in (rates, norms)]
         numbers = [np.corrcoef(pair)[0, 1] for pair in (ranks, [rates, norms])]
@@ -160,7 +162,7 @@ def test_tables_of_several_models(swept: Sweep) -> None:
         return [f"{np.mean(numbers):.{digits}f}", "±", f"{np.std(numbers):.{digits}f}"]
 
     def rates(place: Choice) -> list[float]:
-        return [model.results[Reading("norms", place)].score.aer for model in models]
+        return [model.results[Reading("norm", place)].score.aer for model in models]
 
     places = [Choice(setting, layer) for setting in SETTINGS for layer in range(LAYERS)]
     assert layers[2] == ["norms", *(part for place in places for part in cell(rates(place)))]
@@ -184,13 +186,12 @@ def test_tables_of_several_corpora(swept: Sweep, table: int, rule: str) -> None:
     assert header == ["recipe", "method", "Trial", "Other", "mean", "p,", "all", "pairs"]
     expected = []
     for recipe in RECIPES:
-        names: tuple[Any, Any] = ("norms", "weights")
-        found = [[one.results[Reading(name, one.chosen[rule], recipe)] for one in corpora] for name in names]
+        found = [[one.results[Reading(method, one.chosen[rule], recipe)] for one in corpora] for method in ATTENTION]
         links = [list(one.alignments) + list(other.alignments) for one, other in found]
         gold = [*swept.corpus.gold, *corpus.gold]
         [p_value] = paired_significance(links[0], [links[1]], gold, trials=1000).p_values
         p = ["", f" {p_value:.3f}{' *' if p_value < 0.05 else ''}"]
-        for name, (one, other), ending in zip(names, found, p, strict=True):
+        for name, (one, other), ending in zip(ATTENTION.values(), found, p, strict=True):
             rates = one.score.aer, other.score.aer
             expected.append(f"{recipe} {name} {rates[0]:.1f} {rates[1]:.1f} {sum(rates) / 2:.1f}{ending}")
     assert [" ".join(row) for row in body] == expected
@@ -205,8 +206,8 @@ def test_tables_of_recipes(swept: Sweep, place: int, rule: str) -> None:
     assert header == ["recipe", "method", "AER", "95", "%", "precision", "recall", "p"]
     expected = []
     for recipe in RECIPES:
-        found = [swept.results[Reading(cast(Any, method), auto, recipe)] for method in ("norms", "weights")]
-        names = ["norms", "weights"]
+        found = [swept.results[Reading(method, auto, recipe)] for method in ATTENTION]
+        names = list(ATTENTION.values())
         if recipe == "paper":
             best = [swept.best(cast(Any, kind)) for kind in KINDS]
             found += best
@@ -243,8 +244,8 @@ def test_figures(swept: Sweep) -> None:
         layer_figure(swept),
         "AER (%), Trial de–en",
         {
-            method: [[rate(swept, method, setting, layer) for layer in range(LAYERS)] for setting in SETTINGS]
-            for method in ("norms", "weights")
+            title: [[rate(swept, method, setting, layer) for layer in range(LAYERS)] for setting in SETTINGS]
+            for method, title in ATTENTION.items()
         },
         [["AWO", "AWI"], layers],
     )
@@ -253,8 +254,8 @@ def test_figures(swept: Sweep) -> None:
         head_figure(swept),
         f"AER (%), Trial de–en, {setting}",
         {
-            method: [[rate(swept, method, setting, layer, head) for head in range(HEADS)] for layer in range(LAYERS)]
-            for method in ("norms", "weights")
+            title: [[rate(swept, method, setting, layer, head) for head in range(HEADS)] for layer in range(LAYERS)]
+            for method, title in ATTENTION.items()
         },
         [layers, ["head 0", "head 1"]],
     )

@@ -94,7 +94,7 @@ def test_the_stories_are_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPa
     assert len(rates) == len(found)
 
     def at(story: str, head: str, recipe: str) -> list[str]:
-        return [f"{rates[story, method, 'AWI', '0', head, recipe]:.1f}" for method in ("norms", "weights")]
+        return [f"{rates[story, method, 'AWI', '0', head, recipe]:.1f}" for method in ("norm", "weights")]
 
     recipes = ("paper", "product", "hmm")
     lesson = [at("The Last Lesson", head, recipe) for head in ("", "2") for recipe in recipes]
@@ -119,7 +119,7 @@ def test_the_stories_are_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPa
     for recipe, head in product(recipes, ("", "2")):
         both = [
             [rates[f"The {story}", method, "AWI", "0", head, recipe] for story in ("Master Cat", "Last Lesson")]
-            for method in ("norms", "weights")
+            for method in ("norm", "weights")
         ]
         shown = [" ".join(f"{rate:.1f}" for rate in (*two, fmean(two))) for two in both]
         assert f"{recipe} norms {shown[0]}" in means
@@ -220,7 +220,7 @@ def test_nothing_is_written_unless_asked(run: Run) -> None:
         (["--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none, or at least 2"),
         (["--bootstrap=-3"], "argument --bootstrap: got -3; expected 0 for none"),
         (["--corpus=rwth=rwth", "--max-tokens=0"], "argument --max-tokens: got 0; expected a number from 1"),
-        (["--data=wpt03"], "--data is for a checkpoint of fairseq; fr-en is a model of this package"),
+        (["--data=wpt03"], "--data is for a fairseq checkpoint; fr-en is a shipped model"),
         (["something"], "unrecognized arguments: something"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
