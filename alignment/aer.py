@@ -160,7 +160,9 @@ class AER(Metric):
             hypothesis = parse_pharaoh(hypothesis)
         if not isinstance(hypothesis, Alignment):
             raise InvalidInputError(f"got {hypothesis!r} as a hypothesis, expected an Alignment or a Pharaoh line")
-        return _count(hypothesis, ref_kwargs["gold"])
+        links, gold = hypothesis.links, ref_kwargs["gold"]
+        sure, possible = gold.sure.links, gold.possible.links
+        return [len(links), len(sure), len(links & sure), len(links & possible)]
 
     def _aggregate_and_compute(self, stats: Iterable[Sequence[float]]) -> AERScore:
         return self._compute_score_from_stats([sum(column) for column in zip(*stats, strict=True)])
@@ -184,9 +186,3 @@ def alignment_error_rate(hypotheses: Iterable[Alignment], gold: Iterable[GoldAli
     0.0
     """
     return AER().corpus_score(list(hypotheses), [list(gold)])
-
-
-def _count(hypothesis: Alignment, gold: GoldAlignment) -> list[int]:
-    """|A|, |S|, |A∩S| and |A∩P|, the arguments of ``AERScore``."""
-    links, sure, possible = hypothesis.links, gold.sure.links, gold.possible.links
-    return [len(links), len(sure), len(links & sure), len(links & possible)]

@@ -173,7 +173,7 @@ def split_null(matrix: WordMap, *, null: bool) -> tuple[WordMap, WordMap]:
 def check_factor(name: str, value: float) -> None:
     """Refuse a number that is negative, infinite or NaN."""
     if not 0 <= value < np.inf:
-        raise InvalidInputError(f"got {name} {value}, expected a finite number that is not negative")
+        raise InvalidInputError(f"got {name} {value}, expected a finite number ≥ 0")
 
 
 def _check_alike(matrices: Sequence[WordMap], weights: Sequence[float]) -> None:

@@ -33,6 +33,7 @@ _LARGEST_TEXT = 1 << 28
 # the memory.
 _UNPACKED, _RATIO = 1 << 26, 250
 _LONGEST_QUOTE = 80
+_REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
 
 
 class _Stream(Protocol):
@@ -88,12 +89,10 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
     called = named(os.fspath(path))
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116  # a Path takes an empty name for the current folder
-    except FileNotFoundError as error:
-        raise InvalidInputError(f"cannot read {called}: there is no such file") from error
     except (OSError, ValueError) as error:
         raise _unreadable(called, error) from error
     if stat.S_ISDIR(mode):
-        raise InvalidInputError(f"cannot read {called}: it is a folder")
+        raise _unreadable(called, IsADirectoryError())
     return stat.S_ISREG(mode)
 
 
@@ -228,5 +227,5 @@ def _nul(text: str, of: str) -> str:
 
 
 def _unreadable(called: str, error: Exception) -> InvalidInputError:
-    reason = error.strerror if isinstance(error, OSError) else None
-    return InvalidInputError(f"cannot read {called}: {reason or error}")
+    reason = _REASONS.get(type(error)) or getattr(error, "strerror", None) or error
+    return InvalidInputError(f"cannot read {called}: {reason}")

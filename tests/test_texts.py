@@ -89,10 +89,10 @@ def test_utf16_is_refused(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     for read in (read_text, lambda path: list(read_lines(path))):
-        for name, reason in (("none", "No such file or directory"), ("", "Is a directory"), ("a\0b", "null byte")):
+        for name, reason in (("none", "there is no such file"), ("", "it is a folder"), ("a\0b", "null byte")):
             with pytest.raises(InvalidInputError, match=f"^cannot read .*: .*{reason}$"):
                 read(tmp_path / name)
-    with pytest.raises(InvalidInputError, match=r"^cannot read standard input: .*No such file or directory$"):
+    with pytest.raises(InvalidInputError, match=r"^cannot read standard input: .*there is no such file$"):
         list(read_lines(tmp_path / "none", "standard input"))
     stream = (tmp_path / "text").open("wb+")
     stream.close()

@@ -2,14 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, split_words
 from alignment.pipeline import Answer, extract, torchrun_rank
-from alignment.pipeline.blocks import ParallelText
+from alignment.pipeline.blocks import Pairs, ParallelText
 from alignment.pipeline.extraction import journal_of, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from alignment.aligner import WordAligner
 
 _BLOCK_LINES = 2048
-
-_Pair = tuple[list[str], list[str]]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +52,7 @@ class _Reporting:
     aligner: "WordAligner"
     report: Callable[[str], None] | None
 
-    def align_each(self, pairs: Sequence[_Pair], known: Container[int]) -> Iterator[tuple[int, Answer]]:
+    def align_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, Answer]]:
         aligners.choose(self.aligner, pairs, self.report)
         return self.aligner.align_each(pairs, known)
 
@@ -102,7 +100,7 @@ def _run(options: argparse.Namespace) -> None:
             report(str(counts))
 
 
-def _first_pairs(source: TextSource, target: TextSource | None, max_words: int) -> list[_Pair]:
+def _first_pairs(source: TextSource, target: TextSource | None, max_words: int) -> Pairs:
     """The usable pairs of the first block that has any."""
     for block in ParallelText(source, target).blocks(_BLOCK_LINES):
         block.check_readable()

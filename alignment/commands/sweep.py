@@ -14,8 +14,7 @@ from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
-from captum_norm.commands.outputs import write_outputs
-from captum_norm.files import check_writable
+from captum_norm.commands.outputs import output_folder, write_outputs
 from captum_norm.tables import csv_records
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=positive, default=4096, metavar="N", help="the largest batch, in pieces")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=output_folder,
         metavar="FOLDER",
         help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png; those of --also end in -2, -3 …",
     )
@@ -88,7 +87,6 @@ def _run(options: argparse.Namespace) -> None:
     from alignment.sweep_report import corpora_tables, records, spread_tables, tables
     from captum_norm.commands.terminal import Terminal
 
-    _check_folder(options.out)
     given = _given(options.corpus or ["alibi"])
     console = Terminal(width=_WIDTH)
     rows, outputs = [], dict[Path, bytes]()
@@ -114,15 +112,8 @@ def _run(options: argparse.Namespace) -> None:
         for heading, several in of_corpora.items():
             _print(console, f"{heading}; {len(several)} models", spread_tables(several))
     if options.out is not None:
+        options.out.mkdir(exist_ok=True)
         write_outputs(outputs | {options.out / "sweep.csv": csv_records(rows).encode()})
-
-
-def _check_folder(folder: Path | None) -> None:
-    if folder is None:
-        return
-    if not folder.is_dir():
-        raise InvalidInputError(f"there is no folder {folder}; create it, or give another --out")
-    check_writable(folder)
 
 
 def _given(texts: Sequence[str]) -> list[ParallelGold]:

@@ -97,14 +97,14 @@ def _run(options: argparse.Namespace) -> None:
         lines = bad = 0
         with line_bar("translating", source, shown=sys.stderr.isatty() and not options.quiet) as advance:
             for block in chain([first] if first else [], blocks):
-                translated = translator(block)
-                text = "".join(f"{line}\n" for line in translated.lines)
+                translations, rows, bad_here = translator(block)
+                text = "".join(f"{row}\n" for row in rows)
                 sys.stdout.buffer.write((spelled_lines(text) if sys.stdout.isatty() else text).encode())
                 sys.stdout.buffer.flush()
-                lines, bad = lines + len(block), bad + translated.bad
+                lines, bad = lines + len(block), bad + bad_here
                 if references is not None:
-                    hypotheses += translated.translations
-                advance(len(block), translated.bad, True)
+                    hypotheses += translations
+                advance(len(block), bad_here, True)
         report(f"{lines:,} lines; {bad:,} bad lines")
         if references is not None:
             _check_count(lines, references)
@@ -112,17 +112,11 @@ def _run(options: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class _Translated:
-    """A translated block: the lines to print, the translations alone, and the number of bad lines."""
-
-    lines: list[str]
-    translations: list[str]
-    bad: int
-
-
-@dataclass(frozen=True)
 class _Translator:
-    """Translates blocks of lines, and aligns them if there is an aligner."""
+    """Translates blocks of lines, and aligns them if there is an aligner.
+
+    A call returns the translations, the lines to print, and the number of bad lines.
+    """
 
     source: TextSource
     words: Callable[[str], list[str]]
@@ -132,7 +126,7 @@ class _Translator:
     options: argparse.Namespace
     report: Callable[[str], None]
 
-    def __call__(self, block: Sequence[_Line]) -> _Translated:
+    def __call__(self, block: Sequence[_Line]) -> tuple[list[str], list[str], int]:
         from alignment.translation import translate
 
         bad: dict[int, InvalidInputError] = {}
@@ -169,7 +163,7 @@ class _Translator:
                 raise error
             self.report(str(error))
         rows = [" ||| ".join(row) for row in zip(*columns, strict=True)]
-        return _Translated([row if text else "" for row, text in zip(rows, texts, strict=True)], texts, len(bad))
+        return texts, [row if text else "" for row, text in zip(rows, texts, strict=True)], len(bad)
 
     def _links(
         self,

@@ -119,7 +119,7 @@ def test_paired_significance_between_systems(test_type: str) -> None:
     [
         (["0-0"], [["0-0", "0-0"]], "got 1 hypotheses for 2 gold alignments"),
         ([], [[]], "got 0 hypotheses"),
-        (["0-0"], ["0-0"], r"one stream of gold alignments in a list: \[gold\]"),
+        (["0-0"], ["0-0"], r"a list with one stream of gold alignments: \[gold\]"),
         (["0-0"], [["0-0"], ["0-0"]], "one stream"),
         (["0-0"], "0", "one stream"),
         (["0-0"], None, "got no gold alignments"),

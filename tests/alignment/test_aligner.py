@@ -161,7 +161,7 @@ def test_empty_sides_have_no_links() -> None:
     assert aligner.align([], []) == []
     assert aligner.align([[], ["a"]], [[], []]) == [Alignment()] * 2
     assert aligner.align_pairs([]) == []
-    with pytest.raises(InvalidInputError, match=r"got 0 sentence pairs, none to choose a layer by$"):
+    with pytest.raises(InvalidInputError, match=r"got 0 sentence pairs, none of them usable to choose a layer$"):
         aligner.choose([])
     assert aligner.choice is None
 
@@ -209,7 +209,7 @@ def test_pairs_that_cannot_be_used_are_told() -> None:
     for layer in (1, "highest-norm"):
         aligner = toy(layer, "auto")
         with pytest.raises(
-            InvalidInputError, match="got 2 sentence pairs, none to choose a layer by; pair 0: got a ba"
+            InvalidInputError, match="got 2 sentence pairs, none of them usable to choose a layer; pair 0: got a ba"
         ):
             aligner.align_pairs(bad[:2])
         assert aligner.choice is None
@@ -240,8 +240,8 @@ def test_heads_that_the_model_lacks_are_refused(head: int, setting: str) -> None
 
 
 def test_texts_and_unequal_numbers_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="got 2 source and 1 target sentences; expected as many"):
+    with pytest.raises(InvalidInputError, match="got 2 source and 1 target sentences; expected equally many"):
         toy(1).align([["a"], ["b"]], [["A"]])
     for sources, targets in (([["a"], "a b"], [["A"], ["A"]]), ([["a"], ["a"]], [["A"], "a b"])):
-        with pytest.raises(InvalidInputError, match="pair 1: got the text 'a b', expected a sequence of words"):
+        with pytest.raises(InvalidInputError, match="pair 1: got the string 'a b', expected a sequence of words"):
             toy(1).align(sources, targets)

@@ -103,7 +103,7 @@ def test_files_that_do_not_fit_each_other(tmp_path: Path, files: dict[str, str],
 
 
 def test_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"cannot read .*test\.src-tgt: No such file"):
+    with pytest.raises(InvalidInputError, match=r"cannot read .*test\.src-tgt: there is no such file"):
         read_wpt03(tmp_path / "no-such-folder")
 
 

@@ -234,7 +234,7 @@ class HeadElsewhere(hf.BartForConditionalGeneration):  # type: ignore[no-untyped
         (torch.nn.Linear(2, 2), "got a Linear, expected an encoder–decoder"),
         (hf.BertModel(hf.BertConfig(hidden_size=12, num_hidden_layers=1)), "got a BertModel, expected an encoder"),
         (hf.BartModel(hf.BartConfig(**BART)), "got a BartModel, expected a model with a language-modelling head"),
-        (HeadElsewhere(hf.BartConfig(**BART)), "HeadElsewhere does not make its logits from what its decoder"),
+        (HeadElsewhere(hf.BartConfig(**BART)), "HeadElsewhere does not compute its logits from its decoder's output"),
     ],
     ids=["no transformer", "encoder", "no head", "other head"],
 )

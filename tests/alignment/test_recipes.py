@@ -125,17 +125,17 @@ def test_empty_maps_have_no_links() -> None:
     [
         ({"decoder": "viterbi"}, f"got the decoder 'viterbi'; expected one of {', '.join(DECODERS)}"),
         ({"combination": "mean"}, "got the combination 'mean'; expected sum or product"),
-        ({"other": -0.5}, "got other -0.5, expected a finite number, not negative"),
-        ({"prior": -1}, "got prior -1, expected a finite number, not negative"),
-        ({"other": float("nan")}, "got other nan, expected a finite number, not negative"),
-        ({"prior": float("inf")}, "got prior inf, expected a finite number, not negative"),
+        ({"other": -0.5}, "got other -0.5, expected a finite number ≥ 0"),
+        ({"prior": -1}, "got prior -1, expected a finite number ≥ 0"),
+        ({"other": float("nan")}, "got other nan, expected a finite number ≥ 0"),
+        ({"prior": float("inf")}, "got prior inf, expected a finite number ≥ 0"),
         (
             {"decoder": "threshold"},
-            "the options do not fit the decoder threshold: missing a required .*argument: 'share'",
+            "the options do not match the decoder threshold: missing a required .*argument: 'share'",
         ),
         (
             {"options": {"share": 0.1}},
-            "the options do not fit the decoder argmax: got an unexpected keyword argument 'share'",
+            "the options do not match the decoder argmax: got an unexpected keyword argument 'share'",
         ),
     ],
 )

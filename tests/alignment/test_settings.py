@@ -37,5 +37,5 @@ def test_the_target_is_left_as_it_was() -> None:
 
 def test_other_settings_are_refused() -> None:
     setting: Any = "awi"
-    with pytest.raises(InvalidInputError, match="got the setting 'awi', expected one of AWO, AWI"):
+    with pytest.raises(InvalidInputError, match="got the setting 'awi', expected AWO or AWI"):
         row_word_ids(EncodedSentence([2], [None]), setting)

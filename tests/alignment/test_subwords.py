@@ -169,7 +169,7 @@ def test_offsets_with_spaces_on_either_side() -> None:
     [
         ([(0, 2)], [0, 0], "got 1 offsets and 2 mask entries"),
         ([(0, 9)], [0], "got offsets 0 to 9 in a text of 7 characters"),
-        ([(0, 4)], [0], "got the piece 'ab c', which holds text of words 0 to 1"),
+        ([(0, 4)], [0], "got the piece 'ab c', which spans words 0 to 1"),
         ([(0, 2), (0, 0)], [0, 1], r"got no piece from word 1 \('c'\) on"),
         ([(0, 2), (2, 4), (4, 6)], [0, 0, 0], r"got no piece from word 2 \('de'\) on"),
     ],

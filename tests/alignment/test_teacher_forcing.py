@@ -198,12 +198,12 @@ MIXED = [
     (["1"], numbers(40)),
 ]
 PROBLEMS = {
-    1: "got a source side without a word, expected at least one that the tokenizer does not drop",
-    2: "got a target side without a word, expected at least one that the tokenizer does not drop",
+    1: "got a source side without a word, expected at least one that the tokenizer keeps",
+    2: "got a target side without a word, expected at least one that the tokenizer keeps",
     3: "got a bad word",
     4: "got a bad word",
-    5: "got a source side of 51 pieces, expected at most 50, which is all that the model has positions for",
-    7: "got a target side of 41 pieces, expected at most 40, which is all that the model has positions for",
+    5: "got a source side of 51 pieces, expected at most 50, the number of positions that the model has",
+    7: "got a target side of 41 pieces, expected at most 40, the number of positions that the model has",
 }
 
 

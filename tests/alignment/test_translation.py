@@ -152,8 +152,8 @@ def test_sentences_that_cannot_be_used(shipped: tuple[Any, Any]) -> None:
     found = translate(model, tokenizer, sentences, on_error=lambda index, error: told.append((index, str(error))))
     assert [" ".join(words) for words in found] == ["", ENGLISH[0], "", ""]
     assert sorted(told) == [
-        (0, "got a source side without a word, expected at least one that the tokenizer does not drop"),
-        (3, "got a source side of 1101 pieces, expected at most 1024, which is all that the model has positions for"),
+        (0, "got a source side without a word, expected at least one that the tokenizer keeps"),
+        (3, "got a source side of 1101 pieces, expected at most 1024, the number of positions that the model has"),
     ]
     with pytest.raises(InvalidInputError, match=r"^sentence 2: got a source side without a word"):
         translate(model, tokenizer, [FRENCH[0], [], sentences[0]])

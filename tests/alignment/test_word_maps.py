@@ -145,9 +145,9 @@ def test_what_is_no_map_is_refused(
 
 
 def test_negative_factors_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"got strength -1, expected a finite number, not negative"):
+    with pytest.raises(InvalidInputError, match=r"got strength -1, expected a finite number ≥ 0"):
         diagonal_prior([[1.0, 1.0]], strength=-1)
-    with pytest.raises(InvalidInputError, match=r"got weight -1, expected a finite number, not negative"):
+    with pytest.raises(InvalidInputError, match=r"got weight -1, expected a finite number ≥ 0"):
         smoothed_product([[[1.0, 1.0]]], [-1])
 
 

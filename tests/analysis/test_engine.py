@@ -163,7 +163,7 @@ def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
         ("dispersion", {"world_size": 2}, "name it with --out"),
         ("dispersion", {"rank": 2, "world_size": 2}, "got rank 2 of 2 processes"),
         ("dispersion", {"frequencies": "list"}, "has no use for"),
-        ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: No such file"),
+        ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: there is no such file"),
         ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),
     ],
 )

@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_and_nothing_declared(text: str, problem: str, tmp
     with pytest.raises(InvalidInputError, match=re.escape(problem)):
         register_layouts(tmp_path / "layers.toml")
     assert {**registered_layouts(), **registered_feed_forwards()} == {}
-    with pytest.raises(InvalidInputError, match=r"cannot read .*none\.toml: No such file"):
+    with pytest.raises(InvalidInputError, match=r"cannot read .*none\.toml: there is no such file"):
         register_layouts(tmp_path / "none.toml")
 
 

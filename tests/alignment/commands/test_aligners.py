@@ -152,9 +152,9 @@ def test_options_that_are_refused(words: str, message: str) -> None:
         ("--method=attention-block --head=auto", "the method attention-block has no maps of single heads at the scope"),
         ("--decoder=threshold:share=1", "got share 1.0, expected 0 ≤ share < 1"),
         ("--decoder=best", "got the decoder 'best'; expected one of argmax, "),
-        ("--decoder=argmax:share=1", "the options do not fit the decoder argmax: got an unexpected keyword argument"),
-        ("--decoder=threshold", "the options do not fit the decoder threshold: missing a required"),
-        ("--prior=-1", "got prior -1.0, expected a finite number, not negative"),
+        ("--decoder=argmax:share=1", "the options do not match the decoder argmax: got an unexpected keyword argument"),
+        ("--decoder=threshold", "the options do not match the decoder threshold: missing a required"),
+        ("--prior=-1", "got prior -1.0, expected a finite number ≥ 0"),
     ],
 )
 def test_options_that_the_model_or_the_recipe_refuse(shipped: tuple[Any, Any], words: str, message: str) -> None:

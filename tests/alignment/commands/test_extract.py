@@ -304,7 +304,7 @@ def start(**variables: str) -> "subprocess.Popen[bytes]":
         (["fr", "en", "--out=."], "cannot write .: it is a folder"),
         (["fr", "en", "--out="], "cannot write a file without a name"),
         (["fr", "en", "--out=pairs"], "pairs exists already; give another name, or replace it with --overwrite"),
-        (["fr", "pairs2", "--layer=0"], "fr, line 7: got no such line, but pairs2 has it"),
+        (["fr", "pairs2", "--layer=0"], "fr, line 7: got no such line, but pairs2 has one"),
     ],
 )
 def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -320,4 +320,4 @@ def test_several_processes_need_files(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["extract", "pairs", "--layer=0"]) == 2
-    assert "got a stream and 2 processes; several can only go from files to a file" in capsys.readouterr().err
+    assert "got a stream and 2 processes; several processes need files as input and output" in capsys.readouterr().err

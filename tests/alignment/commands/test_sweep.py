@@ -30,7 +30,7 @@ Run = Callable[..., str]
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for folder, files in (("wpt03", WPT03), ("rwth", RWTH), ("out", {})):
+    for folder, files in (("wpt03", WPT03), ("rwth", RWTH)):
         Path(folder).mkdir()
         for name, content in files.items():
             Path(folder, name).write_text(content, encoding="utf-8")
@@ -144,7 +144,7 @@ def test_all_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(path.name for path in Path("out").glob("*.png")) == ["wpt03-heads.png", "wpt03-layers.png"]
 
 
-OTHER_LANGUAGES = "the model translates fr–en, RWTH is read as {}; --swapped turns a corpus round\n"
+OTHER_LANGUAGES = "the model translates fr–en, RWTH is read as {}; --swapped exchanges source and target\n"
 
 
 def test_several_corpora(run: Run) -> None:
@@ -203,13 +203,13 @@ def test_nothing_is_written_unless_asked(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out=nowhere"], "there is no folder nowhere; make it, or give another --out"),
-        (["--out=wpt03/test.src-tgt"], "there is no folder wpt03/test.src-tgt; make it"),
+        (["--out=nowhere/out"], "argument --out: cannot make the folder nowhere/out: there is no folder nowhere"),
+        (["--out=wpt03/test.src-tgt"], "argument --out: cannot use wpt03/test.src-tgt as a folder: it is a file"),
         (["--corpus=wpt"], "got the corpus 'wpt'; expected alibi, alibi=blue-beard, alibi=master-cat, alibi=last-"),
         (["--corpus=wpt03"], "got the corpus 'wpt03'; expected alibi, alibi=blue-beard"),
         (["--corpus=rwth="], "got the corpus 'rwth='; expected alibi, alibi=blue-beard"),
         (["--corpus=alibi=wpt03"], "got the corpus 'alibi=wpt03'; expected alibi, alibi=blue-"),
-        (["--corpus=rwth=no-such"], "cannot read no-such/test.de: No such file or directory"),
+        (["--corpus=rwth=no-such"], "cannot read no-such/test.de: there is no such file"),
         (["--corpus=rwth=wpt03/test.src-tgt"], "cannot read wpt03/test.src-tgt/test.de: Not a directory"),
         (["--corpus=wpt03=wrong"], "wrong/test.enfr.talp, line 2: got source index 9, expected 1 to 3"),
         (["--corpus=rwth=empty"], "got the corpus RWTH without a sentence pair"),
@@ -235,4 +235,4 @@ def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert output == ""
     assert error.startswith(f"norm-align: error: {message}")
     assert error.count("\n") == 1
-    assert not list(Path("out").iterdir())
+    assert not Path("out").exists()

@@ -93,7 +93,7 @@ def test_bad_lines_stay_empty_or_end_the_run(
     assert [message.split("; ")[0] for message in told] == [
         "bad, line 2: got byte 0xe9 at byte 1 of the line, expected UTF-8",
         "bad, line 3: got 9 words, expected at most 8",
-        "bad, line 4: got a source side without a word, expected at least one that the tokenizer does not drop",
+        "bad, line 4: got a source side without a word, expected at least one that the tokenizer keeps",
         "6 lines",
     ]
     assert told[-1] == "6 lines; 3 bad lines"
@@ -182,13 +182,13 @@ def test_checkpoints_of_fairseq(run: Run) -> None:
     [
         (["none"], "cannot read none: there is no such file"),
         (["--references=-"], "got - for the sentences and the references; standard input can be read only once"),
-        (["fr", "--references=one"], "got 6 lines to translate and 1 references, expected as many"),
+        (["fr", "--references=one"], "got 6 lines to translate and 1 references, expected equally many"),
         (["fr", "--references=empty"], "empty: got no line, expected references"),
         (["fr", "--references=latin1"], "latin1, line 1: got byte 0xe9"),
         (["fr", "--beam=0"], "argument --beam: got 0; expected a number from 1"),
         (["fr", "--bleu-tokenizer=x"], "argument --bleu-tokenizer: invalid choice: 'x'"),
         (["fr", "--alignments", "--layer=5"], "got layer 5; the model has 3"),
-        (["fr", "--model=model.pt", "--data=.", "--tokenize"], "--tokenize is for the models that come with this"),
+        (["fr", "--model=model.pt", "--data=.", "--tokenize"], "--tokenize is for the shipped models"),
     ],
 )
 def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -212,7 +212,7 @@ def test_references_of_a_pipe_are_counted_in_the_end(
     assert cli.main(["translate", "--references=en", "--quiet"]) == 2
     output, error = capsys.readouterr()
     assert output.split() == translations[0]
-    assert error == "norm-align: error: got 1 lines to translate and 6 references, expected as many\n"
+    assert error == "norm-align: error: got 1 lines to translate and 6 references, expected equally many\n"
 
 
 def test_nothing_to_translate(run: Run) -> None:

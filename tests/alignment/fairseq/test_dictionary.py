@@ -48,7 +48,7 @@ def test_missing_padding_is_made_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [5, 6, 9, 16])
 def test_another_size_is_refused(tmp_path: Path, size: int) -> None:
     path = write(tmp_path / "dict.fr.txt", "a 3\nb 2\nc 1\n")
-    with pytest.raises(InvalidInputError, match=f"make 7 pieces, the checkpoint's embedding has {size} rows"):
+    with pytest.raises(InvalidInputError, match=f"make 7 pieces, but the checkpoint's embedding has {size} rows"):
         read_dictionary(path, size)
 
 

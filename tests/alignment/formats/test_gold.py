@@ -53,7 +53,7 @@ def test_sentences_without_a_naacl_line_are_there_if_the_texts_say_so() -> None:
 
 
 def test_a_naacl_file_takes_memory_by_its_lines_not_by_their_numbers() -> None:
-    found = "line 1: got sentence number 999999999, but lines for 2 sentences alone; give the sentences, too"
+    found = "line 1: got sentence number 999999999, but lines for only 2 sentences; if that is right"
     with limited(), bounded(50):
         with pytest.raises(InvalidInputError, match=found):
             read_gold(io.StringIO("999999999 1 1\n1 1 1\n"), format="naacl")
@@ -73,7 +73,7 @@ def test_tsv_has_the_sentences_that_its_links_are_checked_against() -> None:
         read_gold(io.StringIO("a b\tx\t1-1\n"), format="tsv")
     with pytest.raises(InvalidInputError, match="line 1: got source index 1, expected 0 to 0, counted from 0"):
         read_gold(io.StringIO("x\ta b\t1-1\n"), format="tsv", swapped=False)
-    with pytest.raises(InvalidInputError, match="line 1: got target index 0, expected none, as there is no word"):
+    with pytest.raises(InvalidInputError, match="line 1: got target index 0, expected none, since there is no word"):
         read_gold(io.StringIO("a\t\t0-0\n"), format="tsv")
     # Sentences that are given go first.
     assert read_gold(io.StringIO(content), format="tsv", sources=["a b", "a"], targets=["x", "x y"]) == gold
@@ -121,7 +121,7 @@ def test_talp_line_is_parsed() -> None:
 
 MALFORMED: list[tuple[GoldFormat, Literal[0, 1] | None, str, str]] = [
     ("talp", 0, "0-0\n0:0\n", "line 2: got '0:0', expected i-j"),
-    ("talp", None, "0-0\n", "gold.txt: talp files count from 0 or from 1; say base=0 or base=1"),
+    ("talp", None, "0-0\n", "gold.txt: talp files count from 0 or from 1; give base=0 or base=1"),
     ("talp", 1, "1-1\n1-0\n\n", "line 2: got target index 0, expected at least 1"),
     ("talp", 0, "0-0 3p1\n\n3-0\n", "line 1: got source index 3, expected 0 to 2"),
     ("talp", 1, "1-4\n\n4-1\n", "line 1: got target index 4, expected 1 to 3"),
@@ -135,7 +135,7 @@ MALFORMED: list[tuple[GoldFormat, Literal[0, 1] | None, str, str]] = [
     ("naacl", None, "0 1 1\n", "line 1: got sentence number 0, expected at least 1"),
     ("naacl", None, "1 0 1\n", "line 1: got source index 0, expected at least 1"),
     ("naacl", None, "1 1 1\n3 2 1\n3 5 1\n", "line 3: got source index 5, expected 1 to 4"),
-    ("naacl", None, "4 1 1\n", "line 1: got sentence number 4, expected 1 to 3, as there are 3 sentences"),
+    ("naacl", None, "4 1 1\n", "line 1: got sentence number 4, expected 1 to 3 for 3 sentences"),
     ("naacl", None, "999999999 1 1\n", "line 1: got sentence number 999999999, expected 1 to 3"),
     ("tsv", None, "a b c\tx y z\t0-0\na\tx\n", "line 2: got 2 columns, expected source TAB target TAB links"),
     ("tsv", None, "a b c\tx y z\t0-0\t\t1-1\n", "line 1: got 5 columns"),

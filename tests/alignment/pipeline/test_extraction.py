@@ -69,7 +69,7 @@ def test_stream_to_stream_goes_straight_through() -> None:
     assert out.getvalue().decode() == expected(PAIRS)
     assert counts is not None
     assert (counts.lines, counts.bad_lines) == (len(PAIRS), len(told) - 1)
-    assert told[0].endswith("if interrupted, the run begins anew")
+    assert told[0].endswith("if interrupted, it starts over")
 
 
 def test_stream_is_written_block_by_block() -> None:
@@ -182,6 +182,6 @@ def test_bar_is_on_standard_error_if_asked_for(tmp_path: Path, capsys: pytest.Ca
     run(source, tmp_path / "out", progress=True, report=None)
     out, err = capsys.readouterr()
     assert out == ""
-    assert f"{len(PAIRS)}/{len(PAIRS)}" in err
+    assert f"0.00/{len(PAIRS)}.0 " in err
     bad = [f"{source}, line {number}: " in err for number in range(1, len(PAIRS) + 1)]
     assert bad == [not line for line in expected(PAIRS).splitlines()]

@@ -5,8 +5,11 @@ import io
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from alignment.pipeline.progress import Progress, count_lines, to_stderr
+from alignment.pipeline.progress import count_lines, line_bar, to_stderr
+from captum_norm import progress
+from captum_norm.bars import is_asked
 
 
 @pytest.mark.parametrize(("content", "lines"), [(b"", 0), (b"a\nb", 2), (b"a\n\n", 2), (b"a b\n" * 600_000, 600_000)])
@@ -22,27 +25,47 @@ def test_lines_that_would_have_to_be_read_twice_are_not(tmp_path: Path) -> None:
     assert count_lines(io.BytesIO(b"a\n")) is None
 
 
-def test_bar_shows_bad_lines_and_messages_stay_above_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What each bar shows when it is closed."""
+    shown: list[str] = []
+    close = tqdm.close
+
+    def closing(bar: "tqdm[object]") -> None:
+        if not bar.disable:
+            shown.append(str(bar))
+        close(bar)
+
+    monkeypatch.setattr(tqdm, "close", closing)
+    return shown
+
+
+def test_bar_shows_bad_lines_and_messages_stay_above_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], closed: list[str]
+) -> None:
     path = tmp_path / "text"
     path.write_text("a\n" * 10)
-    with Progress(path, shown=True) as bar:
-        bar.advance(4, bad=1, fresh=False)
+    with line_bar("aligning", path, shown=True) as advance:
+        advance(4, 1, False)
         to_stderr("line 3")
-        bar.advance(6, bad=2, fresh=True)
+        advance(6, 2, True)
+        assert not is_asked()  # the model's runs show no bars of their own
     out, err = capsys.readouterr()
     assert out == ""
     assert "line 3\n" in err
-    assert "10/10" in err
-    assert "bad=3" in err
+    [bar] = closed
+    assert bar.startswith("aligning: 100%")
+    assert "10.0/10.0" in bar
+    assert "bad=3" in bar
 
 
-def test_lines_finished_before_are_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(io.BytesIO(), shown=True) as bar:
-        bar.advance(1_000_000_000, bad=0, fresh=False)
-    assert "?" in capsys.readouterr().err  # no line was aligned, so there is no rate
+def test_lines_finished_before_are_no_speed(closed: list[str]) -> None:
+    with line_bar("aligning", io.BytesIO(), shown=True) as advance:
+        advance(1_000_000_000, 0, False)
+    assert "?" in closed[0]  # no line was aligned, so there is no rate
 
 
 def test_no_bar_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(io.BytesIO(), shown=False) as bar:
-        bar.advance(4, bad=1, fresh=True)
+    with progress(delay=0), line_bar("aligning", io.BytesIO(), shown=False) as advance:
+        advance(4, 1, True)
     assert capsys.readouterr() == ("", "")
