@@ -199,15 +199,16 @@ class _Recorder:
         self._advance = advance
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
-    def hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
+    def hooks(self) -> list[tuple[nn.Module, End, Hook]]:
         """What notes the tensors of all blocks, and how the positions of a mixture of experts are routed."""
+        found: list[tuple[nn.Module, End, Hook]] = []
         for module, block in (self._blocks or {}).items():
             behind = block.feed_forward if self._feed_forward else None
             sites = block.sites if behind is None else block.sites | behind.sites
-            for site in sites:
-                yield site.module, site.end, partial(self._arrive, block, site, len(sites))
+            found += [(site.module, site.end, partial(self._arrive, block, site, len(sites))) for site in sites]
             if behind is not None and behind.experts is not None:
-                yield self._routing(module, behind.experts)
+                found.append(self._routing(module, behind.experts))
+        return found
 
     def _routing(self, attention: nn.Module, experts: ExpertsReader) -> tuple[nn.Module, End, Hook]:
         def note(routing: Routing | None) -> None:

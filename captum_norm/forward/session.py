@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import torch
@@ -131,10 +131,10 @@ class Session:
             UnsupportedModelError: the model computes something else than with attention weights.
             NonFiniteError: its weights contain NaN or infinity.
         """
-        call = bind_inputs(self.model, inputs, additional_forward_args)
-        call = replace(call, budget=MemoryBudget(self.memory_budget))
-        with self._naming_weights():
-            verify(call)
+        call = bind_inputs(self.model, inputs, additional_forward_args, MemoryBudget(self.memory_budget))
+        if call.known.sizes is None:
+            with self._naming_weights():
+                verify(call)
         if call.known is not self._known:
             self._known, self._blocks = call.known, None
         return call

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import get_ident
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.threads import EXPLAINING, explaining, here
+from captum_norm.models.threads import EXPLAINING, explaining
 
 Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
@@ -60,20 +62,29 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
             none), or at ``"arguments"`` all that it receives, as (args, kwargs), or at ``"result"`` all that it
             returns, in whose place the function may give something else.
     """
+    thread = get_ident()
 
-    def at_start(hook: Hook, chosen: Callable[[Any, Any], Any]) -> Hook:
-        return here(lambda module, args, kwargs: hook(module, chosen(args, kwargs)))
+    # Calls of other threads bring fewer arguments if the hook is removed meanwhile.
+    def at_start(hook: Hook, chosen: Callable[[Any, Any], Any], *seen: Any) -> Any:
+        if get_ident() != thread:
+            return None
+        module, args, kwargs = seen
+        return hook(module, chosen(args, kwargs))
 
-    def at_output(hook: Hook, chosen: Callable[[Any], Any]) -> Hook:
-        return here(lambda module, _, output: hook(module, chosen(output)))
+    def at_output(hook: Hook, chosen: Callable[[Any], Any], *seen: Any) -> Any:
+        if get_ident() != thread:
+            return None
+        module, _, output = seen
+        return hook(module, chosen(output))
 
     with ExitStack() as stack:
         for module, end, hook in hooks:
             if end in ("output", "result"):
-                handle = module.register_forward_hook(at_output(hook, first_tensor if end == "output" else _whole))
+                found = first_tensor if end == "output" else _whole
+                handle = module.register_forward_hook(partial(at_output, hook, found))
             else:
                 chosen = first_argument if end == "input" else _all_arguments
-                handle = module.register_forward_pre_hook(at_start(hook, chosen), with_kwargs=True)
+                handle = module.register_forward_pre_hook(partial(at_start, hook, chosen), with_kwargs=True)
             stack.callback(handle.remove)
         yield
 

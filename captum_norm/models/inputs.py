@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from traceback import walk_tb
 from typing import Any
 
@@ -100,7 +100,7 @@ class ModelCall:
     positions: Positions
     decoder: Positions
     tokens: Sequence[Sequence[str]] | None
-    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    budget: MemoryBudget
 
     @property
     def library(self) -> Library:
@@ -199,7 +199,9 @@ def _raised_here(error: Exception) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("captum_norm.")
 
 
-def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any = None) -> ModelCall:
+def bind_inputs(
+    model: nn.Module, inputs: Inputs, additional_forward_args: Any = None, budget: MemoryBudget | None = None
+) -> ModelCall:
     """Bind inputs to a model.
 
     Args:
@@ -207,6 +209,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         inputs: token ids (B, S), embeddings (B, S, D), pixel values (B, C, height, width), a tuple of tensors (the
             model's first positional arguments), or a mapping of argument names to tensors.
         additional_forward_args: the model's further positional arguments: a value, or a tuple of them.
+        budget: how much memory pieces of what is computed for the call may take.
 
     Returns:
         the call. A left-padded batch is moved to the left, so that each example starts at position 0 as it would
@@ -216,7 +219,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
         UnsupportedModelError: for a model whose calls are spread over several devices by threads.
         InvalidInputError: for empty inputs, ids outside the vocabulary, a mask of another shape, too long a sequence.
     """
-    known = known_model(model)
+    known, budget = known_model(model), MemoryBudget() if budget is None else budget
     library, parameters = known.library, known.parameters
     further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     positional = list(further) if additional_forward_args is not None else []
@@ -243,7 +246,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     _leave_caches_alone(arguments)
     if library.sequences is not None:
         check_shape(main)
-        call = ModelCall(model, known, arguments, len(main), Positions(), Positions(), _tokens(inputs))
+        call = ModelCall(model, known, arguments, len(main), Positions(), Positions(), _tokens(inputs), budget)
         return _as_seen(call, main, library.sequences)
     positions = _positions(known.readers[0], library.inputs, main, arguments)
     decoder = Positions()
@@ -257,7 +260,7 @@ def bind_inputs(model: nn.Module, inputs: Inputs, additional_forward_args: Any =
     if positions.shift is not None or decoder.shift is not None:
         moved = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: read.moved(arguments[name]) for name, read in moved}
-    return ModelCall(model, known, arguments, len(main), positions, decoder, _tokens(inputs))
+    return ModelCall(model, known, arguments, len(main), positions, decoder, _tokens(inputs), budget)
 
 
 def _leave_caches_alone(arguments: dict[str, Any]) -> None:

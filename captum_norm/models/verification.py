@@ -17,13 +17,13 @@ EXCERPT = 16
 
 
 def verify(call: ModelCall) -> None:
-    """Make sure that a model computes the same while it is explained, unless that is known.
+    """Make sure that a model computes the same while it is explained.
 
     Raises:
         UnsupportedModelError: if it does not; see :func:`captum_norm.models.agreement.expect_same_output`.
     """
     # One position has nothing to attend to but itself.
-    if call.known.sizes is None and call.positions.several:
+    if call.positions.several:
         call.known.mixing, call.known.sizes = on_excerpt(call, _verify)
 
 
