@@ -16,7 +16,7 @@ from captum_norm.models.stacks import Place
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 )
-"""The largest relative completeness error accepted, by the model's dtype.
+"""Largest relative completeness error accepted, by the model's dtype.
 
 Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
 few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
@@ -27,7 +27,7 @@ Results = TypeVar("Results")
 
 
 def finite_results(model: nn.Module, results: Results) -> Results:
-    """The results of a method as they are, where all their numbers are finite.
+    """Return a method's results unchanged if all their numbers are finite.
 
     Args:
         model: the model.
@@ -37,7 +37,7 @@ def finite_results(model: nn.Module, results: Results) -> Results:
         NonFiniteError: if there is NaN or infinity in them, with the name of a weight that has it, too.
     """
     found = [(name, tensor.detach()) for name, tensor in _tensors(results) if tensor.is_floating_point()]
-    # A sum takes one pass and no memory. It may overflow where all numbers are finite, so it does not decide alone.
+    # A sum takes one pass and no memory, but may overflow although all numbers are finite.
     sums = [tensor.sum().to(found[0][1]) for _, tensor in found]
     if sums and not torch.stack(sums).isfinite().all():
         for name, tensor in found:
@@ -51,7 +51,7 @@ def finite_results(model: nn.Module, results: Results) -> Results:
 
 
 def _tensors(results: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """All tensors in nested results, with the names of the fields that they are in."""
+    """Yield all tensors in nested results with the names of their fields."""
     fields = _fields(results)
     if isinstance(results, Tensor):
         yield name, results
@@ -64,7 +64,7 @@ def _tensors(results: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _fields(results: Any) -> Mapping[str, Any]:
-    """Those of a mapping, dataclass or named tuple; none of anything else."""
+    """The fields of a mapping, dataclass or named tuple; none for anything else."""
     if isinstance(results, Mapping):
         return results
     if is_dataclass(results):
@@ -103,7 +103,7 @@ def expect_complete(model: nn.Module, place: Place, delta: Tensor, precision: to
 
 
 def refuse_non_finite_weights(model: nn.Module) -> None:
-    """Refuse a model with a weight that is NaN or infinity.
+    """Refuse a model with NaN or infinity in a weight.
 
     Raises:
         NonFiniteError: with its name.
@@ -116,7 +116,7 @@ def refuse_non_finite_weights(model: nn.Module) -> None:
 
 
 def refuse_autocast(model: nn.Module) -> None:
-    """Refuse automatic mixed precision, in which norms, too, would be computed in half precision.
+    """Refuse automatic mixed precision, which would compute norms in half precision, too.
 
     Raises:
         InvalidInputError: if it is on for the model's device.
@@ -132,7 +132,7 @@ def refuse_autocast(model: nn.Module) -> None:
 
 
 def expect_number(model: nn.Module, number: Tensor) -> None:
-    """Refuse an output that is no number.
+    """Refuse an output that is not finite.
 
     Raises:
         NonFiniteError: if it is NaN or infinite.
@@ -143,7 +143,7 @@ def expect_number(model: nn.Module, number: Tensor) -> None:
 
 
 def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
-    """The completeness error, (B,), of attributions, which must be of as many examples."""
+    """Return the completeness error, (B,), for attributions of as many examples."""
     given: Any = attributions[0] if isinstance(attributions, tuple) and len(attributions) == 1 else attributions
     if not isinstance(given, Tensor) or given.is_nested or given.dim() == 0:
         raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")

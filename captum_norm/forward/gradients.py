@@ -1,4 +1,4 @@
-"""Turns gradients on, whatever mode the caller is in."""
+"""Turns gradients on, in inference mode, too."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,6 @@ import torch
 
 @contextmanager
 def gradients_on() -> Iterator[None]:
-    """Gradients, whatever mode the caller is in."""
+    """Enable gradients, in inference mode, too."""
     with torch.inference_mode(False), torch.enable_grad():
         yield

@@ -23,7 +23,7 @@ SeenPosition = ReadPosition | Literal["each"]
 
 
 def seen_position(call: ModelCall) -> SeenPosition | None:
-    """Where the head of a model with one stack of layers reads, by a forward and backward pass over an excerpt.
+    """Find where the head of a model with one stack of layers reads, by a forward and backward pass over an excerpt.
 
     None for any other reading, and where no gradient tells.
     """
@@ -42,7 +42,7 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
 
 
 def _excerpt(call: ModelCall) -> ModelCall:
-    """The longest example's first positions, without padding where that comes last: a head may read it, too."""
+    """The longest example's first positions, without trailing padding, which a head might read, too."""
     length, real = EXCERPT, call.positions.real
     if real is not None:
         longest = 0
@@ -58,7 +58,7 @@ def _excerpt(call: ModelCall) -> ModelCall:
 
 
 class _BehindAttention:
-    """An attention function whose last output, (1, S, H, d), is where the graph begins."""
+    """Attention function that begins the graph at its last output, (1, S, H, d)."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
@@ -72,12 +72,12 @@ class _BehindAttention:
         return self._start.clone()  # a model may write into it
 
     def hooks(self, model: nn.Module) -> Iterator[tuple[nn.Module, Literal["output"], Hook]]:
-        """A hook behind every module."""
+        """Hook the output of every module."""
         for module in model.modules():
             yield module, "output", self._note
 
     def _note(self, _module: nn.Module, output: Tensor | None) -> None:
-        """Keep what a module gave, (1, S, ...), (S, 1, ...) or (S, ...)."""
+        """Keep a module's output, (1, S, ...), (S, 1, ...) or (S, ...)."""
         if output is not None and output.requires_grad and _rows(output, self._length) is not None:
             self._streams.append(output)
 
@@ -86,7 +86,7 @@ class _BehindAttention:
         return self._start.shape[1]
 
     def read_position(self, output: Any) -> SeenPosition | None:
-        """Where the head reads that gave ``output``."""
+        """Where the head that returned ``output`` reads."""
         main = _main(output)
         if main is None or len(self._start) != 1:
             return None
@@ -100,12 +100,12 @@ class _BehindAttention:
         return "first" if read == [first] else "last" if read == [last] else None
 
     def _reads(self, numbers: Tensor) -> list[int]:
-        """The positions that some numbers depend on."""
+        """Positions that some numbers depend on."""
         (gradient,) = _gradients(numbers, [self._start])
         return gradient[0].flatten(1).ne(0).any(1).nonzero().flatten().tolist()
 
     def _pools_evenly(self, main: Tensor) -> bool:
-        """Whether all that the output depends on is the sum over the positions of what some module gave."""
+        """Whether the output depends on the sum of some module's output over positions alone."""
         whole, *gradients = _gradients(main, [self._start, *self._streams])
         for stream, gradient in zip(self._streams, gradients, strict=True):
             rows = _rows(gradient, self._length)
@@ -119,19 +119,19 @@ class _BehindAttention:
 
 
 def _main(output: Any) -> Tensor | None:
-    """The logits, or else the first numbers of an output that depend on its inputs."""
+    """The logits, or else the first tensor of an output that requires gradients."""
     named = [output["logits"]] if isinstance(output, Mapping) and "logits" in output else []
     return next((tensor for tensor in tensors_in([*named, output]) if tensor.requires_grad), None)
 
 
 def _rows(tensor: Tensor, length: int) -> Tensor | None:
-    """(S, ·) of one example's (1, S, ...), (S, 1, ...) or (S, ...); None of any other shape."""
+    """Reshape one example's (1, S, ...), (S, 1, ...) or (S, ...) to (S, ·); None for any other shape."""
     shape = [size for size in tensor.shape[:2] if size != 1] or [1]
     return tensor.reshape(length, -1) if tensor.dim() > 1 and shape[0] == length else None
 
 
 def _gradients(numbers: Tensor, of: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of a sum in which no two numbers weigh alike, since all together may be constant."""
+    """Gradients of a sum with random weights, since the plain sum may be constant."""
     weights = torch.arange(1, numbers.numel() + 1, device=numbers.device).cos().to(numbers.dtype)
     total = (numbers.flatten() * weights).sum()
     return torch.autograd.grad(total, of, retain_graph=True, materialize_grads=True)

@@ -40,7 +40,7 @@ class Layer:
 
     @cached_property
     def carry(self) -> Carry:
-        """The steps from attention's output to the block's end, linear with the statistics of its norms frozen."""
+        """The steps from attention's output to the block's end, linear since the statistics of norms are frozen."""
         return self.block.carry("atb", self.weights.dtype)
 
     @cached_property
@@ -50,30 +50,30 @@ class Layer:
 
     @property
     def output(self) -> Tensor:
-        """What the model computed at the block's end, (B, Q, D), which is the residual sum or the norm behind it."""
+        """The block's output, (B, Q, D): the residual sum, or the norm behind it."""
         return self.tensors.total if self.tensors.normed is None else self.tensors.normed
 
     @cached_property
     def stream(self) -> Tensor:
-        """What the residual connection gives to the output, (B, Q, D)."""
+        """Contribution of the residual connection to the output, (B, Q, D)."""
         stream = self.carry.linear_final(self.tensors.residual)
         return stream if self.scales.final is None else stream * self.scales.final
 
     @cached_property
     def projection(self) -> Tensor:
-        """The rows of the output projection of each head, carried to the block's end but for 1/σ, (H, d, D)."""
+        """Rows of the output projection by head, (H, d, D), carried to the block's end but for 1/σ."""
         return self.carry.linear(self._weight.unflatten(0, (self.weights.shape[1], -1)))
 
     @cached_property
     def scaled_weights(self) -> Tensor:
-        """The weights times 1/σ, (B, H, Q, K). What keys give is the product with ``values`` and ``projection``."""
+        """Weights times 1/σ, (B, H, Q, K); times ``values`` and ``projection`` they give the vectors."""
         scale = self.scales.divide(torch.ones_like(self.output[..., :1]))
         return self.weights * scale.squeeze(-1)[:, None, :, None]
 
     def vectors(self) -> Tensor:
-        """What each key gives to the block's output, (B, Q, K, D), the residual connection with j = i.
+        """Contribution of each key to the block's output, (B, Q, K, D), the residual connection at j = i.
 
-        All at once, so for short inputs; in cross-attention without the residual connection, which is at no key.
+        Forms all vectors at once: for short inputs. Cross-attention has no residual connection at any key.
         """
         given = torch.einsum("bhqk,bhkd,hde->bqke", self.scaled_weights, self.values, self.projection)
         if not self.cross:
@@ -81,12 +81,12 @@ class Layer:
         return given
 
     def own_vectors(self) -> Tensor:
-        """What each query gives to itself, the residual connection included, (B, Q, D)."""
+        """Contribution of each query to itself, the residual connection included, (B, Q, D)."""
         weights = self.scaled_weights.diagonal(dim1=2, dim2=3).unsqueeze(-1)
         return self.carry.linear((self.values * weights).transpose(1, 2).flatten(2) @ self._weight) + self.stream
 
     def error(self, real: Tensor | None) -> Tensor:
-        """The relative completeness error of the vectors, (B,); ``real`` is True at real queries, (B, Q)."""
+        """Relative completeness error of the vectors, (B,); ``real`` is True at real queries, (B, Q)."""
         bias = self.block.projection.bias(self.weights.dtype)
         projected = (self.weights @ self.values).transpose(1, 2).flatten(2) @ self._weight
         projected = projected if bias is None else projected + bias
@@ -101,7 +101,7 @@ class Layer:
 
 
 class LayerReducer:
-    """Collects the tensors of one layer, and keeps its map.
+    """Reduces one layer to its map.
 
     Args:
         layer_map: makes the map of the layer.
@@ -123,16 +123,16 @@ class LayerReducer:
         self.delta: Tensor
 
     def begin(self, call: AttentionCall) -> None:
-        """Attention starts."""
+        """Start with a call of attention."""
         self._values, self._cross = call.values_by_head.to(self._task.dtype), call.cross
         self._weights = self._values.new_empty(*call.query.shape[:3], call.key.shape[2])
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        """The attention weights of a part."""
+        """Take the attention weights of a part."""
         self._weights[part.examples, :, part.rows] = weights.to(self._task.dtype)
 
     def finish(self, tensors: BlockTensors | None) -> None:
-        """The block's tensors: only results outlive the layer."""
+        """Make the map from the block's tensors; nothing else outlives the layer."""
         if tensors is None:
             raise ValueError("a map needs the tensors of the block")
         task = self._task

@@ -28,12 +28,12 @@ from captum_norm.models.offloading import present
 from captum_norm.models.search.experts import routing_of, routing_of_scores
 from captum_norm.models.stacks import Place, Stacks
 
-# Attention weights of this size stay in a processor's cache between their making and their reduction,
+# Attention weights of this size stay in a CPU's cache until they are reduced,
 CHUNK_BYTES = 4 * 2**20
-# but with fewer queries than this the products of a part wait for the keys to come from memory.
+# but with fewer queries than this, loading the keys dominates.
 CHUNK_ROWS = 64
 ACCUMULATED_BYTES = 4
-# How many tensors as large as a part's weights its making and reduction need: scores, masked scores, softmax, ...
+# Number of tensors as large as a part's weights that exist at a time: scores, masked scores, softmax, ...
 WORKING_COPIES = 8
 
 
@@ -42,13 +42,13 @@ class FeedForwardTensors:
     """The tensors of one feed-forward block in one forward pass, (B, Q, D) each but for the routing.
 
     Attributes:
-        written: what its networks gave.
-        total: its sum with the residual stream; in a parallel layer with the attention output, too.
-        read: the output of the norm before the networks, or None where there is none.
-        normed: the final norm's output, or None where there is none.
-        routing: what the router of a mixture of experts decided, or None.
-        attend: attention's weights once more, all parts in the order of the first time: (examples, H, rows, K) each.
-        advance: to be told how many queries were treated with these.
+        written: the output of its networks.
+        total: its sum with the residual stream and, in a parallel layer, the attention output.
+        read: the output of the norm before the networks, if there is one.
+        normed: the final norm's output, if there is one.
+        routing: the decision of a mixture's router, if there is one.
+        attend: computes the attention weights again, part by part in the same order: (examples, H, rows, K) each.
+        advance: call with the number of queries done with these.
     """
 
     written: Tensor
@@ -60,7 +60,7 @@ class FeedForwardTensors:
     advance: Callable[[int], object]
 
     def rows(self, rows: slice, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
-        """The tensors at some query positions, on a device and in another dtype."""
+        """Slice query positions, on a device and in another dtype."""
         batch, queries = self.written.shape[:2]
         routing = self.routing
         if routing is not None:
@@ -77,11 +77,11 @@ class BlockTensors:
 
     Attributes:
         context: attention's output, which the projection receives, (B, Q, H·d).
-        projected: the output projection's output.
+        projected: the output of the output projection.
         residual: the residual stream before the block, as it enters the sum.
         total: their sum as the model computed it; without the feed-forward output in a parallel layer.
-        normed: the final norm's output, or None where the block has none.
-        behind: the tensors of the feed-forward block behind it, if these were asked for.
+        normed: the final norm's output, if there is one.
+        behind: the tensors of the feed-forward block behind it, if requested.
     """
 
     context: Tensor
@@ -92,7 +92,7 @@ class BlockTensors:
     behind: FeedForwardTensors | None = None
 
     def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
-        """The tensors at some query positions, all but the context in another dtype and on one device.
+        """Slice query positions; all tensors but the context in another dtype and on one device.
 
         Where two devices share a model, a layer receives its inputs on that of the layer before.
         """
@@ -104,18 +104,18 @@ class BlockTensors:
 
 
 class Reducer(Protocol):
-    """What is made of one attention block while the forward pass goes through it."""
+    """Reduces one attention block while the forward pass goes through it."""
 
     def begin(self, call: AttentionCall) -> None:
-        """Attention starts."""
+        """Start with a call of attention."""
         ...
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        """The attention weights of a part, (examples, H, rows, K); every part comes once."""
+        """Take the attention weights of a part, (examples, H, rows, K); every part comes once."""
         ...
 
     def finish(self, tensors: BlockTensors | None) -> None:
-        """The block's tensors; None where blocks are not needed."""
+        """Finish with the block's tensors; None if blocks are not needed."""
         ...
 
 
@@ -160,7 +160,7 @@ def record(
 
 
 def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
-    """How many queries with ``row`` attention weights each are fast to treat together and fit the budget."""
+    """Number of queries, of ``row`` attention weights each, to treat at a time: fast, and within the budget."""
     size = row * max(query.element_size(), ACCUMULATED_BYTES) * WORKING_COPIES
     if query.device.type == "cpu":
         rows = max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES))
@@ -170,7 +170,7 @@ def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
 
 @dataclass
 class _OpenBlock:
-    """A block that the forward pass is in, and how many examples and queries its attention had."""
+    """What the forward pass has shown of a block so far."""
 
     tensors: dict[Site[nn.Module], Tensor] = field(default_factory=dict)
     routing: Routing | None = None
@@ -200,7 +200,7 @@ class _Recorder:
         self._open = {module: _OpenBlock() for module in blocks or ()}
 
     def hooks(self) -> list[tuple[nn.Module, End, Hook]]:
-        """What notes the tensors of all blocks, and how the positions of a mixture of experts are routed."""
+        """Hooks that note the tensors of all blocks, and the routing of mixtures of experts."""
         found: list[tuple[nn.Module, End, Hook]] = []
         for module, block in (self._blocks or {}).items():
             behind = block.feed_forward if self._feed_forward else None
@@ -219,14 +219,14 @@ class _Recorder:
         return experts.scorer, "output", lambda _, scores: note(routing_of_scores(scores))
 
     def attention(self, call: AttentionCall) -> Tensor:
-        """Stands in for the model's attention function."""
+        """Compute attention in place of the model's own function."""
         block, module, queries = self._block_of(call.module), call.module, call.query.shape[2]
         outputs: list[Tensor] = []
         with self._stacks.attending(call) as place:
             reducer = self._make_reducer(place, block)
             if reducer is not None:
                 reducer.begin(call)
-            # Heads come as strided views, which every part's product would copy anew.
+            # Heads are strided views, which the product of every part would copy.
             heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
             call = replace(call, **heads)
             parts = list(self._parts(call))
@@ -257,7 +257,7 @@ class _Recorder:
         return self._blocks[module]
 
     def expect_nothing_open(self) -> None:
-        """Every block that began must have been finished by the tensors it waits for."""
+        """Refuse blocks whose tensors have not all been seen."""
         for module, opened in self._open.items():
             if opened.reducer is not None:
                 raise UnsupportedModelError(
@@ -266,7 +266,7 @@ class _Recorder:
                 )
 
     def _parts(self, call: AttentionCall) -> Iterator[Part]:
-        """Whole examples as far as they fit, else rows of single examples."""
+        """Whole examples if they fit, else rows of single examples."""
         batch, heads, queries, _ = call.query.shape
         fitting_rows = rows_at_once(call.query, heads * call.key.shape[2], self._budget)
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
@@ -291,7 +291,7 @@ class _Recorder:
 
 def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
     def shaped(tensor: Tensor) -> Tensor:
-        """(B, Q, D) of a tensor in whose shape the first two axes may be one, or exchanged."""
+        """Reshape to (B, Q, D) what may have its first two axes merged or exchanged."""
         if block.queries_first:
             return tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
         return tensor.reshape(opened.batch, opened.queries, -1)
@@ -316,7 +316,7 @@ def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], ob
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:
-    """The attention output of all parts, (B, Q, H, d)."""
+    """Join the attention outputs of all parts, (B, Q, H, d)."""
     if len(outputs) == 1:
         return outputs[0]
     per_example = len(outputs) // batch
@@ -326,7 +326,7 @@ def _joined(outputs: list[Tensor], batch: int) -> Tensor:
 
 
 def _weights_again(call: AttentionCall, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
-    """The weights of all parts once more, when the module's own parameters (sinks) may have been taken away."""
+    """Compute the weights of all parts again, when the module's parameters (sinks) may have been offloaded."""
     for part in parts:
         with present(call.module):
             _, weights = call.part(part).run()
@@ -334,7 +334,7 @@ def _weights_again(call: AttentionCall, parts: Sequence[Part]) -> Iterator[tuple
 
 
 def _parts_are_independent(call: AttentionCall) -> bool:
-    """Whether single examples and rows get what they get among all; seen on a corner of the attention."""
+    """Whether attention over a part equals that part of attention over all, tried on a corner."""
     corner, examples = min(8, call.query.shape[2]), min(2, len(call.query))
     keys = slice(0, corner)
     whole, _ = call.part(Part(slice(0, examples), keys), keys).run()

@@ -18,7 +18,7 @@ Kind = TypeVar("Kind", bound=Reducer)
 
 @dataclass(frozen=True)
 class Request:
-    """Which maps are requested, and for methods that explain a number of the output, which one.
+    """Which maps are requested, and which number of the output if a method explains one.
 
     Attributes:
         layers: 0-based indices, negative ones from the last; all if None.
@@ -30,7 +30,7 @@ class Request:
         weights: attention weights, of each head with ``per_head``.
         head_norms: norms of each head's vectors.
         maps: norms of pairs; without them there are mixing ratios and lengths of transformed vectors alone.
-        copied: how many layers' maps are copied out of these in the end.
+        copied: number of layers whose maps are copied out of these in the end.
     """
 
     layers: Sequence[int] | None = None
@@ -45,11 +45,11 @@ class Request:
     copied: int = 0
 
     def has_stack(self, role: Role) -> bool:
-        """Whether a stack is among those asked for."""
+        """Whether a stack is requested."""
         return self.stacks is None or role in self.stacks
 
     def has(self, place: Place) -> bool:
-        """Whether a layer may be among those asked for; negative indices are known only when all layers are."""
+        """Whether a layer may be requested; negative indices are known only at the last layer."""
         some = self.layers is None or self.reach > 0 or place.index in self.layers
         return some and self.has_stack(place.role)
 
@@ -59,34 +59,34 @@ class Request:
         return max(0, -min(self.layers or (), default=0))
 
     def counted(self, stacks: Sizes) -> "Request":
-        """The same without negative indices, where the stacks asked for have as many layers as each other."""
+        """The same without negative indices, if all stacks requested have the same number of layers."""
         counts = {stack.layers for role, stack in stacks.items() if self.has_stack(role)}
         return replace(self, layers=layer_indices(self.layers, *counts)) if len(counts) == 1 else self
 
     def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
-        """Add a layer's reducer to those found; drop that of an unwanted layer too far back for negative indices."""
+        """Add a layer's reducer; drop that of a layer that no negative index can reach any more."""
         stack, last = found.setdefault(place.role, []), place.index - self.reach
         stack.append(reducer)
         if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
             stack[last] = None
 
     def layer_count(self, stack: StackSize) -> int:
-        """How many layers of a stack are requested."""
+        """Number of layers requested of a stack."""
         return stack.layers if self.layers is None else len(self.layers)
 
     def maps_per_layer(self, stack: StackSize) -> int:
-        """How many maps are kept of each layer of a stack, those of single heads included."""
+        """Number of maps kept of each layer, those of single heads included."""
         weights = self.weights * (stack.heads if self.per_head else 1)
         return weights + (len(self.scopes) + self.head_norms * stack.heads if self.maps else 0)
 
 
 def as_layers(layers: object) -> list[int] | None:
-    """Indices of layers from any sequence of integers; None stays None."""
+    """Check indices of layers, any sequence of integers; None stays None."""
     return None if layers is None else as_indices("layer", layers)
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
-    """Indices into ``count`` layers, negative ones from the last; all of them for None."""
+    """Resolve indices into ``count`` layers, negative ones from the last; None means all."""
     chosen = range(count) if layers is None else layers
     if not chosen:
         raise InvalidInputError(f"got an empty selection of layers; the model has {count}")
@@ -97,7 +97,7 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
 
 
 def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
-    """Some of an encoder–decoder model's stacks from any sequence of their names; None stays None."""
+    """Check names of an encoder–decoder model's stacks, any sequence; None stays None."""
     if stacks is None:
         return None
     names = get_args(StackName)
@@ -110,10 +110,10 @@ def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
 
 
 def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
-    """A stack whose attention has another form than the others' must not be left out in silence."""
+    """Refuse a call in which no attention of a requested stack was seen."""
     if call.known.encoder is None:
         return
-    # A decoder's layer by itself is given what an encoder computed, and has none.
+    # A decoder alone is given an encoder's output and has no encoder.
     has_encoder = next(call.known.encoder.parameters(), None) is not None
     stacks = [name for name in get_args(StackName) if name != "encoder" or has_encoder]
     missing = [name for name in stacks if request.has_stack(name) and name not in seen]

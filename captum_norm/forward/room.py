@@ -13,22 +13,22 @@ from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import Place, Role, Sizes, StackSize
 
-# Thousands of maps with fewer entries than this fit any memory.
+# Maps with fewer entries than this always fit.
 LARGE_MAP = 2**20
-# How many tensors as large as a piece's hidden states exist while a layer is finished.
+# Number of tensors as large as a piece's hidden states that exist while a layer is finished.
 WORKING_TENSORS = 16
-# What exists of one layer beside its map: the mask, and two maps on their way.
+# Tensors as large as a map that exist beside it: the mask, and two in the making.
 TRANSIENT_MAPS = 3
 
 
 def positions(call: ModelCall, role: Role, stack: StackSize) -> tuple[int, int]:
-    """Q and K of a stack in a call, of which an excerpt may have been seen."""
+    """Q and K of a stack in a call, if only an excerpt was seen, too."""
     queries, keys = call.positions_of(role)
     return queries.length or stack.queries, keys.length or stack.keys
 
 
 def total_queries(call: ModelCall, stacks: Sizes, twice: Callable[[Place], bool] | None = None) -> int:
-    """How many queries all attention calls of a forward pass have together; those of some layers count ``twice``."""
+    """Number of queries of all attention calls in a forward pass; those of some layers count ``twice``."""
     total = 0
     for role, stack in stacks.items():
         again = 0 if twice is None else sum(twice(Place(role, index)) for index in range(stack.layers))
@@ -37,7 +37,7 @@ def total_queries(call: ModelCall, stacks: Sizes, twice: Callable[[Place], bool]
 
 
 def may_be_large(call: ModelCall) -> bool:
-    """Whether the maps of a call are so large that there may be no room for those of all layers."""
+    """Whether the maps of a call may not fit."""
     longest = max(call.positions.length or 0, call.decoder.length or 0)
     return call.batch * longest**2 >= LARGE_MAP
 
@@ -63,7 +63,7 @@ def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: to
             (layers[role] * request.maps_per_layer(stack) + request.copied) * sizes[role]
             for role, stack in here.items()
         )
-        # Single maps become one tensor. A CPU gives its memory out as it is filled, while they are dropped.
+        # Maps are copied into one tensor; a CPU allocates its pages as the maps are dropped.
         doubled = device.type != "cpu" and max(layers.values()) > 1
         needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())
         free = free_bytes(device)

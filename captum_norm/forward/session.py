@@ -39,12 +39,12 @@ Blocks = Mapping[nn.Module, Block]
 
 @dataclass(frozen=True)
 class Reduced(Generic[Kind]):
-    """What reducers made of the layers of a model.
+    """The reducers of a model's layers after a forward pass.
 
     Attributes:
         stacks: for each stack requested, its layers' reducers in the order of the request.
-        indices: the layers' indices in their stacks, alike.
-        causal: whether the one stack of a model that is no encoder–decoder only looks back.
+        indices: the layers' indices in their stacks, in the same order.
+        causal: whether the model is causal; False for an encoder–decoder model.
     """
 
     stacks: Mapping[Role, list[Kind]]
@@ -116,11 +116,11 @@ class Session:
 
     @property
     def name(self) -> str:
-        """The class of the model, for messages."""
+        """Class of the model, for messages."""
         return type(self.model).__name__
 
     def bind(self, inputs: Inputs, additional_forward_args: Any = None) -> ModelCall:
-        """A call of the model, which is known to compute while it is explained what it computes by itself.
+        """Bind inputs to the model and verify, once, that explaining the model does not change its output.
 
         Args:
             inputs: see :meth:`captum_norm.NormMeter.measure`.
@@ -140,7 +140,7 @@ class Session:
         return call
 
     def sizes(self, call: ModelCall) -> Sizes:
-        """How large the model's stacks are; the positions are those of an excerpt.
+        """Sizes of the model's stacks, seen on an excerpt.
 
         Raises:
             UnsupportedModelError: if no attention was seen.
@@ -172,9 +172,9 @@ class Session:
         return known
 
     def explain(self, work: Callable[[], Result]) -> Result:
-        """What some work with the model's blocks gives; done once more if those known before do not hold.
+        """Do some work with the model's blocks; if known blocks do not hold any more, find them anew and repeat.
 
-        A weight written through ``.data`` changes without a trace, and so does a module that was exchanged.
+        Weights written through ``.data`` and modules that were exchanged leave no trace.
         """
         known = self._blocks is not None
         with torch.set_grad_enabled(self.differentiable), self._naming_weights():
@@ -200,11 +200,11 @@ class Session:
 
         Args:
             call: of the model.
-            request: which layers; refused if what is kept of them does not fit in memory.
-            make: makes the reducer of a layer; it is given None if ``blocks`` is None.
+            request: which layers.
+            make: makes the reducer of a layer; gets None if ``blocks`` is None.
             blocks: the model's blocks; None if only attention weights are needed.
             feed_forward: also hand on the tensors of the feed-forward blocks.
-            twice: whether the reducers attend to every query once more, for the progress bar.
+            twice: whether the reducers compute attention a second time, for the progress bar.
 
         Raises:
             NotEnoughMemoryError: the maps requested take more memory than is free.
@@ -244,7 +244,7 @@ class Session:
 
     @contextmanager
     def progress(self, call: ModelCall, twice: Request | None = None) -> Iterator[Callable[[int], object]]:
-        """A bar over the queries of all layers, told of those treated; those of layers in ``twice`` count twice."""
+        """Show a bar over the queries of all layers; those of layers in ``twice`` count twice."""
         if not is_asked():
             yield lambda _: None
             return
@@ -254,7 +254,7 @@ class Session:
 
     @contextmanager
     def _naming_weights(self) -> Iterator[None]:
-        """With NaN or infinity in its weights nothing of a network is understood: then the error names one of these."""
+        """Name a weight with NaN or infinity if that is why a model was not understood."""
         try:
             yield
         except (NonFiniteError, UnsupportedScopeError):

@@ -14,12 +14,12 @@ from captum_norm.models.stacks import Role, StackName
 def stacked(
     parts: Iterable[Tensor], axes: Mapping[int, Positions], places: Sequence[Sequence[int]] | None = None
 ) -> Tensor:
-    """(B, L, ...) from each layer's (B, ...), on the device of the first layer, one layer at a time.
+    """Stack each layer's (B, ...) to (B, L, ...) on the device of the first layer, one layer at a time.
 
     Args:
         parts: of one layer or more.
-        axes: the axes along positions; they become as the user's inputs were, zero at padded positions.
-        places: at which of the L places each layer belongs; at the next one if None.
+        axes: the axes along positions, to be restored to the user's order, 0 at padding.
+        places: which of the L places each layer takes; the next one if None.
     """
     if places is None:
         parts = list(parts)
@@ -40,7 +40,7 @@ def stacked(
 
 
 def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
-    """True at the real ones among the ``count`` query positions that a stack has in the user's inputs, (B, Q)."""
+    """Mask of the real ones among a stack's ``count`` queries, (B, Q), in the user's order."""
     queries, _ = call.positions_of(role)
     if queries.real is None:
         return torch.ones(call.batch, count, dtype=torch.bool, device="cpu")
@@ -48,20 +48,20 @@ def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
 
 
 def stack_name(role: Role, *, causal: bool) -> StackName:
-    """What a stack is called: the one stack of a model that is no encoder–decoder by where it looks."""
+    """Name of a stack; that of a model with one stack follows from its direction."""
     return role if role != "self" else "decoder" if causal else "encoder"
 
 
 def stacked_maps(
     call: ModelCall, maps: Mapping[Role, Sequence[Tensor]], deltas: Mapping[Role, Sequence[Tensor]], *, causal: bool
 ) -> AttributionMaps:
-    """Maps of all stacks, at the positions that the user's inputs had.
+    """Put the maps of all stacks together, in the user's order of positions.
 
     Args:
         call: the call that was explained.
         maps: each layer's map, (B, [H,] Q, K).
         deltas: each layer's completeness error, (B,), empty for a method without one.
-        causal: whether the one stack of a model that is no encoder–decoder looks back only.
+        causal: whether the model is causal.
     """
     stacks: dict[StackName, Tensor] = {}
     for role, parts in maps.items():
