@@ -1,6 +1,6 @@
 """Finds the numbers and vectors that a layer multiplies by: residual multipliers, layer scale."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -89,6 +89,11 @@ def layer_scales(trace: Trace, branch: Tensor) -> Iterator[Factor]:
             factor = read_factor(trace.layer, f"{trace.name(call.module)}.{parameters[0][0]}".removeprefix("."))
             if factor is not None:
                 yield factor
+
+
+def with_scales(held: Iterable[Factors], scales: Iterable[Factor]) -> Iterator[Factors]:
+    """Yield each factor that multiplies the residual stream alone, with each layer scale of what is added to it."""
+    return product((residual for residual, added in held if added is None), scales)
 
 
 def _matters(factor: Factor, width: int) -> bool:

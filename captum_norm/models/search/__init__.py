@@ -1,1 +1,1 @@
-"""Finds the structure of a model from what one forward pass shows; no family is named here."""
+"""Finds the structure of a model from one forward pass; no model family is named here."""

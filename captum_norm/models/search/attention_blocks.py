@@ -1,8 +1,8 @@
-"""Finds the parts of a model's attention blocks from the tensors that one forward pass shows.
+"""Finds the parts of a model's attention blocks from the tensors of one forward pass.
 
-No family is named here. The output projection is the module that received attention's output; the residual stream is
-the tensor that, added to the projection's (perhaps normalised) output, gives a tensor the layer goes on with; and the
-layer's own output must follow from it. The smallest module in which all this holds is the layer.
+No model family is named here. The output projection is the module that receives attention's output. The residual stream
+is the tensor that, added to the projection's output or to its norm, gives a tensor that the layer continues with; the
+layer's own output must follow from that sum. The smallest module in which all this holds is the layer.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from transformers.pytorch_utils import Conv1D
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind, sum_of
-from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors
+from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors, with_scales
 from captum_norm.models.hooks import first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.libraries.replaced_forward import not_compared
-from captum_norm.models.projections import Same, equal, read_norm, read_projection, reproduces
+from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
 from captum_norm.models.search.trace import Call, Event, Trace
 from captum_norm.models.stacks import Stacks
@@ -31,16 +31,16 @@ from captum_norm.models.stacks import Stacks
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
 
 EXCHANGED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
-"""The modules in place of whose output the model goes on with numbers of our choosing."""
+"""The modules whose outputs are replaced by random numbers during the search."""
 
 
 @dataclass
 class _Probe:
-    """Watches all modules during one forward pass and settles each layer when it ends.
+    """Watches all modules during one forward pass and finds each layer's block when the layer returns.
 
-    The model goes on with random numbers in place of what embeddings and linear maps give, so that no equation holds by
-    accident: no part of a sum vanishes beside another, no activation is seen near 0 alone, and no two tensors are the
-    same unless the model's code makes them so.
+    Random numbers replace the outputs of embeddings and linear maps, so no equation holds by accident: no summand is
+    negligible beside another, no activation is seen only near 0, and no two tensors are equal unless the model's code
+    makes them so.
     """
 
     model: nn.Module
@@ -65,7 +65,7 @@ class _Probe:
         return output
 
     def hooks(self) -> Iterator[Any]:
-        """A hook at both ends of every module."""
+        """Yield hooks for the input and the output of every module."""
         for module in self.names:
             yield module, "input", self.enter
             yield module, "result", self.leave
@@ -96,7 +96,7 @@ class _Probe:
             if feed_forwards is not None:
                 feed_forwards.look(trace)
         if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
-            # What happened inside is of no more use; the module's own ends are, to the layer around it.
+            # Only the module's own input and output still matter, to the layer around it.
             self.events[start:] = [event for event in self.events[start:] if event.site.module is module]
         return chosen
 
@@ -105,15 +105,15 @@ class _Probe:
             self.events.append(Event.of(Site(module, end), tensor, self._device_for(tensor), computed))
 
     def _device_for(self, tensor: Tensor) -> torch.device:
-        """One device, on which tensors of a sharded model can be compared."""
+        """Return the one device on which the tensors of a sharded model are compared."""
         if self.device is None:
             self.device = tensor.device
         return self.device
 
     def _settle(self, trace: Trace, call: Call, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
-        # A model adds as we do, so its sums are met to the last bit; only where it adds in another order they are not.
-        # Rounding alone cannot tell a stream from its norm in a new model, whose layers change next to nothing.
+        # Sums that the model adds in our order are exact, so these are tried first. In a newly initialised model, whose
+        # layers change next to nothing, a comparison up to rounding cannot tell a stream from its norm.
         found = (
             layout
             for same, factored in product((equal, reproduces), (False, True))
@@ -124,18 +124,17 @@ class _Probe:
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
-    """Find the attention blocks of a model by one forward pass.
+    """Find the attention blocks of a model in one forward pass.
 
     Args:
         call: the model with few and short examples: the structure does not depend on them.
-        feed_forward: also find the feed-forward block behind each; a block has ``feed_forward=None`` where it is not
-            understood, and says why.
+        feed_forward: also find the feed-forward block behind each; where none is found, the attention block says why.
 
     Returns:
-        the blocks by their attention module.
+        The blocks by attention module.
 
     Raises:
-        UnsupportedModelError: if no attention was seen, or the parts of a block cannot be told or do not reproduce the
+        UnsupportedModelError: if no attention was seen, or the parts of a block are not found or do not reproduce the
             layer's output.
     """
     model = call.model
@@ -162,7 +161,7 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
 def _candidates(
     trace: Trace, attention: nn.Module, context: Tensor, order: int, same: Same, *, factored: bool
 ) -> Iterator[Layout]:
-    """The layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
+    """Yield the layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
     output = trace.output
     for projection in _projections(trace, context):
         if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
@@ -171,17 +170,17 @@ def _candidates(
         streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
         before = _distinct(event for event in streams if event in trace.events[:order])
         after = [event for event in streams if event in trace.events[projection.order + 1 :]]
-        # A norm that receives attention's output is what the layer adds, even if rounding hides it behind the stream.
+        # If a norm receives attention's output, the layer adds the norm, even where rounding hides the difference.
         branches: list[tuple[str | None, Tensor]] = [
             (trace.name(call.module), call.output)
             for call in trace.calls_on(projection.output)
-            if read_norm(call.module, call.inputs, call.output) is not None
+            if call.norm() is not None
         ]
         branches.append((None, projection.output))
         received = trace.call_of(attention)
         held = possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED]
         scales = [scale for _, branch in branches for scale in layer_scales(trace, branch)] if factored else []
-        factors = [*held, *product((residual for residual, added in held if added is None), scales)]
+        factors = [*held, *with_scales(held, scales)]
         if factored and factors == [UNFACTORED]:
             continue
         for (residual_factor, branch_factor), (branch_norm, branch) in product(factors, branches):
@@ -189,7 +188,7 @@ def _candidates(
             for stream in before:
                 residual = multiplied(residual_factor, stream.tensor)
                 end = _end(trace, residual, added, streams, after, same, held)
-                # A residual that vanishes beside attention's output cannot be told from none.
+                # A residual that is negligible beside attention's output cannot be told from none.
                 if end is None or same(sum_of(residual, added), added):
                     continue
                 total, minus, final_norm = end
@@ -211,7 +210,7 @@ def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
     orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
     for received in orders:
         for call in trace.calls_on(received):
-            if read_projection(call.module, call.inputs, call.own) is not None:
+            if call.projection() is not None:
                 yield call
 
 
@@ -224,14 +223,14 @@ def _end(
     same: Same,
     factors: list[Factors],
 ) -> tuple[Site[str], Site[str] | None, str | None] | None:
-    """Where the sum of residual and branch is seen, what else is in it, and the norm behind it; None if nowhere."""
+    """Return where the sum of residual and branch is seen, what else is in it, and the norm behind it, or None."""
     total = sum_of(residual, branch)
     sums = [event for event in after if same(total, event.tensor, residual, branch)]
     if sums:
         if _continues(trace, total, after, same, factors):
             return trace.site(sums[0]), None, None
         for call in trace.calls_on(sums[0].tensor):
-            normed = call.output if read_norm(call.module, call.inputs, call.output) else None
+            normed = call.output if call.norm() else None
             if normed is not None and _continues(trace, normed, after, same, factors):
                 name = trace.name(call.module)
                 return Site(name, "input"), None, name
@@ -245,7 +244,7 @@ def _end(
 
 
 def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, factors: list[Factors]) -> bool:
-    """Whether the layer's output is the stream, or follows from it by adding what modules computed and by norms."""
+    """Whether the layer's output is the stream, or follows from it by norms and by adding outputs of modules."""
     if same(stream, trace.output):
         return True
     outputs = [event for event in after if event.site.end == "output"]
@@ -264,7 +263,7 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
 
 
 def _distinct(events: Iterator[Event]) -> list[Event]:
-    """The first event of each tensor, and of each value that was written into it."""
+    """Return the first event of each tensor, and of each value that was written into it."""
     kept: dict[int, list[Event]] = {}
     for event in events:
         same = kept.setdefault(event.source.data_ptr(), [])
@@ -275,7 +274,7 @@ def _distinct(events: Iterator[Event]) -> list[Event]:
 
 def _description(probe: _Probe, trace: Trace, call: Call) -> str:
     projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
-    norms = [trace.name(c.module) for c in trace.calls if read_norm(c.module, c.inputs, c.output)]
+    norms = [trace.name(c.module) for c in trace.calls if c.norm()]
     found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'
     if projections:
         missing = "a residual sum of its output from which the layer's output follows"

@@ -1,4 +1,4 @@
-"""Runs copies of modules at parameters and inputs of our choosing, at which no two readings agree by accident."""
+"""Runs copies of modules with random parameters and inputs, which tell apart readings that agree by accident."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -12,23 +12,23 @@ from captum_norm.models.offloading import present
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any] | None:
-    """The function that computes a module's output, without hooks; None if it cannot be run on a copy of the module."""
+    """Return a module's forward function without hooks; None if it cannot run on a copy of the module."""
     attributes = vars(module)
-    # Hooks of accelerate keep the function that they stand in for.
+    # accelerate's hooks keep the original function here.
     own = attributes.get("_old_forward", attributes.get("forward"))
     return type(module).forward if own is None else getattr(own, "__func__", None)
 
 
 def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor) -> nn.Module | None:
-    """A module with other parameters, which shares the rest, and which no hook watches.
+    """Copy a module without its hooks, with some parameters replaced.
 
     Args:
-        module: the module, which is not changed.
-        parameters: those that are other; the rest are in the dtype and on the device of ``like``.
-        like: what it will read.
+        module: the module; it is not changed.
+        parameters: the replaced parameters; the others take the dtype and the device of ``like``.
+        like: what the copy will read.
 
     Returns:
-        the copy, whose ``forward`` is to be called; None if there is no such copy.
+        The copy; call its ``forward``. None if the module cannot be copied.
     """
     forward = forward_of(module)
     if forward is None:
@@ -46,7 +46,7 @@ def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor)
 
 
 def output_of(copy: nn.Module | None, *args: Any, **kwargs: Any) -> Tensor | None:
-    """What a copy gives for these arguments; None if it does not run on them, or gives no tensor."""
+    """Return a copy's output for these arguments; None if it fails or returns no tensor."""
     try:
         with torch.no_grad():
             output = None if copy is None else copy.forward(*args, **kwargs)
@@ -57,7 +57,7 @@ def output_of(copy: nn.Module | None, *args: Any, **kwargs: Any) -> Tensor | Non
 
 def _unhooked(module: nn.Module) -> nn.Module:
     copy = object.__new__(type(module))
-    # What the module notes as it runs is not to reach the model.
+    # What the module stores as it runs must not reach the model.
     for name, value in vars(module).items():
         vars(copy)[name] = value.copy() if type(value) in (list, dict, set) else value
     vars(copy).update({hooks: OrderedDict() for hooks in ("_forward_hooks", "_forward_pre_hooks")})
@@ -70,6 +70,6 @@ def _like(value: Tensor | None, inputs: Tensor) -> Tensor | None:
 
 
 def drawn(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """Standard normal numbers, the same each time, in the dtype and on the device of a tensor."""
+    """Return standard normal numbers, the same ones each time, in the dtype and on the device of a tensor."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like) for shape in shapes]

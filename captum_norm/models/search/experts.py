@@ -1,4 +1,4 @@
-"""Finds the experts of a mixture: a module with stacked maps that reproduce its output, as they were routed."""
+"""Finds the experts of a mixture: a module whose stacked maps, routed as seen, reproduce its output."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from captum_norm.models.search.trace import Call, Trace
 
 
 def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
-    """A module's own parameters that hold a matrix for each expert, by name; none unless there are several."""
+    """Return a module's own parameters that hold a matrix for each expert, by name; empty unless there are several."""
     own = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
     counts = {len(parameter) for parameter in own.values()}
     return own if len(own) > 1 and len(counts) == 1 and counts != {1} else {}
 
 
 def routers_beside(module: nn.Module) -> list[nn.Module]:
-    """Those of a module's children that score the experts of another: one of their matrices has a row for each."""
+    """Return the children that score the experts of another child: one of their matrices has a row for each expert."""
     children = list(module.children())
     counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
     return [
@@ -39,7 +39,7 @@ def routers_beside(module: nn.Module) -> list[nn.Module]:
 
 
 def routing_of(received: Any) -> Routing | None:
-    """The routing among the (nested) arguments that a module receives: indices and coefficients, (N, n) each."""
+    """Return the routing among the (nested) arguments of a module: indices and coefficients, (N, n) each."""
     tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
     indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
     for index in indices:
@@ -50,13 +50,13 @@ def routing_of(received: Any) -> Routing | None:
 
 
 def routing_of_scores(scores: Tensor) -> Routing:
-    """The routing by scores of all experts, (N, experts), where those with the score 0 give nothing."""
+    """Return the routing by scores of all experts, (N, experts); a score of 0 leaves an expert out."""
     experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
     return Routing(experts.where(scores != 0, scores.shape[1]), scores)
 
 
 def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
-    """Experts that each read all positions times their scores, and what they give together, (N, D)."""
+    """Yield experts that each read all positions times their scores, and their summed output, (N, D)."""
     positions = read.flatten(0, -2)
     for call in trace.calls:
         count = call.inputs.numel() // read.numel()
@@ -77,7 +77,7 @@ def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, 
 
 
 def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """What experts that each read all positions give together."""
+    """Sum the outputs of experts that each read all positions."""
     return output.reshape(shape).sum(0)
 
 
@@ -87,11 +87,11 @@ class ExpertsCall:
 
     Attributes:
         module: the module.
-        inputs: what it read, (N, D).
-        output: what it gave, (N, D).
-        routing: what was decided for the positions of the first copy, or that each expert reads rows of its own.
-        rows: which rows are the R positions of each copy, (copies, R).
-        received: what the module was called with.
+        inputs: its input, (N, D).
+        output: its output, (N, D).
+        routing: the routing of the first copy's positions; of experts that each read their own rows, these rows.
+        rows: the rows of each copy's R positions, (copies, R).
+        received: all arguments of the call.
     """
 
     module: nn.Module
@@ -103,10 +103,10 @@ class ExpertsCall:
 
     @classmethod
     def of(cls, module: nn.Module, received: Received, output: Tensor, copies: int) -> "ExpertsCall":
-        """The call of a module that received these arguments.
+        """Return the call of a module that received these arguments.
 
         Raises:
-            UnsupportedModelError: if they are not as experts receive them.
+            UnsupportedModelError: if they are not the arguments of experts.
         """
         given = first_tensor(received)
         routing = routing_of(received)
@@ -127,7 +127,7 @@ class ExpertsCall:
         return cls(module, inputs, output, routing, rows, received)
 
     def read(self) -> ExpertsReader:
-        """The experts.
+        """Return the experts.
 
         Raises:
             UnsupportedModelError: if they do not reproduce the output.
@@ -143,8 +143,8 @@ class ExpertsCall:
 def _not_understood(module: nn.Module) -> UnsupportedModelError:
     maps = ", ".join(f"{name} {tuple(parameter.shape)}" for name, parameter in stacked_maps(module).items())
     return UnsupportedModelError(
-        f"{type(module).__name__} with the stacked maps {maps} does not compute what was expected of a mixture of "
-        "experts: for each position, a sum of its experts' networks times their weights"
+        f"{type(module).__name__} with the stacked maps {maps} does not compute a mixture of experts as expected: for "
+        "each position, a sum of its experts' networks times their weights"
     )
 
 
@@ -155,16 +155,16 @@ def read_experts(
     together: Callable[[Tensor], Tensor] = torch.clone,
     scorer: nn.Module | None = None,
 ) -> ExpertsReader | None:
-    """The experts of a module with stacked maps, if they reproduce its output, whatever the numbers in the maps.
+    """Return the experts of a module with stacked maps; None unless they reproduce its output, whatever the maps hold.
 
     Args:
-        call: the call, with what the experts read and gave as (N, D).
+        call: the call, with inputs and output as (N, D).
         routing: the routing of these positions.
-        received: what the module was called with.
-        together: what makes ``call.output`` of what the module returns.
-        scorer: what scored the experts, if they read positions times their scores.
+        received: all arguments of the call.
+        together: turns what the module returns into ``call.output``.
+        scorer: the module that scored the experts, if they read positions times their scores.
     """
-    # With maps next to 0 beside their biases, every reading reproduces the output.
+    # Where maps are negligible beside their biases, every reading reproduces the output.
     copy = copy_with(call.module, _drawn_maps(call.module, call.inputs), call.inputs)
     args, kwargs = received
     output = output_of(copy, *args, **kwargs)
@@ -179,7 +179,7 @@ def read_experts(
 
 
 def _drawn_maps(module: nn.Module, like: Tensor) -> dict[str, nn.Parameter]:
-    """Other maps and biases, the same for every expert, at which neurons are neither next to 0 nor saturated."""
+    """Return random maps and biases, equal for all experts, that keep neurons away from 0 and from saturation."""
     maps = {name: map_ for name, map_ in module.named_parameters(recurse=False) if map_.dim() in (2, 3)}
     numbers = drawn(like, *(map_.shape[1:] for map_ in maps.values()))
     return {
@@ -191,7 +191,7 @@ def _drawn_maps(module: nn.Module, like: Tensor) -> dict[str, nn.Parameter]:
 
 
 def _expert_readings(module: nn.Module, width: int, scorer: nn.Module | None) -> Iterator[ExpertsReader]:
-    """What experts with the module's parameters may be, that read and write vectors of this width."""
+    """Yield the ways to read the module's parameters as experts that read and write vectors of this width."""
     own = dict(module.named_parameters(recurse=False))
     stacked = [name for name, parameter in own.items() if parameter.dim() == 3]
     biases = [name for name, parameter in own.items() if parameter.dim() == 2]
@@ -208,7 +208,7 @@ def _expert_readings(module: nn.Module, width: int, scorer: nn.Module | None) ->
 
 
 def _expert_functions(module: nn.Module) -> Iterator[tuple[Elementwise, Elementwise | None]]:
-    """What may be between experts' maps: modules inside, clamped factors as in GPT-OSS, known functions."""
+    """Yield what may stand between experts' maps: child modules, clamped factors as in GPT-OSS, known functions."""
     for child in module.children():
         yield child.forward, None
     limit, sharpness = getattr(module, "limit", None), getattr(module, "alpha", None)

@@ -1,9 +1,9 @@
-"""Finds the feed-forward block behind an attention block from the tensors that one forward pass shows.
+"""Finds the feed-forward block behind an attention block from the tensors of one forward pass.
 
-As for attention no family is named. A network is two linear modules, the second of which received an element-wise
-function of what the first returned, or such a function times another part of it; experts are a module with stacked maps
-that reproduce its output. The network must have read the end of the attention block, or its norm, and what it wrote, or
-its norm, added to that end must be what the layer goes on with.
+No model family is named here. A network is two linear modules of which the second receives an element-wise function of
+the first one's output, possibly gated; experts are a module whose stacked maps reproduce its output. The network must
+read the output of the attention block, or its norm. What it writes, or the norm of that, is added to the attention
+block's output, and the layer must continue with the sum.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +21,7 @@ from captum_norm.models.factors import (
     multiplied,
     possible_factors,
     read_factor,
+    with_scales,
 )
 from captum_norm.models.feed_forward import (
     DenseReader,
@@ -31,9 +32,9 @@ from captum_norm.models.feed_forward import (
 )
 from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site
-from captum_norm.models.projections import NormReader, Same, equal, read_norm, read_projection, reproduces
+from captum_norm.models.projections import NormReader, Same, equal, reproduces
 from captum_norm.models.search.experts import read_experts, routing_of, scaled_experts
-from captum_norm.models.search.networks import Declared, dense_networks, gated, permits
+from captum_norm.models.search.networks import Declared, dense_networks, permits, with_position_gates
 from captum_norm.models.search.trace import Call, Trace
 
 HOW_TO = (
@@ -52,13 +53,13 @@ FACTORED = (
 
 @dataclass
 class _Pending:
-    """An attention block whose feed-forward block was not found yet.
+    """An attention block whose feed-forward block has not been found yet.
 
     Attributes:
         block: the attention block.
-        stream: what its feed-forward network reads, or reads a norm of.
-        written: in a parallel layer what the network gives.
-        seen: what was found so far, for the message.
+        stream: what its feed-forward network reads, directly or through a norm.
+        written: in a parallel layer, the network's output; else None.
+        seen: what has been found so far, for the message.
     """
 
     block: Block
@@ -69,11 +70,11 @@ class _Pending:
 
 @dataclass
 class FeedForwardSearch:
-    """Looks for the feed-forward block behind each attention block while a forward pass goes on.
+    """Searches for the feed-forward block behind each attention block during a forward pass.
 
     Attributes:
         found: the blocks, by attention module.
-        missing: why there is none, by attention module.
+        missing: why no block was found, by attention module.
     """
 
     found: dict[nn.Module, FeedForwardBlock] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class FeedForwardSearch:
     _routings: dict[nn.Module, tuple[Routing, Received]] = field(default_factory=dict)
 
     def expect(self, block: Block, trace: Trace) -> None:
-        """An attention block was found."""
+        """Start the search for the feed-forward block behind an attention block."""
         layout = block.layout
         if layout.minus is not None and layout.residual_factor is not None:
             self.missing[block.attention] = FACTORED.format(block.name, layout.residual_factor)
@@ -93,23 +94,23 @@ class FeedForwardSearch:
             self._pending.append(_Pending(block, stream, written))
 
     def routed(self, module: nn.Module, received: Received) -> None:
-        """A module with stacked parameters is called."""
+        """Note the routing that a module with stacked parameters receives."""
         routing = routing_of(received)
         if routing is not None:
             self._routings[module] = routing, received
 
     def waits_for(self, module: nn.Module) -> bool:
-        """Whether a block inside a module still lacks its feed-forward block."""
+        """Whether an attention block inside a module still lacks its feed-forward block."""
         inside = set(module.modules())
         return any(pending.block.attention in inside for pending in self._pending)
 
     @property
     def waiting(self) -> bool:
-        """Whether any block still lacks its feed-forward block."""
+        """Whether any attention block still lacks its feed-forward block."""
         return bool(self._pending)
 
     def look(self, trace: Trace) -> None:
-        """A module around some attention blocks has ended."""
+        """Search in a module that has just returned."""
         inside = set(trace.layer.modules())
         for pending in [pending for pending in self._pending if pending.block.attention in inside]:
             found = self._find(trace, pending)
@@ -118,12 +119,12 @@ class FeedForwardSearch:
                 self._pending.remove(pending)
 
     def attention_begins(self, module: nn.Module, *, cross: bool) -> None:
-        """A module calls attention; what it follows is not understood if it was not by now."""
+        """Note a call of attention; feed-forward blocks before it that have not been found by now never will be."""
         self._attended.append((module, cross))
         self.give_up()
 
     def give_up(self) -> None:
-        """Say why for the blocks whose feed-forward block was not found."""
+        """Note the reason for every attention block whose feed-forward block was not found."""
         for pending in self._pending:
             attention = pending.block.attention
             place = next(place for place, (module, _) in enumerate(self._attended) if module is attention)
@@ -134,7 +135,7 @@ class FeedForwardSearch:
 
     def _find(self, trace: Trace, pending: _Pending) -> FeedForwardBlock | None:
         declared = registered_feed_forwards().get(type(trace.layer).__name__)
-        # As for attention, sums that are met to the last bit go first.
+        # As for attention, try exact sums first.
         found = (
             block
             for same, factored in product((equal, reproduces), (False, True))
@@ -153,7 +154,7 @@ class FeedForwardSearch:
         self, trace: Trace, pending: _Pending, declared: Declared, same: Same, *, factored: bool
     ) -> Iterator[FeedForwardBlock]:
         for norm, read in _reads(trace, pending.stream, declared):
-            inner = [call for call in trace.calls_on(read) if read_projection(call.module, call.inputs, call.own)]
+            inner = [call for call in trace.calls_on(read) if call.projection()]
             if inner:
                 pending.seen = f"linear maps {[trace.name(call.module) for call in inner]} of its output"
             for dense, experts, written, event in self._networks(trace, read, inner, declared, same):
@@ -163,7 +164,7 @@ class FeedForwardSearch:
                     for residual_factor, branch_factor in _factors(trace, pending, branch, declared, factored=factored):
                         residual, added = multiplied(residual_factor, pending.stream), multiplied(branch_factor, branch)
                         end = _end(trace, pending, residual, added, declared, same)
-                        # What a factor makes vanish beside the other cannot be told from nothing.
+                        # A summand that a factor makes negligible cannot be told from none.
                         vanishing = factored and any(same(sum_of(residual, added), part) for part in (residual, added))
                         if end is not None and not vanishing:
                             total, final_norm = end
@@ -183,7 +184,7 @@ class FeedForwardSearch:
                             )
 
     def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, Site[nn.Module] | None]]:
-        """Experts that read a tensor, what they gave together, and where that is seen, if anywhere."""
+        """Yield the experts that read a tensor, their summed output, and where it is seen, if anywhere."""
         for call in trace.calls_on(read):
             if call.module not in self._routings:
                 continue
@@ -197,11 +198,11 @@ class FeedForwardSearch:
     def _networks(
         self, trace: Trace, read: Tensor, inner: Sequence[Call], declared: Declared, same: Same
     ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
-        """Networks that read a tensor, what they wrote together, and where that is seen."""
+        """Yield the networks that read a tensor, their summed output, and where it is seen."""
         dense = list(dense_networks(trace, read, inner, declared))
         for experts, routed, seen in self._mixtures(trace, read) if declared is None else ():
             for reader, shared in dense:
-                for gate, output in gated(trace, read, shared.output):
+                for gate, output in with_position_gates(trace, read, shared.output):
                     total = sum_of(routed, output)
                     for other in trace.calls:
                         if same(total, other.output, routed, output):
@@ -214,19 +215,19 @@ class FeedForwardSearch:
 
 
 def _reads(trace: Trace, stream: Tensor, declared: Declared) -> Iterator[tuple[NormReader | None, Tensor]]:
-    """The stream and its norms."""
+    """Yield the stream and its norms."""
     if permits(declared, "norm", trace, None):
         yield None, stream
     for call in trace.calls_on(stream):
-        norm = read_norm(call.module, call.inputs, call.output)
+        norm = call.norm()
         if norm is not None and permits(declared, "norm", trace, call.module):
             yield norm, call.output
 
 
 def _branches(trace: Trace, written: Tensor, declared: Declared) -> Iterator[tuple[NormReader | None, Tensor]]:
-    """The norms of what was written, which rounding may hide behind the stream, and what was written itself."""
+    """Yield the norms of what was written, then what was written: rounding may hide the norms behind the stream."""
     for call in trace.calls_on(written):
-        norm = read_norm(call.module, call.inputs, call.output)
+        norm = call.norm()
         if norm is not None and permits(declared, "branch_norm", trace, call.module):
             yield norm, call.output
     if permits(declared, "branch_norm", trace, None):
@@ -236,7 +237,7 @@ def _branches(trace: Trace, written: Tensor, declared: Declared) -> Iterator[tup
 def _factors(
     trace: Trace, pending: _Pending, branch: Tensor, declared: Declared, *, factored: bool
 ) -> Iterator[Factors]:
-    """What may multiply the stream and the branch: nothing, or with ``factored`` something."""
+    """Yield what may multiply the stream and the branch: nothing unless ``factored``."""
     names = (None, None) if declared is None else (declared.residual_factor, declared.branch_factor)
     if names != (None, None):
         residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
@@ -246,19 +247,17 @@ def _factors(
     elif not factored:
         yield UNFACTORED
     elif declared is None:
-        _, *held = possible_factors(trace.layer, branch.shape[-1])
+        held = possible_factors(trace.layer, branch.shape[-1])
         taken = pending.block.layout.branch_factor
-        # In a new model other layer scales have the values of attention's.
-        yield from sorted(held, key=lambda factors: factors[1] is not None and factors[1].name == taken)
-        yield from product(
-            [None, *(residual for residual, added in held if added is None)], layer_scales(trace, branch)
-        )
+        # In a newly initialised model all layer scales have the same values; that of attention goes last.
+        yield from sorted(held[1:], key=lambda factors: factors[1] is not None and factors[1].name == taken)
+        yield from with_scales(held, layer_scales(trace, branch))
 
 
 def _end(
     trace: Trace, pending: _Pending, residual: Tensor, branch: Tensor, declared: Declared, same: Same
 ) -> tuple[Site[nn.Module], NormReader | None] | None:
-    """Where the sum with the stream is seen and the norm on it, if the layer goes on with them."""
+    """Return where the sum with the stream is seen and the norm on it, if the layer continues with them."""
     if pending.written is not None:
         return pending.block.total, None
     output, total = trace.output, sum_of(residual, branch)
@@ -274,7 +273,7 @@ def _end(
             return event.site, None
         for call in trace.calls_on(summed):
             if equal(call.output, output) and permits(declared, "final_norm", trace, call.module):
-                norm = read_norm(call.module, call.inputs, call.output)
+                norm = call.norm()
                 if norm is not None:
                     return event.site, norm
     return None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.functional import Elementwise, neuron_outputs
 from captum_norm.models.feed_forward import DenseReader, FeedForwardLayout, Gating
-from captum_norm.models.projections import Projection, read_projection, reproduces
+from captum_norm.models.projections import Projection, reproduces
 from captum_norm.models.search.trace import Call, Trace
 
 KNOWN: tuple[Elementwise, ...] = (
@@ -26,27 +26,28 @@ KNOWN: tuple[Elementwise, ...] = (
 
 
 Declared = FeedForwardLayout | None
-"""The layout that is declared for a class of layers, if one is."""
+"""The layout declared for a class of layers, or None."""
 
 
 def permits(declared: Declared, part: str, trace: Trace, module: nn.Module | None) -> bool:
-    """Whether a module (None for no module) may be a part: any may, unless a layout declares which one is."""
+    """Whether a module (None: no module) may be this part; only a declared layout restricts that."""
     if declared is None:
         return True
-    return getattr(declared, part) == (None if module is None else trace.name(module))
+    name = None if module is None else trace.name(module)
+    return bool(getattr(declared, part) == name)
 
 
 def dense_networks(
     trace: Trace, read: Tensor, inner: Sequence[Call], declared: Declared
 ) -> Iterator[tuple[DenseReader, Call]]:
-    """Yield the networks that read a tensor, and the call of their outer map."""
+    """Yield the networks that read a tensor, each with the call of its outer map."""
     for outer in trace.calls:
         if outer.output.numel() != read.numel() or outer in inner:
             continue
         if not permits(declared, "outer", trace, outer.module):
             continue
         for chosen, gating in _gatings(trace, inner, outer.inputs, declared):
-            projections = [read_projection(call.module, call.inputs, call.own) for call in (*chosen, outer)]
+            projections = [call.projection() for call in (*chosen, outer)]
             *into, out = [projection for projection in projections if projection is not None]
             if declared is not None and {trace.name(call.module) for call in chosen} != set(declared.inner):
                 continue
@@ -57,7 +58,7 @@ def dense_networks(
 def _gatings(
     trace: Trace, inner: Sequence[Call], hidden: Tensor, declared: Declared
 ) -> Iterator[tuple[tuple[Call, ...], Gating]]:
-    """Yield the one or two inner maps whose outputs give that of the neurons, and how."""
+    """Yield the one or two inner maps from whose outputs ``hidden`` follows, and the gating that gives it."""
     width = hidden.shape[-1]
     for count in (1, 2):
         for chosen in permutations(inner, count):
@@ -67,13 +68,13 @@ def _gatings(
                 if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
                     functions = [g for g in _functions(trace, factors[0], declared) if _gives(g, factors, hidden)]
                     if functions:
-                        # In half precision several round to what was seen.
+                        # In half precision several functions round to the same values.
                         nearest = min(functions, key=lambda g: _error(g, factors, hidden))
                         yield chosen, Gating(nearest, cuts=cuts)
 
 
 def cuts_of(outputs: int, width: int) -> list[tuple[slice, ...]]:
-    """The ways in which the outputs of one map may be those of one factor or two, the gate's first."""
+    """Return the ways to cut the outputs of one map into one factor or two, the gate's first."""
     if outputs == width:
         return [()]
     if outputs != 2 * width:
@@ -86,7 +87,7 @@ def cuts_of(outputs: int, width: int) -> list[tuple[slice, ...]]:
 def _functions(trace: Trace, point: Tensor, declared: Declared) -> Iterator[Elementwise]:
     """Yield the modules that were called on a tensor, and the functions that a model may use instead."""
     for call in trace.calls_on(point):
-        # A module around others may receive the same numbers where all are zero, and takes more than these.
+        # A module with children may receive the same numbers (all zero), but also takes other arguments.
         single = not any(True for _ in call.module.children())
         if single and call.output.shape == call.inputs.shape and permits(declared, "activation", trace, call.module):
             yield call.module.forward
@@ -95,30 +96,30 @@ def _functions(trace: Trace, point: Tensor, declared: Declared) -> Iterator[Elem
 
 
 def _gives(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> bool:
-    """Whether g(u), or g(u) ⊙ w, is what the neurons gave, and g element-wise."""
+    """Whether the neurons gave g(u), or g(u) ⊙ w, and g acts element by element."""
     with torch.no_grad():
         return reproduces(neuron_outputs(factors, activation), hidden) and is_elementwise(activation, factors[0])
 
 
 def _error(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> float:
-    """How far g(u), or g(u) ⊙ w, is from what the neurons gave."""
+    """Return the distance of g(u), or g(u) ⊙ w, from what the neurons gave."""
     with torch.no_grad():
         return float((neuron_outputs(factors, activation).double() - hidden.double().reshape(factors[0].shape)).norm())
 
 
 def is_elementwise(function: Elementwise, point: Tensor) -> bool:
-    """Whether a neuron's output does not depend on the others: half of them are changed and the rest must stay."""
+    """Whether each neuron's output depends on its own input alone: change half of them, and the rest must stay."""
     changed = point.clone()
     changed[..., ::2] = 1 - changed[..., ::2]
     before, after = function(point), function(changed)
     return before.shape == point.shape and reproduces(after[..., 1::2], before[..., 1::2])
 
 
-def gated(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
+def with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
     """Yield a shared expert's output alone, and times the sigmoid of one number for each position."""
     yield None, output
     for call in trace.calls_on(read):
         if call.output.shape[-1] == 1:
-            gate = read_projection(call.module, call.inputs, call.own)
+            gate = call.projection()
             if gate is not None:
                 yield gate, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()

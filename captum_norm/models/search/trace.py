@@ -1,4 +1,4 @@
-"""Records what passes the ends of one layer's modules during a forward pass, and looks it up."""
+"""Holds the tensors that the modules of one layer received and returned in a forward pass."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.layouts import Site
+from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
 
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A tensor that passed a site.
+    """A tensor that a module received or returned.
 
     Attributes:
-        site: the site.
-        tensor: a copy of what passed there.
-        source: the model's own tensor, into which it may have written since.
-        computed: what the module itself gave, if another tensor was put in its place.
+        site: where.
+        tensor: a copy of it.
+        source: the model's own tensor, which the model may have changed since.
+        computed: what the module itself computed, if ``tensor`` replaced it.
     """
 
     site: Site[nn.Module]
@@ -31,7 +32,7 @@ class Event:
     def of(
         cls, site: Site[nn.Module], source: Tensor, device: torch.device | None = None, computed: Tensor | None = None
     ) -> "Event":
-        """What passes there now; the copies are on ``device`` if one is given."""
+        """Copy a tensor, to ``device`` if one is given."""
         computed = None if computed is None else computed.to(device, copy=True)
         return cls(site, source.to(device, copy=True), source, computed)
 
@@ -42,15 +43,20 @@ class Event:
 
     @property
     def overwritten(self) -> bool:
-        """Whether the model wrote into the tensor afterwards."""
+        """Whether the model changed the tensor afterwards."""
         return not torch.equal(self.tensor, self.source.to(self.tensor.device))
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One finished call of a module: its first input and output tensor, and the place of the output in the trace.
+    """One finished call of a module.
 
-    ``computed`` is what the module itself gave, if another output was put in its place.
+    Attributes:
+        module: the module.
+        inputs: its first input tensor; of a call of attention, the queries.
+        output: its first output tensor.
+        order: the index of the output among the events.
+        computed: what the module itself computed, if ``output`` replaced it.
     """
 
     module: nn.Module
@@ -64,9 +70,17 @@ class Call:
         """What the module computed."""
         return self.output if self.computed is None else self.computed
 
+    def norm(self) -> NormReader | None:
+        """Return the normalisation that the module computed, if it is one."""
+        return read_norm(self.module, self.inputs, self.output)
+
+    def projection(self) -> Projection | None:
+        """Return the affine map that the module computed, if it is one."""
+        return read_projection(self.module, self.inputs, self.own)
+
 
 class Trace:
-    """The events inside one layer, looked up by what is searched for."""
+    """The events inside one layer, in their order."""
 
     def __init__(self, layer: nn.Module, events: Sequence[Event]) -> None:
         self.layer = layer
@@ -77,32 +91,32 @@ class Trace:
         self._times_called = Counter(call.module for call in self.calls)
 
     def site(self, event: Event) -> Site[str]:
-        """Return where the event was, by name."""
+        """Return the site of an event by its module's name inside the layer."""
         return Site(self._names[event.site.module], event.site.end)
 
     def is_unique(self, event: Event) -> bool:
-        """Whether the event's place names it: a dropout that a layer uses twice, for example, names neither."""
+        """Whether the event is the only one at its site; a dropout that a layer uses twice has two."""
         return self._times_called[event.site.module] <= 1
 
     def name(self, module: nn.Module) -> str:
-        """The module's name inside the layer."""
+        """Return the module's name inside the layer."""
         return self._names[module]
 
     def event_at(self, site: Site[str]) -> Event | None:
-        """The first event at a site, or None."""
+        """Return the first event at a site, or None."""
         if site.module not in self._modules:
             return None
         resolved = Site(self._modules[site.module], site.end)
         return next((event for event in self.events if event.site == resolved), None)
 
     def at(self, site: Site[str]) -> Tensor | None:
-        """The tensor that passed a site, or None."""
+        """Return the first tensor at a site, or None."""
         event = self.event_at(site)
         return None if event is None else event.tensor
 
     @cached_property
     def overwritten(self) -> frozenset[Site[nn.Module]]:
-        """The sites into whose tensors the model wrote afterwards."""
+        """The sites whose tensors the model changed afterwards."""
         return frozenset(event.site for event in self.events if event.overwritten)
 
     @cached_property
@@ -111,11 +125,11 @@ class Trace:
         return self.at(Site("", "output"))
 
     def call_of(self, module: nn.Module) -> Call | None:
-        """The first call of a module, or None."""
+        """Return the first call of a module, or None."""
         return next((call for call in self.calls if call.module is module), None)
 
     def calls_on(self, tensor: Tensor) -> Iterator[Call]:
-        """The calls whose input equals ``tensor``."""
+        """Yield the calls whose input equals ``tensor``."""
         for call in self.calls:
             if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
                 yield call
