@@ -1,4 +1,4 @@
-"""Describes an attention block by its parts, read off its modules and checked on the layer's own tensors."""
+"""Holds the parts of an attention block, read from its modules and checked on the layer's own tensors."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ class Block:
         layout: where its parts are.
         attention: the module that calls the attention function.
         projection: the output projection.
-        residual: where the residual stream is seen that the attention output is added to.
-        total: where their sum is seen.
-        minus: where a further summand is seen, or None.
+        residual: the site of the residual stream that the attention output is added to.
+        total: the site of their sum.
+        minus: the site of a further summand, or None.
         branch_norm: the norm before the residual sum, or None.
-        final_norm: the norm behind it, or None.
+        final_norm: the norm after it, or None.
         dtype: the dtype of the projection when the block was read.
-        queries_first: whether its tensors have the axes (Q, B, D), which may be one, not (B, Q, D).
-        overwritten: the sites into whose tensors the model writes afterwards.
-        searched: whether the feed-forward block behind it was looked for.
-        feed_forward: that block, or None.
-        without_feed_forward: why it was not found.
+        queries_first: whether its tensors have the axes (Q, B, D) or (Q·B, D), not (B, Q, D) or (B·Q, D).
+        overwritten: the sites whose tensors the model changes afterwards.
+        searched: whether a feed-forward block was searched for.
+        feed_forward: the feed-forward block behind it, or None.
+        without_feed_forward: why no feed-forward block was found, or None.
     """
 
     name: str
@@ -58,19 +58,19 @@ class Block:
 
     @cached_property
     def sites(self) -> frozenset[Site[nn.Module]]:
-        """Where its tensors are seen."""
+        """The sites of its tensors."""
         norm = None if self.final_norm is None else self.final_norm.output
         sites = (self.projection.output, self.residual, self.total, self.minus, norm)
         return frozenset(site for site in sites if site is not None)
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
-        """How far vectors can be carried in this block and the feed-forward block behind it."""
+        """The scopes of this block and of the feed-forward block behind it."""
         return (*self.layout.scopes, *(() if self.feed_forward is None else self.feed_forward.scopes))
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The maps from attention to the last scope that this layer has, each once, in the order of the computation."""
+        """The maps from attention to the layer's last scope, each once, in the order of the computation."""
         stages = [Stage("ATTN", "attn"), Stage("RES", "attn_res")]
         if self.branch_norm is not None:
             stages[1] = Stage("LN, RES", "atb")
@@ -87,35 +87,35 @@ class Block:
 
     @cached_property
     def norm_behind(self) -> NormReader | None:
-        """The norm on the residual sum, that of the block, or the one that its feed-forward block begins with."""
+        """The norm on the residual sum: the block's own, or the one that the feed-forward block begins with."""
         if self.final_norm is not None or self.feed_forward is None or self.feed_forward.parallel:
             return self.final_norm
         return self.feed_forward.norm
 
     def forms_vectors(self, scope: Scope) -> bool:
-        """Whether a scope goes through activations, behind which norms do not follow from products of the weights."""
+        """Whether a scope goes through activations, after which norms do not follow from products of the weights."""
         networks = self.feed_forward is not None and not self.feed_forward.parallel
         return networks and scope in ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
 
     def factor(self, name: str | None) -> Factor | None:
-        """One of the layout's factors."""
+        """Return one of the layout's factors."""
         return None if name is None else read_factor(self.layer, name)
 
     @cached_property
     def precision(self) -> torch.dtype:
-        """The least precise dtype that the block's modules compute in."""
+        """The least precise dtype in which the block's modules compute."""
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
         return max([self.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
 
     def precision_at(self, scopes: Collection[Scope]) -> torch.dtype:
-        """The same up to some scopes, the modules of the feed-forward block included if they are reached."""
+        """Return the least precise dtype up to these scopes, including the feed-forward block's if they reach it."""
         behind: list[torch.dtype] = []
         if self.feed_forward is not None and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
             behind = self.feed_forward.dtypes
         return max([self.precision, *behind], key=lambda dtype: torch.finfo(dtype).eps)
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
-        """The steps up to the end of the attention block, or the norm behind it, that a scope includes."""
+        """Return the steps of a scope up to the end of the attention block, or to the norm after it."""
         if scope == "attn":
             return Carry()
         branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
@@ -132,7 +132,7 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
     """Refuse scopes that a block of a model does not have.
 
     Raises:
-        UnsupportedScopeError: with what the block has, and why if its feed-forward network was not understood.
+        UnsupportedScopeError: names the scopes of the block, and the reason if its feed-forward network was not found.
     """
     name, have = type(model).__name__, ", ".join(block.scopes)
     for scope in scopes:
@@ -150,7 +150,7 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
 def _is_queries_first(received: Tensor, context: Tensor) -> bool:
     """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
 
-    All tensors of a block have its order, since its equations hold element by element.
+    All tensors of a block have the same order, since its equations hold element by element.
     """
     straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
     if straight != swapped:
@@ -160,14 +160,14 @@ def _is_queries_first(received: Tensor, context: Tensor) -> bool:
 
 
 def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
-    """Read a layout's parts off a layer's modules and check its equations on the layer's own tensors.
+    """Read a layout's parts from a layer's modules and check its equations on the layer's own tensors.
 
     Args:
         name: the layer's name in the model.
-        trace: what happened inside the layer.
-        layout: where the parts are said to be.
+        trace: the events inside the layer.
+        layout: the layout to check.
         caller: the module that called the attention function.
-        context: attention's output there, (B, Q, H·d).
+        context: attention's output, (B, Q, H·d).
 
     Raises:
         UnsupportedModelError: if a part is missing or an equation does not hold.
@@ -210,7 +210,7 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Te
 
 
 def sum_of(first: Tensor, *others: Tensor) -> Tensor:
-    """The sum of tensors with as many elements, in the shape of the first."""
+    """Add tensors with the same number of elements, in the shape of the first."""
     for other in others:
         first = first + other.reshape(first.shape)
     return first
@@ -218,7 +218,7 @@ def sum_of(first: Tensor, *others: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The parts that a layout names; what is missing is refused."""
+    """Looks up the parts that a layout names; refuses the layout if one is missing."""
 
     name: str
     trace: Trace
@@ -256,10 +256,10 @@ class _Parts:
     def norm(self, part: str, expected: Tensor) -> NormReader:
         received = self.tensor(Site(part, "input"))
         if received.numel() != expected.numel() or not torch.equal(received.reshape(expected.shape), expected):
-            raise self.refusal(f'"{part}" does not receive what it is said to normalise')
+            raise self.refusal(f'"{part}" does not receive the tensor that it should normalise')
         reader = read_norm(self.module(part), received, self.tensor(Site(part, "output")))
         if reader is None:
-            raise self.refusal(f'"{part}" is no LayerNorm or RMSNorm of the parameters it holds')
+            raise self.refusal(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
         return reader
 
     def projection(self, part: str) -> Projection:

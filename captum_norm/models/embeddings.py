@@ -1,4 +1,4 @@
-"""Finds a model's token embeddings, replaces them for one call, and chooses what stands in for a token."""
+"""Finds a model's token embeddings, replaces them for one call, and chooses replacements for tokens."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +17,7 @@ from captum_norm.models.threads import here
 from captum_norm.models.wrappers import config_of
 
 StandIn = Literal["mask", "pad", "zero", "mean"]
-"""What stands in for a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
+"""What replaces a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
 
 EMBEDDINGS = "inputs_embeds"
 # Rows of an embedding table that are averaged at a time.
@@ -25,31 +25,31 @@ _ROWS = 4096
 
 
 class SpecialTokens(Protocol):
-    """What is asked of a tokenizer; those of transformers have it."""
+    """The part of a tokenizer's interface that is needed; tokenizers of transformers have it."""
 
     @property
     def mask_token_id(self) -> int | None:
-        """The id that hides a token."""
+        """The id of the mask token."""
         ...
 
     @property
     def pad_token_id(self) -> int | None:
-        """The id of padding."""
+        """The id of the padding token."""
         ...
 
     @property
     def all_special_ids(self) -> Collection[int]:
-        """The ids that stand for no text, such as those of [CLS] and [SEP]."""
+        """The ids of tokens that represent no text, such as [CLS] and [SEP]."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Replacement:
-    """What stands in for a token.
+    """What replaces a token.
 
     Attributes:
         name: ``mask:103``, ``pad:0``, ``id:7``, ``zero``, ``mean`` or ``given``.
-        embed: makes its embedding, (D,).
+        embed: returns its embedding, (D,).
     """
 
     name: str
@@ -57,13 +57,13 @@ class Replacement:
 
     @property
     def vector(self) -> Tensor:
-        """Its embedding as the model makes it now, (D,)."""
+        """Its embedding with the model's present parameters, (D,)."""
         with torch.no_grad():
             return self.embed()
 
 
 def embedding_module(model: nn.Module) -> nn.Module:
-    """The module that looks the tokens' embeddings up.
+    """Return the module that looks up the tokens' embeddings.
 
     Raises:
         UnsupportedModelError: for an encoder–decoder model, or one without such a module.
@@ -75,16 +75,16 @@ def embedding_module(model: nn.Module) -> nn.Module:
         )
     module = library.embeddings(model)
     if module is None:
-        raise UnsupportedModelError(f"{type(model).__name__} names no module that embeds its tokens")
+        raise UnsupportedModelError(f"{type(model).__name__} has no known module that embeds its tokens")
     return module
 
 
 @contextmanager
 def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """While open, the embeddings that one forward pass in this thread looks up, (B, S, D), go through ``function``.
+    """Apply ``function`` to the embeddings, (B, S, D), that one forward pass in this thread looks up while open.
 
     Raises:
-        UnsupportedModelError: if the model did not look embeddings up exactly once.
+        UnsupportedModelError: if the model did not look up embeddings exactly once.
     """
     calls = 0
 
@@ -102,13 +102,13 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
         yield
     if calls != 1:
         raise UnsupportedModelError(
-            f"{type(model).__name__} used {type(module).__name__}, which embeds its tokens, {calls} times in one "
-            "forward pass; expected once"
+            f"{type(model).__name__} looked up embeddings in {type(module).__name__} {calls} times in one forward "
+            "pass; expected once"
         )
 
 
 def run_with_embeddings(call: ModelCall, function: Callable[[Tensor], Tensor]) -> Any:
-    """What a model returns when its tokens' embeddings, given or looked up, (B, S, D), go through ``function``."""
+    """Run a model with its tokens' embeddings, given or looked up, (B, S, D), replaced by ``function`` of them."""
     given = call.arguments.get(EMBEDDINGS)
     if given is not None:
         return replace(call, arguments=call.arguments | {EMBEDDINGS: function(given)}).run()
@@ -117,7 +117,7 @@ def run_with_embeddings(call: ModelCall, function: Callable[[Tensor], Tensor]) -
 
 
 def run_embedded(call: ModelCall) -> tuple[Any, Tensor]:
-    """What a model returns, and its tokens' embeddings, (B, S, D)."""
+    """Run a model; return its output and its tokens' embeddings, (B, S, D)."""
     seen: list[Tensor] = []
 
     def keep(embeddings: Tensor) -> Tensor:
@@ -129,10 +129,10 @@ def run_embedded(call: ModelCall) -> tuple[Any, Tensor]:
 
 
 def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[int]) -> Tensor:
-    """Where a call's tokens are real, (B, S), and none of the special ones.
+    """Return True where a call's tokens are real, (B, S), and not special.
 
     Raises:
-        InvalidInputError: if the inputs are embeddings, which do not tell.
+        InvalidInputError: if the inputs are embeddings, which do not show which tokens are special.
     """
     if not special_ids:
         return real
@@ -145,16 +145,16 @@ def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[in
 def replacement(
     model: nn.Module, wanted: StandIn | int | Tensor | None, tokenizer: SpecialTokens | None
 ) -> Replacement:
-    """What stands in for a token of a model.
+    """Return what replaces a token of a model.
 
     Args:
         model: the model.
-        wanted: a kind, the id of a token, or an embedding (D,); None for the mask token, or else the padding token,
-            or else the mean.
-        tokenizer: knows the ids of the mask and padding tokens; None to ask the model's configuration.
+        wanted: a kind, the id of a token, or an embedding (D,); None for the mask token if there is one, else the
+            padding token, else the mean.
+        tokenizer: knows the ids of the mask and padding tokens; None to take them from the model's configuration.
 
     Raises:
-        InvalidInputError: for an unknown kind, an id outside the vocabulary, or a token that the model has not.
+        InvalidInputError: for an unknown kind, an id outside the vocabulary, or a token that the model does not have.
     """
     module = embedding_module(model)
     ids: dict[Any, int | None] = {kind: _token_id(kind, model, tokenizer) for kind in ("mask", "pad")}
@@ -205,7 +205,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _embedding(module: nn.Module, token: int) -> Tensor:
-    """(D,): as the module returns it, which need not be a row of its table (Gemma scales it)."""
+    """Return a token's embedding, (D,), as the module computes it: Gemma, for example, scales the row of its table."""
     embedded: Tensor = module(torch.tensor([[token]], device=module.weight.device))  # type: ignore[arg-type]
     return embedded[0, 0]
 

@@ -1,4 +1,4 @@
-"""Finds the numbers and vectors that a layer multiplies by: residual multipliers, layer scale."""
+"""Finds the numbers and vectors that multiply the summands in a layer: residual multipliers, layer scales."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Factor:
     """A number, or a vector (D,), in a layer.
 
     Attributes:
-        name: of the parameter or attribute inside the layer.
+        name: the name of the parameter or attribute inside the layer.
         module: the module that holds it.
     """
 
@@ -27,33 +27,33 @@ class Factor:
 
     @property
     def stored(self) -> FactorValue:
-        """The factor as the module stores it; on no device (meta) where it is offloaded."""
+        """The factor as the module stores it; on the meta device if it is offloaded."""
         value: FactorValue = getattr(self.module, self.name.rpartition(".")[2])
         return value
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """The number of its entries."""
         return self.stored.numel() if isinstance(self.stored, Tensor) else 1
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Its present value."""
+        """Return its present value."""
         with present(self.module):
             return torch.as_tensor(self.stored, dtype=dtype)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The tensor, (..., D), times this."""
+        """Multiply a tensor, (..., D), by it."""
         with present(self.module):
             return tensor * (self.stored.to(tensor.device) if isinstance(self.stored, Tensor) else self.stored)
 
 
 def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
-    """The tensor, (..., D), times a factor, if there is one."""
+    """Multiply a tensor, (..., D), by a factor, if there is one."""
     return tensor if factor is None else factor.of(tensor)
 
 
 def read_factor(layer: nn.Module, name: str) -> Factor | None:
-    """The factor of that name inside a layer; None if there is no number or vector."""
+    """Return the factor of that name inside a layer; None unless it is a number or a vector."""
     path, _, attribute = name.rpartition(".")
     try:
         module = layer.get_submodule(path)
@@ -66,13 +66,13 @@ def read_factor(layer: nn.Module, name: str) -> Factor | None:
 
 
 Factors = tuple[Factor | None, Factor | None]
-"""What multiplies the residual stream, and what is added to it."""
+"""What multiplies the residual stream, and what multiplies the summand added to it."""
 
 UNFACTORED: Factors = (None, None)
 
 
 def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
-    """The factors that a sum in a layer may have, none first: numbers and vectors (D,) that the layer holds itself."""
+    """Return the factors that a sum in a layer may have, none first: numbers and vectors (D,) of the layer itself."""
     held = [
         factor
         for name in (*vars(layer), *(name for name, _ in layer.named_parameters(recurse=False)))
@@ -82,7 +82,7 @@ def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
 
 
 def layer_scales(trace: Trace, branch: Tensor) -> Iterator[Factor]:
-    """The one parameter of each module that receives ``branch``, (..., D)."""
+    """Yield the parameter of each module that receives ``branch``, (..., D), and has just one."""
     for call in trace.calls_on(branch):
         parameters = list(call.module.named_parameters())
         if len(parameters) == 1 and parameters[0][1].shape == branch.shape[-1:]:
@@ -92,10 +92,10 @@ def layer_scales(trace: Trace, branch: Tensor) -> Iterator[Factor]:
 
 
 def with_scales(held: Iterable[Factors], scales: Iterable[Factor]) -> Iterator[Factors]:
-    """Yield each factor that multiplies the residual stream alone, with each layer scale of what is added to it."""
+    """Yield every factor of the residual stream alone, combined with every layer scale of the added summand."""
     return product((residual for residual, added in held if added is None), scales)
 
 
 def _matters(factor: Factor, width: int) -> bool:
-    """Whether a factor fits, and is no whole number: those count things, or change nothing."""
+    """Whether a factor fits and is not a whole number: those are counts, or change nothing."""
     return factor.size in (1, width) and (isinstance(factor.stored, Tensor) or not float(factor.stored).is_integer())

@@ -18,33 +18,34 @@ from captum_norm.models.projections import NormReader, Projection
 
 @dataclass(frozen=True)
 class FeedForwardLayout:
-    """The parts of one kind of feed-forward block; all names are relative to the module that holds it and attention.
+    """The parts of a feed-forward block in one kind of layer.
 
-    The parts must satisfy, and are checked to satisfy, these equations of the layer's own tensors, with x the end of
-    the attention block (in a parallel layer the residual stream before it)::
+    All names are relative to the module that holds it and attention. The parts must satisfy these equations, which are
+    checked on the layer's own tensors. x is the output of the attention block; in a parallel layer, the residual stream
+    before it::
 
         read    = norm(x)                                  (norm=None: read = x)
         hidden  = g(inner(read))                           (one inner map)
         hidden  = g(gate(read)) * up(read)                 (two inner maps, or one whose output is cut in two)
         written = outer(hidden)
-        branch  = branch_factor ⊙ branch_norm(written)     (a part that is None is left out)
+        branch  = branch_factor ⊙ branch_norm(written)     (parts that are None are left out)
         total   = residual_factor ⊙ x + branch
         output  = final_norm(total)                        (final_norm=None: output = total)
 
     Attributes:
-        inner: the map into the neurons, or the gate's and the other one's in either order.
-        outer: the map out of them.
+        inner: the map into the neurons; of a gated network, both maps in either order.
+        outer: the map out of the neurons.
         total: the sum with the residual stream.
-        activation: the module that computes g; None if it is a function.
+        activation: the module that computes g; None if a function does.
         norm: the norm before the inner maps.
         branch_norm: the norm on the output before the sum.
         final_norm: the norm on the sum.
         branch_factor: the name, inside the layer, of the number or vector (D,) that multiplies the output before the
             sum: a residual multiplier, a layer scale.
-        residual_factor: the name of what multiplies the residual stream there.
+        residual_factor: the name of the number or vector that multiplies the residual stream in the sum.
 
     Example:
-        A LLaMA layer, which needs no declaration since its structure is found by itself:
+        A LLaMA layer (in practice its structure is found automatically):
 
         >>> FeedForwardLayout(
         ...     inner=("mlp.gate_proj", "mlp.up_proj"), outer="mlp.down_proj", total=Site.parse("output"),
@@ -67,13 +68,13 @@ _registered: dict[str, FeedForwardLayout] = {}
 
 
 def register_feed_forward(layer_class: str, layout: FeedForwardLayout) -> None:
-    """Declare where the feed-forward parts of a layer are, for layers in which they are not found by themselves.
+    """Declare where the feed-forward parts of a layer are, for layers in which they are not found automatically.
 
     Args:
         layer_class: the name of the class of the module that holds attention and feed-forward network, for example
             ``"MyDecoderLayer"``.
-        layout: the parts, checked against the layer's tensors when a scope that goes through them is first asked for.
-            A later declaration for the same class replaces an earlier one.
+        layout: the parts. They are checked against the layer's tensors when a scope that includes them is first used. A
+            later declaration for the same class replaces an earlier one.
 
     Example:
         >>> register_feed_forward("DocumentedLayer", FeedForwardLayout(
@@ -85,19 +86,19 @@ def register_feed_forward(layer_class: str, layout: FeedForwardLayout) -> None:
 
 
 def registered_feed_forwards() -> Mapping[str, FeedForwardLayout]:
-    """The feed-forward layouts declared so far, by layer class name."""
+    """Return the feed-forward layouts declared so far, by the name of the layer's class."""
     return MappingProxyType(_registered)
 
 
 @dataclass(frozen=True)
 class Gating:
-    """How neurons follow from what the inner maps return.
+    """How the neurons' output follows from the outputs of the inner maps.
 
     Attributes:
         activation: g.
-        factor: h on the other factor of a gated network, None for the identity.
-        cuts: which entries of one map's output are the gate's and which the other factor's; empty where every map is
-            apart.
+        factor: the function h of the other factor of a gated network; None for the identity.
+        cuts: the entries of one map's output that belong to the gate, and those of the other factor; empty if each
+            factor has its own map.
     """
 
     activation: Elementwise
@@ -105,7 +106,7 @@ class Gating:
     cuts: tuple[slice, ...] = ()
 
     def network(self, inner: Sequence[Affine], outer: Affine) -> Network:
-        """The network with these maps."""
+        """Return the network with these maps."""
         if self.cuts:
             (fused,) = inner
             inner = [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in self.cuts]
@@ -113,20 +114,20 @@ class Gating:
 
 
 def affine(projection: Projection) -> Affine:
-    """A linear module's numbers in its own dtype."""
+    """Return a linear module's weight and bias in its own dtype."""
     dtype = projection.parameter.dtype
     return Affine(projection.weight(dtype), projection.bias(dtype))
 
 
 @dataclass(frozen=True)
 class DenseReader:
-    """One network that acts on every position.
+    """Reads one network that acts on every position.
 
     Attributes:
-        inner: the modules into the neurons, the gate's first.
-        outer: the module out of them.
-        gating: what is between.
-        gate: the module whose sigmoid its output is multiplied by, or None.
+        inner: the maps into the neurons, the gate's first.
+        outer: the map out of the neurons.
+        gating: how the neurons' output follows from the inner maps.
+        gate: a map to one number for each position, whose sigmoid multiplies the network's output; or None.
     """
 
     inner: tuple[Projection, ...]
@@ -135,17 +136,17 @@ class DenseReader:
     gate: Projection | None = None
 
     def network(self) -> Network:
-        """The network with the modules' present parameters."""
+        """Return the network with the modules' present parameters."""
         return self.gating.network([affine(projection) for projection in self.inner], affine(self.outer))
 
     def use(self, inputs: Tensor) -> Use:
-        """The network at positions whose whole inputs are (N, D)."""
+        """Return the network's use at positions whose whole inputs are (N, D)."""
         coefficient = None if self.gate is None else affine(self.gate).whole(inputs).sigmoid()
         return Use(self.network(), coefficient=coefficient)
 
 
 class Routing(NamedTuple):
-    """What a router decided for N positions: the indices of their experts, and the coefficients, (N, n) each."""
+    """What a router chose for N positions: the indices of their experts and the coefficients, (N, n) each."""
 
     experts: Tensor
     coefficients: Tensor
@@ -153,18 +154,18 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertsReader:
-    """Experts that share a module, their maps stacked in parameters of three axes.
+    """Reads experts that share a module, with their maps stacked in parameters of three axes.
 
     Attributes:
         module: the module; its first input is (N, D), and it receives a routing.
-        inner: the parameter of the maps into the neurons.
-        outer: that of the maps out of them.
-        inner_bias: the biases, (experts, neurons), or None.
-        outer_bias: the biases, (experts, D), or None.
+        inner: the parameter that holds the maps into the neurons.
+        outer: the parameter that holds the maps out of the neurons.
+        inner_bias: the parameter of their biases, (experts, neurons), or None.
+        outer_bias: the parameter of their biases, (experts, D), or None.
         transposed: True if the maps are (outputs, inputs).
-        gating: what is between.
-        scorer: the module that gives a score for each expert, (N, experts), which multiplies what the expert reads;
-            None if the experts receive a routing, whose coefficients multiply what they give.
+        gating: how the neurons' output follows from the inner maps.
+        scorer: the module that gives a score for each expert, (N, experts), which multiplies the expert's input;
+            None if the experts receive a routing, whose coefficients multiply their outputs.
     """
 
     module: nn.Module
@@ -183,15 +184,15 @@ class ExpertsReader:
         return Affine(matrix.T if self.transposed else matrix, shift)
 
     def network(self, expert: int) -> Network:
-        """One expert with its present parameters."""
+        """Return one expert with its present parameters."""
         inner = self._affine(self.inner, self.inner_bias, expert)
         return self.gating.network([inner], self._affine(self.outer, self.outer_bias, expert))
 
     def uses(self, routing: Routing, dtype: torch.dtype) -> Iterator[Use]:
-        """Every expert at the positions that were sent to it."""
+        """Yield each expert's use at the positions routed to it."""
         for expert in routing.experts.unique().tolist():
             if expert >= len(self.module.get_parameter(self.inner)):
-                continue  # where a router sends what it leaves out
+                continue  # the index that a router gives to what it leaves out
             position, place = (routing.experts == expert).nonzero(as_tuple=True)
             coefficient = routing.coefficients[position, place, None].to(dtype)
             if self.scorer is None:
@@ -207,16 +208,16 @@ class FeedForwardBlock:
     Attributes:
         dense: the networks that act on every position.
         experts: the experts of a mixture, or None.
-        written: where the networks' output is seen.
-        total: where its sum with the residual stream is seen.
+        written: the site of the networks' output.
+        total: the site of its sum with the residual stream.
         norm: the norm before the networks, or None.
         branch_norm: the norm on their output before the sum, or None.
         final_norm: the norm on the sum, or None.
         branch_factor: what multiplies the networks' (normalised) output before the sum, or None.
-        residual_factor: what multiplies the residual stream there, or None.
-        parallel: whether the networks read the residual stream before attention, not the attention block's end.
+        residual_factor: what multiplies the residual stream in the sum, or None.
+        parallel: whether the networks read the residual stream before attention, not the attention block's output.
         width: D.
-        overwritten: the sites into whose tensors the model writes afterwards.
+        overwritten: the sites whose tensors the model changes afterwards.
     """
 
     dense: tuple[DenseReader, ...]
@@ -234,16 +235,16 @@ class FeedForwardBlock:
 
     @cached_property
     def sites(self) -> frozenset[Site[nn.Module]]:
-        """Where its tensors are seen."""
+        """The sites of its tensors."""
         norms = (norm.output for norm in (self.norm, self.final_norm) if norm is not None)
         return frozenset((self.written, self.total, *norms))
 
     @property
     def scopes(self) -> tuple[Scope, ...]:
-        """How far vectors at the end of the attention block can be carried through this arrangement.
+        """The scopes of this arrangement.
 
-        ``atb_ln`` exists where a norm stands between, ``atb_ff_res_ln`` where one follows the sum. In a parallel layer
-        the networks do not read the attention block, so that only the sum exists.
+        ``atb_ln`` exists if a norm precedes the networks, ``atb_ff_res_ln`` if a norm follows the sum. In a parallel
+        layer the networks do not read the attention block, so only the sum exists.
         """
         if self.parallel:
             return ("atb_ff_res",)
@@ -253,14 +254,14 @@ class FeedForwardBlock:
 
     @property
     def neurons(self) -> list[int]:
-        """How many neurons each kind of network in it has, both factors of a gated one counted."""
+        """The number of neurons of each network in it (of one expert in a mixture), counting both factors of a gate."""
         inner = [projection.parameter for reader in self.dense for projection in reader.inner]
         if self.experts is not None:
             inner.append(self.experts.module.get_parameter(self.experts.inner)[0])
         return [parameter.numel() // self.width for parameter in inner]
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
-        """The steps behind the networks' output that a scope includes."""
+        """Return the steps after the networks' output that a scope includes."""
         if scope == "atb_ff":
             return Carry()
         branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
@@ -270,7 +271,7 @@ class FeedForwardBlock:
         return Carry(branch, residual=True, final=final)
 
     def uses(self, inputs: Tensor, routing: Routing | None) -> Iterator[Use]:
-        """All networks at positions whose whole inputs are (N, D)."""
+        """Yield the uses of all networks at positions whose whole inputs are (N, D)."""
         for reader in self.dense:
             yield reader.use(inputs)
         if self.experts is not None and routing is not None:
@@ -278,7 +279,7 @@ class FeedForwardBlock:
 
     @property
     def dtypes(self) -> list[torch.dtype]:
-        """The dtypes that its modules compute in."""
+        """The dtypes in which its modules compute."""
         norms = [norm.precision for norm in (self.norm, self.branch_norm, self.final_norm) if norm is not None]
         outer = [reader.outer.parameter.dtype for reader in self.dense]
         experts = [] if self.experts is None else [self.experts.module.get_parameter(self.experts.outer).dtype]

@@ -22,8 +22,9 @@ Described = TypeVar("Described", Layout, FeedForwardLayout)
 def register_layouts(path: str | Path) -> tuple[str, ...]:
     """Declare the layouts in a TOML file.
 
-    It has a table for each class of layers, its keys those of :class:`Layout`. The keys of a table ``feed_forward``
-    inside are those of :class:`FeedForwardLayout`; where attention is found by itself, it may be the only thing there.
+    The file has one table for each class of layers, whose keys are the fields of :class:`Layout`. The keys of a table
+    ``feed_forward`` inside it are those of :class:`FeedForwardLayout`; that table is enough where attention is found
+    automatically.
 
     Args:
         path: the file.
@@ -32,7 +33,7 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         The names of the classes.
 
     Raises:
-        InvalidInputError: the file cannot be read, or declares something else.
+        InvalidInputError: if the file cannot be read or declares anything else.
 
     Example:
         >>> import tempfile
@@ -56,13 +57,13 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         ('FiledLayer',)
     """
     text = read_text(path)
-    # Each part of a key a.b.c… takes the memory of all before it.
+    # tomllib's memory for a key a.b.c… grows with the square of its parts.
     for number, line in enumerate(text.split("\n"), 1):
         if len(line) > _LONGEST_LINE:
             raise error_at(path, number, f"got {len(line)} characters, expected at most {_LONGEST_LINE}")
     try:
         tables = tomllib.loads(text)
-    except (RecursionError, ValueError) as error:  # of the second kind are numbers of too many digits, too
+    except (RecursionError, ValueError) as error:  # ValueError: also numbers of too many digits
         raise InvalidInputError(f"cannot read layouts from {path}: {error}") from error
     attention: dict[str, Layout] = {}
     feed_forward: dict[str, FeedForwardLayout] = {}
@@ -98,7 +99,7 @@ def _described(kind: type[Described], place: str, table: Any) -> Described:
 
 
 def _part(described: str, kind: Any, value: Any) -> Any:
-    """A value as a layout's field of some type holds it."""
+    """Convert a value to the type of a layout's field."""
     if kind is bool:
         if isinstance(value, bool):
             return value

@@ -1,4 +1,4 @@
-"""Declares where the parts of an attention block are; the declaration is checked against what the layer computes."""
+"""Declares where the parts of an attention block are; declarations are checked against what the layer computes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Stage(NamedTuple):
     """A map of a layer and the component just before it.
 
     Attributes:
-        component: ``ATTN``, ``RES``, ``LN``, ``FF``, or ``LN, RES`` where a branch is normalised before it is added.
+        component: ``ATTN``, ``RES``, ``LN``, ``FF``, or ``LN, RES`` if a branch is normalised before it is added.
         scope: the map's scope.
     """
 
@@ -67,13 +67,13 @@ class Site(Generic[ModuleOrName]):
 
 @dataclass(frozen=True)
 class Layout:
-    """The parts of one kind of layer; all names are relative to the layer's module.
+    """The parts of an attention block in one kind of layer; all names are relative to the layer's module.
 
-    The parts must satisfy, and are checked to satisfy, these equations of the layer's own tensors::
+    The parts must satisfy these equations, which are checked on the layer's own tensors::
 
         projected = projection(Σ_j Σ_h α_hj v_hj)
-        branch    = branch_factor ⊙ branch_norm(projected)   (a part that is None is left out)
-        total     = residual_factor ⊙ residual + branch      (minus given: total - minus)
+        branch    = branch_factor ⊙ branch_norm(projected)   (parts that are None are left out)
+        total     = residual_factor ⊙ residual + branch      (if minus is given: total - minus)
         output    = final_norm(total)                        (final_norm=None: the block ends at total)
 
     Attributes:
@@ -81,16 +81,16 @@ class Layout:
         projection: the output projection.
         residual: the residual stream that the attention output is added to.
         total: the sum of both.
-        minus: what else is in ``total``; the feed-forward output of a parallel layer.
+        minus: a further summand in ``total``: the feed-forward output of a parallel layer.
         branch_norm: the norm on the attention output before the sum (sandwich, norm-on-output).
-        final_norm: the norm on the sum whose output the layer goes on with (post-norm).
-        normed_input: whether attention reads a normalised residual stream rather than the stream itself.
+        final_norm: the norm on the sum, if the layer continues with its output (post-norm).
+        normed_input: whether attention reads the normalised residual stream rather than the stream itself.
         branch_factor: the name, inside the layer, of the number or vector (D,) that multiplies the attention output
             before the sum: a residual multiplier (Granite), a layer scale (BEiT, DINOv2).
-        residual_factor: the name of what multiplies the residual stream there.
+        residual_factor: the name of the number or vector that multiplies the residual stream in the sum.
 
     Example:
-        The declaration of a LLaMA layer, which needs none since its structure is found by itself:
+        A LLaMA layer (in practice its structure is found automatically):
 
         >>> llama = Layout(
         ...     attention="self_attn", projection="self_attn.o_proj", residual=Site.parse("input"),
@@ -112,7 +112,7 @@ class Layout:
 
     @property
     def end(self) -> Site[str]:
-        """Where the stream passes that the layer goes on with; in a parallel layer the one that it began with."""
+        """The site of the stream that the layer continues with; in a parallel layer, the stream that it began with."""
         if self.minus is not None:
             return self.residual
         return self.total if self.final_norm is None else Site(self.final_norm, "output")
@@ -128,11 +128,11 @@ class Layout:
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
-        """How far the vectors can be carried in this arrangement.
+        """The scopes of this arrangement.
 
-        ``attn_res_ln`` exists where a norm follows the residual sum (post-norm) and is the attention block there.
-        Where a norm stands between attention and the sum there is no sum of the bare attention output to speak of, so
-        ``attn_res`` is left out and ``atb`` (norm and sum) stands for it.
+        ``attn_res_ln`` exists if a norm follows the residual sum (post-norm); it then is the whole attention block. If
+        a norm stands between attention and the sum, the bare attention output is never added to the stream: there is no
+        ``attn_res``, only ``atb`` (norm and sum).
         """
         if self.final_norm is not None:
             return ("attn", "attn_res", "attn_res_ln", "atb") if self.branch_norm is None else ("attn", "atb")
@@ -143,12 +143,12 @@ _registered: dict[str, Layout] = {}
 
 
 def register_layout(layer_class: str, layout: Layout) -> None:
-    """Declare where the parts of a layer are, for layers whose structure is not found by itself.
+    """Declare where the parts of a layer are, for layers whose structure is not found automatically.
 
     Args:
         layer_class: the name of the layer's class, for example ``"MyDecoderLayer"``.
-        layout: the parts, checked against the layer's tensors when a model with such layers is first used. A later
-            declaration for the same class replaces an earlier one.
+        layout: the parts. They are checked against the layer's tensors when a model with such layers is first used. A
+            later declaration for the same class replaces an earlier one.
 
     Example:
         >>> register_layout("DocumentedLayer", Layout(
@@ -161,5 +161,5 @@ def register_layout(layer_class: str, layout: Layout) -> None:
 
 
 def registered_layouts() -> Mapping[str, Layout]:
-    """The layouts declared so far, by layer class name."""
+    """Return the layouts declared so far, by the name of the layer's class."""
     return MappingProxyType(_registered)

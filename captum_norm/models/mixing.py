@@ -1,4 +1,4 @@
-"""Tells whether a model's layers mix positions by attention alone, so that maps of attention may be chained."""
+"""Tells whether a model's layers mix positions by attention alone; only then may attention maps be chained."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,33 +18,33 @@ from captum_norm.models.search.copies import drawn
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
-    """The first layer in which a position depends on another one otherwise than through attention weights.
+    """Return the first layer in which positions depend on each other other than through attention weights.
 
-    One forward pass, and a backward pass of each layer by itself, in which every position attends to its own value
-    alone. A gradient from one position to another is exactly 0 then, unless something else mixes them: a state-space
-    model, linear attention, a convolution. A layer whose gradient does not tell, since there is none or it overflows,
-    runs twice more, the second time on other vectors at the other positions.
+    One forward pass, and one backward pass through each layer, in which every position attends only to its own value.
+    Gradients between positions are then exactly 0 unless something else mixes them: a state-space model, linear
+    attention, a convolution. If a layer has no gradient, or the gradient overflows, the layer runs twice more, the
+    second time with other vectors at the other positions.
 
     Args:
         call: the model with few and short examples.
         queries: the modules that call attention, and how many queries they have.
 
     Returns:
-        the layer, one of a list with attention in it; None if there is none, or if neither tells.
+        The layer, an element of a list that also holds attention; None if none mixes positions or none can be tested.
     """
-    watch = _Watch(_layers(call.model, queries))
+    watch = _LayerGradients(_layers(call.model, queries))
     attending = call.attention_through(watch.attend)
     with torch.inference_mode(mode=False), torch.enable_grad(), attending, watch.hooked():
         try:
             call.outside_inference().run()
             watch.end()
         except InvalidInputError:
-            return None  # some of its code has no gradient
+            return None  # some of the model's code has no gradient
     return watch.found
 
 
 def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.Module, int]]:
-    """The elements of the lists that attention is in, and how many positions they have; by level, innermost first."""
+    """Return the layers of the lists that hold attention, and their numbers of positions, by level, innermost first."""
     levels: list[dict[nn.Module, int]] = []
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
@@ -59,12 +59,12 @@ def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.
 
 
 @dataclass
-class _Watch:
-    """Takes the gradient from each layer's input to the next one's, and from the last one's to its output.
+class _LayerGradients:
+    """Computes the gradient between each layer's input and the next one's; for the last layer, its output.
 
     Attributes:
-        levels: the layers, and how many positions they have; lists inside the layers of others are levels of their own.
-        found: the first that mixes positions.
+        levels: the layers and their numbers of positions; lists inside other lists' layers are levels of their own.
+        found: the first layer that mixes positions.
     """
 
     levels: list[dict[nn.Module, int]]
@@ -76,7 +76,7 @@ class _Watch:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """While open, the layers are watched."""
+        """Watch the layers while open."""
         with ExitStack() as stack:
             for level, layers in enumerate(self.levels):
                 for layer in layers:
@@ -86,11 +86,11 @@ class _Watch:
             yield
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """What eager attention computes, of which a query's own value is all that a gradient sees; or that alone."""
+        """Return attention's output, with a gradient to each query's own value only; in later runs, just that value."""
         heads, queries = call.query.shape[1:3]
         own = call.value.repeat_interleave(heads // call.value.shape[1], dim=1).transpose(1, 2)
         if self._alone and not call.cross:
-            return own[:, -queries:]  # behind those that a cache may hold of the layer's first run
+            return own[:, -queries:]  # a cache may hold those of the first run before them
         with torch.no_grad():
             output, _ = call.run()
         return output if call.cross or own.shape != output.shape else output + (own - own.detach())
@@ -100,9 +100,9 @@ class _Watch:
         if stream is None or self._alone or get_ident() != self._thread:
             return None
         self._look(level, stream)
-        # Where no parameter needs a gradient the graph begins here.
+        # If no parameter requires a gradient, the graph begins here.
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
-        # The layer may write into what it is given.
+        # The layer may change its input in place.
         self._entered[level] = layer, start, with_argument(args, kwargs, stream, start)
         return with_argument(args, kwargs, stream, start.clone())
 
@@ -111,13 +111,13 @@ class _Watch:
             self._outputs[level] = first_tensor(output)
 
     def end(self) -> None:
-        """The model has run."""
+        """Look at the last layers' outputs when the model has run."""
         for level, output in self._outputs.items():
             if output is not None:
                 self._look(level, output)
 
     def _look(self, level: int, reached: Tensor) -> None:
-        """Whether the last position of ``reached`` depends on another one of the layer before."""
+        """Test whether the last position of ``reached`` depends on another position of the layer before."""
         entered = self._entered.pop(level, None)
         if entered is None or self.found is not None:
             return
@@ -132,7 +132,7 @@ class _Watch:
             number = (last * drawn(last, last.shape)[0]).sum()
             (gradient,) = torch.autograd.grad(number, stream, retain_graph=True, materialize_grads=True)
             others = gradient.narrow(start, 0, positions - 1)
-        # Where it overflows it tells nothing: zero times infinity is no dependence.
+        # An overflow tells nothing: zero times infinity shows no dependence.
         if others is None or not others.isfinite().all():
             mixes = self._changes(layer, positions, stream, received)
         else:
@@ -141,7 +141,7 @@ class _Watch:
             self.found = layer
 
     def _changes(self, layer: nn.Module, positions: int, stream: Tensor, received: Received) -> bool:
-        """Whether what a layer gives at the last position changes with what it is given at the others."""
+        """Whether a layer's output at the last position changes with its input at the others."""
         changed = stream.detach().clone()
         others = changed.narrow(_axis(stream, positions) or 0, 0, positions - 1)
         others += others.abs().mean() * drawn(others, others.shape)[0]
@@ -156,11 +156,11 @@ class _Watch:
         if first is None or second is None or end is None:
             return False
         before, after = (output.select(end, -1).double() for output in (first, second))
-        # Experts that other positions are sent to may be rounded in another order.
+        # Experts may round in another order when other positions are routed to them.
         return bool((after - before).norm() > 8 * torch.finfo(first.dtype).eps * before.norm())
 
 
 def _axis(tensor: Tensor, positions: int) -> int | None:
-    """The axis of the positions in a stream of one example; None if there is none."""
+    """Return the axis of the positions in a stream of one example; None if it has none."""
     axes = [tensor.dim() - 2, *range(tensor.dim() - 2)]
     return next((axis for axis in axes if tensor.shape[axis] == positions), None)

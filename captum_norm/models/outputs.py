@@ -1,4 +1,4 @@
-"""Chooses the number that is explained, from what a model returned."""
+"""Chooses the number to explain from a model's output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,19 @@ from captum_norm.models.heads import TAGGERS, ReadPosition, positions_of_example
 from captum_norm.models.inputs import ModelCall
 
 Readout = Callable[[Any, Tensor], Tensor]
-"""What to explain of a model: from what it returned and where its inputs are real (N, S) to (N, C), or one number for
-each example, (N,)."""
+"""What to explain: from a model's output and where its inputs are real, (N, S), to scores (N, C) or (N,)."""
 
 Choice = int | Sequence[int] | Tensor
-"""A class or token for all examples, or one for each."""
+"""A class or token for all examples, or one for each example."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A target: one output less another, such as the logit of a word less that of its rival.
+    """A target: the difference of two outputs, such as the logits of a word and of its rival.
 
     Attributes:
-        target: the class or token that counts positively, for all examples or one for each.
-        other: the one that is subtracted.
+        target: the class or token that counts positively, for all examples or one for each example.
+        other: the class or token whose output is subtracted.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -41,19 +40,19 @@ class Difference:
 
 
 Target = Choice | Difference | None
-"""What to explain: a class or token, a difference of two, or None for the one that the model predicts."""
+"""What to explain: a class or token, a difference of two, or None for the model's prediction."""
 
 Place = int | ReadPosition | Sequence[int] | Tensor | None
-"""Where to read outputs that there are for every position; None: at the last real one."""
+"""Where to read the output of a model that has one at every position; None: at the last real position."""
 
 
 def read_mask(call: ModelCall, position: Place) -> Tensor | None:
-    """Where the user wants the model's output read, True at one position of each example, (B, S); None: at the last.
+    """Return the positions to read as a mask, True at one position of each example, (B, S); None for the last ones.
 
-    The positions are those of the user's inputs; the mask is moved as they were.
+    ``position`` counts in the user's inputs; the mask is moved as these were.
 
     Raises:
-        InvalidInputError: for a position outside the sequence or in its padding, or the mean of several.
+        InvalidInputError: for a position outside the sequence or in its padding, or for the mean.
     """
     if position is None:
         return None
@@ -68,10 +67,10 @@ def read_mask(call: ModelCall, position: Place) -> Tensor | None:
 
 
 def real_positions(call: ModelCall) -> Tensor:
-    """True at real positions of a sequence, (B, S), on the inputs' device.
+    """Return True at real positions of a sequence, (B, S), on the inputs' device.
 
     Raises:
-        InvalidInputError: if the input is no sequence.
+        InvalidInputError: if the input is not a sequence.
     """
     if call.positions.real is not None:
         return call.positions.real
@@ -82,27 +81,27 @@ def real_positions(call: ModelCall) -> Tensor:
 
 
 def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None, readout: Readout | None) -> Tensor:
-    """What is explained of one forward pass: (N, C), or (N,).
+    """Return the scores to explain of one forward pass: (N, C), or (N,).
 
     Args:
         model: the model, for its name.
         output: what it returned.
         real: True at real positions, (N, S).
-        read: True where to read logits that there are for every position, (N, S); None for the last real one.
+        read: True at the positions to read, (N, S), if there are logits at every one; None for the last real ones.
         readout: the user's own; None for the logits.
 
     Raises:
         UnsupportedModelError: if the model returns no logits.
-        InvalidInputError: if it must be said at which position to read, or the readout returned another shape.
+        InvalidInputError: if the position to read is required but missing, or the readout returned another shape.
     """
     scores = _scores(model, output, real, readout)
     return scores if scores.dim() < 3 else _at(scores, model, real, read)
 
 
 def output_scores(call: ModelCall, output: Any, position: Place, readout: Readout | None) -> Tensor:
-    """What is explained of one call, (B, C) or (B,): as :func:`read_output`, of inputs that may be images, too.
+    """Return the scores to explain of one call, (B, C) or (B,): as :func:`read_output`, also for images.
 
-    The position is looked at only where there are logits for every one.
+    ``position`` matters only if there are logits at every position.
     """
     sequence = call.positions.real is not None or call.positions.length is not None
     real = real_positions(call) if sequence else torch.ones(call.batch, 1, dtype=torch.bool, device="cpu")
@@ -111,7 +110,7 @@ def output_scores(call: ModelCall, output: Any, position: Place, readout: Readou
 
 
 def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None) -> Tensor:
-    """(N, S, C), (N, C) or (N,)."""
+    """Return scores (N, S, C), (N, C) or (N,)."""
     if readout is not None:
         scores: Any = readout(output, real)
         if not isinstance(scores, Tensor) or scores.dim() not in (1, 2) or len(scores) != len(real):
@@ -121,18 +120,18 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
     logits = output.get("logits") if isinstance(output, Mapping) else output
     if not isinstance(logits, Tensor):
         raise UnsupportedModelError(
-            f"{type(model).__name__} returns no logits; take a model with a head, or say by readout= what to explain"
+            f"{type(model).__name__} returns no logits; take a model with a head, or choose what to explain by readout="
         )
     if logits.dim() not in (1, 2, 3) or logits.shape[: logits.dim() - 1] != real.shape[: logits.dim() - 1]:
         raise InvalidInputError(
             f"{type(model).__name__} returns {tuple(logits.shape)} for {len(real)} examples of {real.shape[1]} "
-            "positions; expected (B, C) or (B, S, C), or a readout= that says what to explain"
+            "positions; expected (B, C) or (B, S, C), or a readout= that chooses what to explain"
         )
     return logits
 
 
 def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> Tensor:
-    """The logits of one position of each example: (N, S, C) -> (N, C)."""
+    """Return the logits at one position of each example: (N, S, C) -> (N, C)."""
     if read is None:
         if any(type(module).__name__.endswith(TAGGERS) for module in model.modules()):
             raise InvalidInputError(f"{type(model).__name__} has logits for every position; pass the position to read")
@@ -144,12 +143,12 @@ def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> 
 
 
 def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
-    """The class of each example, (B,), given the scores of all, (B, C); None where the score is one number.
+    """Return the class to explain of each example, (B,), given scores (B, C); None for scores (B,).
 
-    Of a :class:`Difference` the two, (B, 2).
+    For a :class:`Difference` return both classes, (B, 2).
 
     Raises:
-        InvalidInputError: for a class that there is not, or another number of classes than of examples.
+        InvalidInputError: for a class that does not exist, or if there are more or fewer classes than examples.
     """
     if scores.dim() == 1:
         if target is not None:
@@ -177,7 +176,7 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
         raise InvalidInputError(
             f"got target={shown(target)} for {len(scores)} examples; expected an integer, or one for each example"
         )
-    # What inference mode made cannot be kept for a gradient.
+    # Tensors made in inference mode cannot be saved for a gradient.
     classes = (given.clone() if given.is_inference() else given).long().reshape(-1).expand(len(scores))
     wrong = classes[(classes < 0) | (classes >= scores.shape[1])]
     if len(wrong):
@@ -186,22 +185,23 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
 
 
 def explained_number(scores: Tensor, chosen: Tensor | None) -> Tensor:
-    """The number explained of each example: scores (N, C) or (N,), and what :func:`chosen_target` gave for N or one.
+    """Return the number to explain of each example, (N,).
 
-    Returns:
-        (N,).
+    Args:
+        scores: (N, C) or (N,).
+        chosen: what :func:`chosen_target` returned, for N examples or for one.
     """
     found = _chosen_scores(scores, chosen)
     return found[:, 0] - found[:, 1] if found.shape[1] == 2 else found[:, 0]
 
 
 def rounded_size(scores: Tensor, chosen: Tensor | None) -> Tensor:
-    """The size of what was rounded before :func:`explained_number` took it, or took the difference of two, (N,)."""
+    """Return the magnitude of the rounded scores that :func:`explained_number` takes or subtracts, (N,)."""
     return _chosen_scores(scores, chosen).abs().sum(1)
 
 
 def _chosen_scores(scores: Tensor, chosen: Tensor | None) -> Tensor:
-    """(N, 1), or (N, 2) for a difference."""
+    """Return the chosen scores, (N, 1), or (N, 2) for a difference."""
     if chosen is None:
         return scores[:, None]
     columns = chosen if chosen.dim() == 2 else chosen[:, None]

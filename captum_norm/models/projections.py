@@ -1,9 +1,9 @@
-"""Reads the numbers of linear maps and normalisations off modules of any class.
+"""Reads the parameters of linear maps and normalisations from modules of any class.
 
-Module classes differ in how they store their parameters (a Linear's weight is transposed in a Conv1D, Gemma's RMSNorm
-adds 1 to its weight). A reading must reproduce what the module computed. Where a bias or a gain is far larger than the
-rest, others do so, too; so it must also be known from the module's class, or be shown by what the module computes at
-parameters and inputs that tell all readings apart.
+Module classes store their parameters in different ways (Conv1D's weight is that of Linear transposed, Gemma's RMSNorm
+adds 1 to its weight). A reading must reproduce what the module computed. If a bias or a gain is far larger than the
+rest, several readings do; so the right one must also be known from the module's class, or be confirmed by running the
+module with random parameters and inputs, which tell all readings apart.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,21 +22,21 @@ from captum_norm.models.offloading import present
 from captum_norm.models.search.copies import copy_with, drawn, forward_of, output_of
 
 LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
-"""The forward functions of linear maps that need no probe, and whether they store their weight as (outputs, inputs)."""
+"""Forward functions of known linear maps, and whether their weight is stored as (outputs, inputs)."""
 NORMS: Mapping[Any, bool] = MappingProxyType({nn.LayerNorm.forward: True, nn.RMSNorm.forward: False})
-"""The forward functions of norms that need no probe, and whether they subtract the mean."""
-# How many inputs a linear map is probed with.
+"""Forward functions of known norms, and whether they subtract the mean."""
+# How many random inputs a linear map is tried on.
 PROBED = 8
 EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute norms in: float32, or the model's own if that is wider."""
+    """Return the dtype to compute norms in: float32, or the model's own if that is wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 Same = Callable[..., bool]
-"""Whether a computed tensor is one that was seen, given the summands it was computed from."""
+"""Whether a computed tensor equals one of the model's, given the summands it was computed from."""
 
 
 def equal(computed: Tensor, actual: Tensor, *_: Tensor) -> bool:
@@ -50,7 +50,7 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
     Args:
         computed: (..., D).
         actual: as many elements.
-        summands: tensors whose size bounds the rounding error, where they may cancel.
+        summands: tensors that may cancel, whose size then bounds the rounding error.
         precision: the dtype that was rounded to; that of ``actual`` if None.
     """
     if any(tensor.numel() != actual.numel() for tensor in (computed, *summands)):
@@ -58,13 +58,13 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
     shape = actual.shape
     sizes = [tensor.reshape(shape).cpu().double().norm(dim=-1) for tensor in (actual, *summands)]
     error = (computed.reshape(shape).cpu().double() - actual.cpu().double()).norm(dim=-1)
-    # The roundings of single elements add up in quadrature, so a few units in the last place bound the whole vector.
+    # Rounding errors of the elements add up in quadrature, so a few units in the last place bound the whole vector.
     rounding = 4 * torch.finfo(precision or actual.dtype).eps
     return bool((error <= rounding * sum(sizes)).all())
 
 
 def _own(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter or buffer of a module, None where it has none of that name."""
+    """Return a parameter or buffer of a module; None if it has none of that name."""
     value = getattr(module, name, None)
     if isinstance(value, Tensor) and value.is_meta:
         with present(module):
@@ -91,23 +91,23 @@ class Projection:
 
     @property
     def parameter(self) -> Tensor:
-        """The module's own weight, as it stores it; on no device (meta) where it is offloaded."""
+        """The module's weight as it stores it; on the meta device if it is offloaded."""
         weight: Tensor = self.module.weight  # type: ignore[assignment]
         return weight
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """(inputs, outputs)."""
+        """Return the weight, (inputs, outputs)."""
         weight = cast(Tensor, _own(self.module, "weight")).to(dtype)
         return weight.T if self.transposed else weight
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """(outputs,), or None."""
+        """Return the bias, (outputs,), or None."""
         bias = _own(self.module, "bias")
         return None if bias is None else bias.to(dtype)
 
 
 def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Projection | None:
-    """The affine map that took ``inputs`` (..., C) to ``outputs`` (..., D), or None if the module's weight does not."""
+    """Return the affine map from ``inputs`` (..., C) to ``outputs`` (..., D); None if the weight gives none."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         return None
@@ -115,7 +115,7 @@ def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Proje
         projection = Projection(module, transposed)
         if (weight.T if transposed else weight).shape != (inputs.shape[-1], outputs.shape[-1]):
             continue
-        # Between the layers of a sharded model tensors are on the device that the one before computed on.
+        # In a sharded model, inputs are on the device of the layer before.
         matrix = projection.weight(accumulation_dtype(outputs.dtype)).to(outputs.device)
         computed = inputs.to(matrix.dtype) @ matrix
         bias = projection.bias(matrix.dtype)
@@ -128,13 +128,13 @@ def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Proje
 
 
 def _is_linear(projection: Projection, matrix: Tensor) -> bool:
-    """Whether a module computes inputs @ weight + bias with its weight in this orientation, whatever the numbers."""
+    """Whether a module computes inputs @ weight + bias with its weight in this orientation, for any parameters."""
     module = projection.module
     known = LINEAR.get(forward_of(module))
     if known is not None:
         return known == projection.transposed
     width = len(matrix)
-    # Of the size of the module's own weight, so that nothing else that it may compute is hidden.
+    # As large as the module's own weight, so anything else that it computes still shows.
     size = float(matrix.detach().abs().mean()) or 1.0
     inputs, other, bias = drawn(matrix, (1, PROBED, width), matrix.shape, matrix.shape[1:])
     other, bias = size * other, size * width**0.5 * bias
@@ -154,7 +154,7 @@ class NormReader:
         centered: LayerNorm (True) or RMSNorm (False).
         gain_offset: what is added to the module's weight, if it has one (1 in Gemma).
         eps: ε.
-        precision: the dtype that the module computes in, where that is narrower than its inputs'.
+        precision: the dtype that the module computes in, if narrower than that of its inputs.
     """
 
     module: nn.Module
@@ -169,7 +169,7 @@ class NormReader:
         return Site(self.module, "output")
 
     def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
-        """The normalisation with the module's present parameters, on the module's device if none is given."""
+        """Return the normalisation with the module's present parameters, on its own device if none is given."""
         with present(self.module):
             weight, bias = (_own(self.module, name) for name in ("weight", "bias"))
         gain = None if weight is None else weight.to(device, dtype) + self.gain_offset
@@ -177,7 +177,7 @@ class NormReader:
 
 
 def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader | None:
-    """The normalisation that took ``inputs`` to ``outputs`` (..., D), or None if it is no normalisation we know."""
+    """Return the normalisation from ``inputs`` to ``outputs`` (..., D); None if it is neither LayerNorm nor RMSNorm."""
     if inputs.shape != outputs.shape:
         return None
     dtype = accumulation_dtype(outputs.dtype)
@@ -190,7 +190,7 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
 
 
 def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
-    """Whether a module normalises tensors such as ``inputs`` as ``reader`` says, whatever the numbers."""
+    """Whether a module normalises tensors such as ``inputs`` as ``reader`` says, for any parameters."""
     module, width = reader.module, inputs.shape[-1]
     known = NORMS.get(forward_of(module))
     if known is not None and isinstance(module.eps, float):
@@ -213,7 +213,7 @@ def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
 
 
 def _precision(computed: Tensor, outputs: Tensor) -> torch.dtype | None:
-    """The dtype to whose rounding a norm's output was met; many model files normalise in float32 whatever their own."""
+    """Return the dtype to which a norm's output was rounded; many models normalise in float32 whatever their dtype."""
     precisions = dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32)))
     return next((dtype for dtype in precisions if reproduces(computed, outputs, precision=dtype)), None)
 
@@ -228,7 +228,7 @@ def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
         return
     offsets = (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,)
     epsilons = [getattr(module, name) for name in EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
-    # Without one torch's RMSNorm uses that of a dtype, its layer_norm 1e-5.
+    # Without one, torch's RMSNorm uses the dtype's machine epsilon, and layer_norm 1e-5.
     dtypes = dict.fromkeys((inputs.dtype, accumulation_dtype(inputs.dtype)))
     epsilons = epsilons or [*(torch.finfo(dtype).eps for dtype in dtypes), 1e-5]
     for centered, offset, eps in product((True, False), offsets, epsilons):

@@ -1,4 +1,4 @@
-"""Reads what single modules compute that is not linear: norms, activations, added biases."""
+"""Reads norms, activations and affine maps with a bias from single modules."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, reproduces
 
-# A reading holds for all positions if it holds for these.
+# How many positions a reading is checked on.
 ROWS = 8
 
 
 @dataclass(frozen=True)
 class ActivationReader:
-    """A function of each entry for itself.
+    """A function that acts on each entry alone.
 
     Attributes:
         module: the module.
@@ -23,7 +23,7 @@ class ActivationReader:
     module: nn.Module
 
     def __call__(self, values: Tensor) -> Tensor:
-        """The function, past the module's hooks."""
+        """Apply the function without the module's hooks."""
         computed: Tensor = self.module.forward(values)
         return computed
 
@@ -32,16 +32,16 @@ Step = NormReader | Projection | ActivationReader | ExpertsReader
 
 
 def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | ActivationReader | None:
-    """What a module without children computes.
+    """Return what a module without children computes.
 
     Args:
         module: the module.
-        inputs: what it received, (..., C).
-        output: what it returned, (..., D).
+        inputs: its input, (..., C).
+        output: its output, (..., D).
 
     Returns:
-        a normalisation, an affine map with a bias, or an activation; None for anything else, such as a linear map
-        without bias and the identity.
+        A normalisation, an affine map with a bias, or an activation; None for anything else, such as a linear map
+        without bias or the identity.
     """
     inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
     if isinstance(getattr(module, "bias", None), Tensor) and len(inputs) == len(output):
@@ -58,7 +58,7 @@ def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader |
 
 
 def _is_elementwise(function: ActivationReader, inputs: Tensor, output: Tensor) -> bool:
-    """Whether every second entry is what it was when those between are zero, and these all become the same."""
+    """Whether every second entry stays the same when the others become zero, and these all get one value."""
     kept = (torch.arange(inputs.numel(), device=inputs.device) % 2 == 0).reshape(inputs.shape)
     changed = function(inputs.where(kept, 0))
     between = changed[~kept]

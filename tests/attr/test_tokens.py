@@ -444,7 +444,7 @@ def test_bad_input_is_refused() -> None:
         TokenAttribution(vit, attr.Saliency).attribute(torch.zeros(2, 3, 16, 16))
     with pytest.raises(NonFiniteError, match="Saliency of BertForSequenceClassification gives NaN"):
         TokenAttribution(model, attr.Saliency, readout=lambda output, _: output.logits / 0).attribute(ids, 1)
-    with pytest.raises(UnsupportedModelError, match="Stranger used Embedding, which embeds its tokens, 0 times"):
+    with pytest.raises(UnsupportedModelError, match="Stranger looked up embeddings in Embedding 0 times"):
         TokenAttribution(Stranger(), attr.Saliency).attribute(ids, 1)
     with pytest.raises(UnsupportedModelError, match="BertModel returns no logits"):
         TokenAttribution(model.bert, attr.Saliency).attribute(ids, 1)
@@ -462,5 +462,5 @@ def test_bad_input_is_refused() -> None:
     )
     with pytest.raises(UnsupportedModelError, match="MarianMTModel is an encoder–decoder model"):
         TokenAttribution(marian, attr.Saliency)
-    with pytest.raises(UnsupportedModelError, match="Linear names no module that embeds its tokens"):
+    with pytest.raises(UnsupportedModelError, match="Linear has no known module that embeds its tokens"):
         TokenAttribution(nn.Linear(3, 4), attr.Saliency)

@@ -1,1 +1,1 @@
-"""Reaches the attention of each library's models."""
+"""Intercepts the attention of each library's models."""

@@ -1,8 +1,8 @@
 """Sends every attention call of a fairseq model through one function of ours; fairseq itself is never imported.
 
-fairseq has no place where attention can be exchanged, and most of its attention never calls its projections as modules.
-So the forward function of every attention module is one of ours while a context is open: it computes the same from the
-module's own projections.
+fairseq has no interface for other attention functions, and most of its attention never calls its projections as
+modules. While a context is open, the forward function of every attention module is therefore replaced by one of ours,
+which computes the same from the module's own projections.
 """
 
 import threading
@@ -18,7 +18,7 @@ from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
 from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
 
-# What an attention module's forward function takes, in this order, and what the module consists of.
+# The parameters of an attention module's forward function, in order, and the module's parts.
 PARAMETERS = (
     "query",
     "key",
@@ -33,16 +33,16 @@ PARAMETERS = (
 )
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 SETTINGS = ("num_heads", "head_dim", "scaling", "encoder_decoder_attention")
-# By this the encoder layers of 0.12.2 tell whether they may run as one fused operation.
+# In 0.12.2 this attribute lets encoder layers run as one fused operation.
 FAST_PATH = "can_use_fastpath"
 
 
 @contextmanager
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
-    """While open, every call of an attention module of ``model`` runs ``function``.
+    """Send every call of an attention module of ``model`` through ``function`` while open.
 
-    The modules are left as they were, also when the body raises. Other threads that explain or call the
-    model wait. Attention weights are not in the model's output.
+    The modules are restored in any case. Other threads that explain or call the model wait. The model's output holds no
+    attention weights.
     """
     thread = threading.get_ident()
 
@@ -69,7 +69,7 @@ class _Forward(AttentionForward):
     not_supported = "additional keys (add_bias_kv, add_zero_attn), xFormers and dropout in eval mode"
 
     def run(self, given: dict[str, Any]) -> tuple[Tensor, None]:
-        """Query (Q, B, D), key and value (K, B, D or another width) -> output (Q, B, D), and no attention weights."""
+        """Compute the output, (Q, B, D), without weights, from a query (Q, B, D), a key and a value (K, B, ·)."""
         if given.get("incremental_state") is not None or given.get("before_softmax"):
             raise UnsupportedModelError(
                 f"{type(self.module).__name__} was called with incremental_state or before_softmax; only forward "
@@ -82,14 +82,14 @@ class _Forward(AttentionForward):
         module = self.module
         q = self.heads(module.q_proj(query)) * module.scaling
         k, v = self.heads(module.k_proj(key)), self.heads(module.v_proj(value))
-        # With static_kv fairseq takes the softmax itself; else it leaves that to torch.
+        # With static_kv fairseq computes the softmax itself, in float32; else torch does.
         options = {"softmax_dtype": torch.float32 if given.get("static_kv") else None}
         call = AttentionCall(attend, module, q, k, v, mask, module.encoder_decoder_attention, options)
         context = self.function(call)
         output = self.module.out_proj(context.transpose(0, 1).flatten(2))
 
         def expected() -> Tensor:
-            """For the first example, by a path on which none of the module's parts is called as a module."""
+            """Return the first example's output, computed without calling the module's parts as modules."""
             first = [sequence[:, :1] for sequence in (query, key, value)]
             first_mask = None if mask is None else mask[0, 0].expand(len(query), len(key))
             return self.own(*first, attn_mask=first_mask, need_weights=False)[0]

@@ -1,8 +1,8 @@
 """Sends every attention call of a Hugging Face model through one function of ours.
 
-Most models look their attention function up by name in ``AttentionInterface`` each time they run. We register one name
+Most models look up their attention function by name in ``AttentionInterface`` each time they run. We register a name
 whose function calls the model file's own ``eager_attention_forward``, and select it in the model's configuration while
-a context is open. Files that do not look it up are told to attend eagerly, and watched
+a context is open. Model files that do not use the interface are set to eager attention, which is then intercepted
 (:mod:`captum_norm.models.libraries.own_code`).
 """
 
@@ -25,24 +25,24 @@ from captum_norm.models.threads import explaining, here
 from captum_norm.models.wrappers import config_of, unwrapped
 
 NAME = "captum_norm"
-# The name by which a file that uses the interface imports its functions.
+# The name under which model files import the interface.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 CONFIG_KEY = "_attn_implementation_internal"
 
 
 # What attention goes through while a context is open.
 _current: ContextVar[AttentionFunction] = ContextVar("current attention function")
-# The implementations that the models explained now were told to use, by the configurations' ids.
+# The attention implementations that models now being explained were set to before, by their configurations' ids.
 _before: dict[int, str | None] = {}
-# How the modules that call attention name the sequence that cross-attention reads.
+# Names of the argument with the sequence that cross-attention reads.
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
 
 
 @contextmanager
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
-    """While open, every attention call of ``model`` runs ``function``.
+    """Send every attention call of ``model`` through ``function`` while open.
 
-    The configuration is left as it was, also when the body raises. Other threads that explain or call the model wait.
+    The configuration is restored in any case. Other threads that explain or call the model wait.
     """
     AttentionInterface.register(NAME, _dispatch)
     AttentionMaskInterface.register(NAME, _mask)
@@ -60,7 +60,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
         products = None if all(map(_uses_interface, models)) else AttentionProducts(model, attend)
         token = _current.set(attend)
         before = [getattr(config, CONFIG_KEY) for config, _ in choices]
-        # One that is explained inside the explanation of another was told so before that.
+        # A model explained inside the explanation of another is set to ours already, and noted.
         own = {id(config): told for (config, _), told in zip(choices, before, strict=True) if told != NAME}
         _before.update(own)
         try:
@@ -98,7 +98,7 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
 
 
 def _choices(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
-    """The configurations of some modules, and what to choose in each: ours only if a file that reads it knows it."""
+    """Return modules' configurations and what to select in each: ours if a file that reads it uses the interface."""
     found: dict[int, tuple[Any, str]] = {}
     for module in modules:
         config = vars(module).get("config")
@@ -115,7 +115,7 @@ def _uses_interface(module: nn.Module) -> bool:
 def _dispatch(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Stands in for an attention function; to a thread that explains nothing it gives what the model's own gives."""
+    """Run in place of an attention function; in a thread that explains nothing, run the model's own."""
     eager, attend = _in_file_of(module, "eager_attention_forward"), _current.get(None)
     if attend is None:
         own = _in_file_of(module, INTERFACE).get_interface(_own_implementation(module.config), eager)
@@ -129,7 +129,7 @@ def _dispatch(
 
 
 def _mask(*args: Any, config: Any = None, **options: Any) -> Any:
-    """Stands in for the function that makes a mask for an attention function."""
+    """Run in place of the function that makes an attention function's mask."""
     make = eager_mask
     if _current.get(None) is None and config is not None:
         make = ALL_MASK_ATTENTION_FUNCTIONS.get(_own_implementation(config), eager_mask)
@@ -137,14 +137,14 @@ def _mask(*args: Any, config: Any = None, **options: Any) -> Any:
 
 
 def _own_implementation(config: Any) -> Any:
-    """What a model that another thread explains was told to use."""
+    """Return the attention implementation that a model was set to before another thread began to explain it."""
     present = getattr(config, CONFIG_KEY)
-    # Meanwhile that thread may have put it back.
+    # That thread may have restored it meanwhile.
     return _before.get(id(config), getattr(config, CONFIG_KEY)) if present == NAME else present
 
 
 def _in_file_of(module: nn.Module, name: str) -> Any:
-    """What the file that defines the module's class, or a class it derives from, calls so; None if none does."""
+    """Return what has this name in the file of the module's class, or of a base class; None if nothing has."""
     files = (sys.modules.get(base.__module__) for base in type(module).__mro__)
     return next((getattr(file, name) for file in files if hasattr(file, name)), None)
 
@@ -161,7 +161,7 @@ def _embeddings(model: nn.Module) -> nn.Module | None:
     get_embeddings = getattr(unwrapped(model), "get_input_embeddings", None)
     try:
         return get_embeddings() if callable(get_embeddings) else None
-    except NotImplementedError:  # models of several towers
+    except NotImplementedError:  # models with several towers
         return None
 
 

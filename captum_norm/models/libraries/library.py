@@ -1,4 +1,4 @@
-"""Describes a library: how its attention is reached and what its models' arguments are called."""
+"""Describes a library: how to reach its attention, and the names of its models' arguments."""
 
 import inspect
 from collections.abc import Callable
@@ -17,9 +17,9 @@ class SequenceNames:
     """The arguments of a model's forward function that hold one input sequence.
 
     Attributes:
-        main: the sequence itself, several names in order of preference.
-        mask: 1 at its real positions and 0 at padding; None where the padding id among the token ids tells them.
-        signals: those of ``main`` that are images or sounds, of which the model makes its positions itself.
+        main: the sequence itself, by names in order of preference.
+        mask: 1 at its real positions and 0 at padding; None if the padding id among the token ids shows padding.
+        signals: those of ``main`` that are images or sounds, which the model divides into positions itself.
     """
 
     main: tuple[str, ...]
@@ -40,14 +40,14 @@ class Library:
         fits: whether a model is one of this library's.
         attention_through: a context in which every attention call of a model runs a function of ours; it leaves the
             model as it was.
-        halves: encoder and decoder of an encoder–decoder model; None for any other model, an encoder alone included.
-        embeddings: the table of token ids of a model or of one of its halves, if it has one.
-        inputs: the first sequence, the encoder's in an encoder–decoder model.
+        halves: encoder and decoder of an encoder–decoder model; None for any other model, including an encoder alone.
+        embeddings: the module that embeds the token ids of a model or of one of its halves, if there is one.
+        inputs: the first sequence; the encoder's in an encoder–decoder model.
         decoder: the decoder's sequence.
-        decoder_prefixes: how the names of all arguments begin that are about the decoder's sequence.
-        without_decoder: what to do where the decoder's sequence was not given.
-        with_weights: how a model is told to attend by weights that can be explained, for messages.
-        sequences: what sees the sequences; None if the arguments tell what is padded and have the batch first.
+        decoder_prefixes: how the names of all arguments for the decoder's sequence begin.
+        without_decoder: what to do if the decoder's sequence is missing, for messages.
+        with_weights: how to make a model compute its attention weights explicitly, for messages.
+        sequences: finds the sequences in a forward pass; None if the arguments show padding and have the batch first.
     """
 
     models: str
@@ -63,12 +63,12 @@ class Library:
     sequences: SequencesSeen | None = None
 
     def is_decoders(self, name: str) -> bool:
-        """Whether an argument is about the decoder's sequence."""
+        """Whether an argument is for the decoder's sequence."""
         return name.startswith(self.decoder_prefixes)
 
 
 def forward_parameters(module: nn.Module) -> tuple[str, ...]:
-    """The parameters of the forward function of a module's class, but for ``self``."""
+    """Return the parameters of the forward function of a module's class, without ``self``."""
     return _parameters(type(module).forward)
 
 

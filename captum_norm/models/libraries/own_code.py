@@ -1,8 +1,8 @@
-"""Reaches attention that a model's own code computes, where softmaxed scores multiply the values.
+"""Intercepts attention that a model's own code computes with torch functions.
 
-Many of transformers' files, and most models that users write, call no attention interface. What all of them do is
-``softmax(scores) @ values``, or torch's ``scaled_dot_product_attention``. Both are seen as calls of torch functions,
-whatever the names of modules.
+Many model files of transformers, and most models that users write, call no attention interface. But they all compute
+``softmax(scores) @ values``, or call ``scaled_dot_product_attention``. Both are seen as calls of torch functions,
+whatever the modules are called.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,19 +21,19 @@ from captum_norm.models.threads import here
 
 SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax})
 PRODUCTS = frozenset({torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm})
-# What these make of attention weights are no weights, even if there are as many numbers.
+# Results of these are not attention weights, even if they have as many elements.
 MIXTURES = PRODUCTS | {functional.linear, torch.addmm, torch.baddbmm, torch.einsum}
 
 
 class AttentionProducts(TorchFunctionMode):
     """Sends the attention that a model's code computes through a function of ours.
 
-    What softmax returns is followed through all that keeps its number of elements: views, casts, masks, dropout. The
-    matrix product in which it is the left factor is attention, and the right factor holds the values.
+    The output of softmax is followed through all functions that keep its number of elements: views, casts, masks,
+    dropout. A matrix product with it as the left factor is attention, and the right factor holds the values.
 
     Args:
         model: the model.
-        attend: what attention goes through.
+        attend: the function that computes attention instead.
     """
 
     def __init__(self, model: nn.Module, attend: AttentionFunction) -> None:
@@ -47,7 +47,7 @@ class AttentionProducts(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While open, in this thread, attention goes through the function."""
+        """Send this thread's attention through the function while open."""
 
         def note_batch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
@@ -83,7 +83,7 @@ class AttentionProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Stands in for every torch function; inside it this mode is off."""
+        """Run in place of every torch function; inside it this mode is off."""
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
@@ -101,24 +101,24 @@ class AttentionProducts(TorchFunctionMode):
         return result
 
     def _holds_weights(self, args: tuple[Any, ...], result: Any) -> bool:
-        """Whether a function of ``args`` gave as many numbers as attention weights among them are."""
+        """Whether a function's result has as many elements as attention weights among its arguments."""
         size = result.numel() if isinstance(result, Tensor) else None
         return any(isinstance(arg, Tensor) and arg.numel() == size and arg in self._weights for arg in args)
 
     def _by_head(self, factor: Tensor) -> Tensor | None:
-        """(B, H, ·, ·) from that or (B·H, ·, ·); None for anything else."""
+        """Return a factor (B, H, ·, ·) or (B·H, ·, ·) as (B, H, ·, ·); None for any other shape."""
         if factor.dim() == 3 and self._batch and len(factor) % self._batch == 0:
             return factor.reshape(self._batch, -1, *factor.shape[1:])
         return factor if factor.dim() == 4 else None
 
     def _product(self, weights: Tensor, values: Tensor) -> Tensor:
-        """(B, H, Q, K), (B, H or 1, K, d) -> (B, H, Q, d)."""
+        """Compute attention's output from weights (B, H, Q, K) and values (B, H or 1, K, d): (B, H, Q, d)."""
 
         def eager(_: nn.Module, weights: Tensor, __: Tensor, values: Tensor, ___: None) -> tuple[Tensor, Tensor]:
             weights = weights[..., : values.shape[2]]
             return (weights @ values).transpose(1, 2), weights
 
-        # The weights stand where queries are expected: both have a row for each.
+        # The weights take the place of the queries: both have one row for each query.
         return self._attend(AttentionCall(eager, self._running[-1], weights, values, values, None)).transpose(1, 2)
 
     def _scaled_dot_product(
@@ -130,9 +130,9 @@ class AttentionProducts(TorchFunctionMode):
         dropout_p: float = 0.0,  # noqa: ARG002 - a model in eval mode drops nothing
         is_causal: bool = False,
         scale: float | None = None,
-        enable_gqa: bool = False,  # noqa: ARG002 - told by the number of heads
+        enable_gqa: bool = False,  # noqa: ARG002 - the numbers of heads show it
     ) -> Tensor:
-        """(B, H, Q, d), (B, H or fewer, K, d) -> (B, H, Q, d)."""
+        """Compute attention's output, (B, H, Q, d), from queries alike, keys and values (B, H or fewer, K, d)."""
         if is_causal:
             attn_mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -8,15 +8,15 @@ from captum_norm.models.libraries.library import Library
 from captum_norm.models.libraries.torch_nn import TORCH_NN
 
 LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
-"""The first one that fits is a model's; the last one fits all."""
+"""In order: a model belongs to the first library that fits; the last one fits all models."""
 
 
 def library_of(model: nn.Module) -> Library:
-    """The library that a model is built with."""
+    """Return the library that a model is built with."""
     return next(library for library in LIBRARIES if library.fits(model))
 
 
 def no_attention(model: nn.Module) -> str:
-    """The message for a model none of whose attention went through its library's seam."""
+    """Return the message for a model in which no attention call was intercepted."""
     expected = ", or ".join(library.models for library in reversed(LIBRARIES))
     return f"no attention was seen in {type(model).__name__}. Expected {expected}"

@@ -1,6 +1,6 @@
-"""Replaces the forward function of attention modules for a while by one that computes the same from their projections.
+"""Temporarily replaces the forward function of attention modules by one that computes the same from their projections.
 
-Each module's first result is compared with what its own forward function gives.
+Each module's first result is compared with that of its own forward function.
 """
 
 import threading
@@ -26,7 +26,7 @@ _comparing: ContextVar[bool] = ContextVar("whether modules are compared with the
 
 @contextmanager
 def not_compared() -> Iterator[None]:
-    """While open, no module's result is compared, since other numbers are put in place of its projections'."""
+    """Compare no results while open, since the outputs of the projections are replaced by other numbers."""
     token = _comparing.set(False)
     try:
         yield
@@ -36,13 +36,13 @@ def not_compared() -> Iterator[None]:
 
 @contextmanager
 def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tuple[str, Any]]]) -> Iterator[None]:
-    """While open, attributes of the model's modules have other values.
+    """Give attributes of the model's modules other values while open.
 
-    They are left as they were, also when the body raises. Other threads that explain or call the model wait.
+    They are restored in any case. Other threads that explain or call the model wait.
 
     Args:
         model: the model.
-        attributes_of: names and values for one of its modules.
+        attributes_of: the names and values of attributes for one of its modules.
     """
     with explaining(model), ExitStack() as stack:
         for module in model.modules():
@@ -53,7 +53,7 @@ def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tu
 
 @contextmanager
 def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Another value of an attribute for a while; the class's own is seen again afterwards if the module had none."""
+    """Give an attribute another value while open; one that the module lacked is removed, which uncovers its class's."""
     attributes = vars(module)
     before = {name: attributes[name]} if name in attributes else {}
     attributes[name] = value
@@ -66,15 +66,15 @@ def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AttentionForward(ABC):
-    """Stands in for the forward function of an attention module.
+    """Replaces the forward function of an attention module.
 
     Attributes:
         module: the attention module.
         own: its own forward function.
-        function: what its attention goes through.
-        thread: the one that explains; any other gets what the module's own function gives.
-        parameters: what the forward function takes, in this order.
-        not_supported: what may make attention another than ours, for messages.
+        function: what computes its attention instead.
+        thread: the thread that explains; any other thread gets the result of ``own``.
+        parameters: the parameters of the forward function, in order.
+        not_supported: variants of attention that are not computed here, for messages.
     """
 
     module: Any
@@ -85,29 +85,33 @@ class AttentionForward(ABC):
     not_supported: ClassVar[str]
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """What the attention module returns: its output and attention weights."""
+        """Return what the attention module returns: its output and attention weights."""
         if threading.get_ident() != self.thread:
             return self.own(*args, **kwargs)
         return self.run(dict(zip(self.parameters, args, strict=False)) | kwargs)
 
     @abstractmethod
     def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """The same from the arguments by name."""
+        """Compute output and attention weights from the arguments by name."""
 
     def heads(self, projected: Tensor) -> Tensor:
-        """(S, B, H·d) -> (B, H, S, d)."""
+        """Split heads: (S, B, H·d) -> (B, H, S, d)."""
         heads: Tensor = projected.unflatten(-1, (self.module.num_heads, self.module.head_dim))
         return heads.permute(1, 2, 0, 3)
 
     def compare(self, output: Tensor, expected: Callable[[], Tensor]) -> None:
-        """Once for each module: ``output`` and what its own forward function gives for the same input."""
+        """Compare ``output`` with the result of the module's own forward function, once for each module.
+
+        Raises:
+            UnsupportedModelError: if they differ.
+        """
         if self.module in _compared or not _comparing.get():
             return
         with torch.no_grad():
             own = expected()
             difference, size = (length(tensor.float().flatten()) for tensor in (output - own, own))
         if not difference.isfinite():
-            return  # it is told of where its cause can be named
+            return  # reported later, where the cause can be named
         precision = max(torch.finfo(dtype).eps for dtype in (output.dtype, torch.float32))
         if difference > precision**0.5 * size:
             raise UnsupportedModelError(
@@ -127,9 +131,10 @@ def attend(
     softmax_dtype: torch.dtype | None = None,
     nothing_from_masked: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled queries (B, H, Q, d), keys and values (B, H, K, d) -> output (B, Q, H, d), weights (B, H, Q, K).
+    """Compute attention's output, (B, Q, H, d), and weights, (B, H, Q, K).
 
-    A query whose keys are all masked by −∞ gets weights 0 if ``nothing_from_masked``, else NaN.
+    Queries, (B, H, Q, d), are scaled already; keys and values are (B, H, K, d). A query whose keys are all masked by −∞
+    gets weights 0 if ``nothing_from_masked``, else NaN.
     """
     scores = query @ key.transpose(-1, -2)
     if mask is not None:
@@ -141,13 +146,13 @@ def attend(
 
 
 def additive_mask(attention: Tensor | None, padding: Tensor | None, heads: int, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the scores: (1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K) or (B, H, Q, K).
+    """Return the mask to add to the scores: (1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K) or (B, H, Q, K).
 
     Args:
-        attention: (Q, K) or (B·H, Q, K), a summand or, of bool, True where no attention is.
+        attention: (Q, K) or (B·H, Q, K): numbers to add, or bool, True where attention is masked.
         padding: (B, K), the same for keys.
         heads: H.
-        dtype: of the scores.
+        dtype: the dtype of the scores.
     """
     if attention is not None:
         attention = _summand(attention, dtype)
@@ -159,7 +164,7 @@ def additive_mask(attention: Tensor | None, padding: Tensor | None, heads: int, 
 
 
 def _summand(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of bool as −∞ where it is True; any other as it is."""
+    """Turn a bool mask into −∞ where it is True; return any other mask unchanged."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

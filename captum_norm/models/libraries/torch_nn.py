@@ -1,8 +1,8 @@
 """Sends every attention call of ``nn.MultiheadAttention`` through one function of ours, whatever the model's class.
 
-``nn.MultiheadAttention`` never calls its input projections as modules and hands out no values. So its forward function
-is one of ours while a context is open. The operations that fuse whole encoder layers are off meanwhile, by the
-attributes of the modules that allow them.
+``nn.MultiheadAttention`` never calls its input projections as modules and does not expose its values. While a context
+is open, its forward function is therefore replaced by one of ours, and the operations that fuse whole encoder layers
+are switched off by the modules' attributes.
 """
 
 import threading
@@ -31,18 +31,17 @@ PARAMETERS = (
     "average_attn_weights",
     "is_causal",
 )
-# The attributes by which encoders and their layers tell whether they may run as one fused operation, and what says no.
+# The attributes that let encoders and their layers run as one fused operation, and the values that forbid it.
 FAST_PATHS = {"use_nested_tensor": False, "activation_relu_or_gelu": 0}
-# How a decoder's layer calls the one of its attention modules that does not read the encoder's output.
+# How the name of a decoder layer's self-attention begins.
 SELF = "self"
 
 
 @contextmanager
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
-    """While open, every call of an ``nn.MultiheadAttention`` of ``model`` runs ``function``.
+    """Send every call of an ``nn.MultiheadAttention`` of ``model`` through ``function`` while open.
 
-    The modules are left as they were, also when the body raises. Other threads that explain or call the
-    model wait.
+    The modules are restored in any case. Other threads that explain or call the model wait.
     """
     thread = threading.get_ident()
     decoder = _decoder_attention(model)
@@ -67,32 +66,32 @@ def _without_fast_path(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class _Forward(AttentionForward):
-    """See :class:`AttentionForward`; ``in_decoder`` says whether the module is of a decoder's layer."""
+    """See :class:`AttentionForward`; ``in_decoder`` says whether the module belongs to a decoder layer."""
 
     in_decoder: bool
     parameters = PARAMETERS
     not_supported = "forward functions of other classes' own"
 
     def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Query, key and value, (Q, B, D) or (B, Q, D) each by ``batch_first`` -> output, and weights if needed."""
+        """Compute output, and weights if needed; query, key and value are (Q, B, D) or (B, Q, D) by ``batch_first``."""
         module, axis = self.module, _batch_axis(self.module)
         if module.bias_k is not None or module.add_zero_attn:
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends to a key of its own beside those of the sequence (add_bias_kv, "
-                "add_zero_attn), which belongs to no position; that is not supported"
+                f"{type(module).__name__} attends to an additional key (add_bias_kv, add_zero_attn), which belongs to "
+                "no position; that is not supported"
             )
         cross = _batched(module, given["query"]) is not given["key"]
         if cross and not self.in_decoder:
             raise UnsupportedModelError(
-                f"{type(module).__name__} was given keys that are another tensor than its queries; that is understood "
-                f'only in the layers of a decoder, which hold an attention module named "{SELF}..." and another one'
+                f"{type(module).__name__} was given another tensor as keys than as queries; that is supported only in "
+                f'decoder layers, which hold an attention module named "{SELF}..." and another one'
             )
         query, key, value = (given[name].transpose(axis, 1) for name in ("query", "key", "value"))
         need_weights, average = given.get("need_weights", True), given.get("average_attn_weights", True)
         mask = self._mask(given, (query.shape[1], len(query), len(key)), query.dtype, need_weights=need_weights)
         q, k, v = (self.heads(linear(*parts)) for parts in zip((query, key, value), *self._projections(), strict=True))
         q = q * module.head_dim**-0.5
-        # Without weights torch takes a function that gives nothing to a query whose keys are all masked.
+        # If no weights are needed, torch's function returns 0 for a query whose keys are all masked.
         options = {"nothing_from_masked": not need_weights}
         context = self.function(AttentionCall(attend, module, q, k, v, mask, cross, options))
         output = module.out_proj(context.flatten(2).transpose(0, axis))
@@ -109,7 +108,7 @@ class _Forward(AttentionForward):
         return output, weights.mean(1) if average else weights
 
     def _projections(self) -> tuple[Any, Any]:
-        """The weights and the biases of queries, keys and values."""
+        """Return the weights and the biases of queries, keys and values."""
         module = self.module
         if module.in_proj_weight is None:
             weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
@@ -120,7 +119,7 @@ class _Forward(AttentionForward):
     def _mask(
         self, given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype, *, need_weights: bool
     ) -> Tensor | None:
-        """What is added to the scores, of ``shape`` (B, Q, K)."""
+        """Return the mask to add to the scores; ``shape`` is (B, Q, K)."""
         batch, queries, keys = shape
         heads = self.module.num_heads
         attention = self._checked(given, "attn_mask", (queries, keys), (batch * heads, queries, keys))
@@ -128,10 +127,10 @@ class _Forward(AttentionForward):
         if given.get("is_causal"):
             if attention is None:
                 raise InvalidInputError(
-                    f"{type(self.module).__name__} was called with is_causal, a hint about attn_mask, and without one"
+                    f"{type(self.module).__name__} was called with is_causal, a hint about attn_mask, but without one"
                 )
             if padding is None and not need_weights:
-                # Here torch follows the hint and does not look at the mask.
+                # Here torch follows the hint and ignores the mask.
                 attention = torch.ones(queries, keys, dtype=torch.bool, device=attention.device).triu(1)
         return additive_mask(attention, padding, heads, dtype)
 
@@ -157,17 +156,20 @@ def _batch_axis(attention: nn.Module) -> int:
 
 
 class _AllSeen(BaseException):
-    """Ends a forward pass of whose remainder nothing is wanted; no error, so no handler of errors stops it."""
+    """Ends a forward pass early; not an Exception, so handlers of errors in the model do not catch it."""
 
 
 def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None, Tensor | None]:
-    """The first sequence and the decoder's, as the first attention modules that read them are given them.
+    """Return the first sequence and the decoder's, as the first attention modules receive them.
 
-    Only there is it sure which axis is the batch's and what is padded: a model may do with its arguments what it likes.
+    Only attention shows which axis is the batch and what is padding: a model may treat its arguments in any way.
 
     Args:
         model: the model.
-        run: runs it. It is stopped as soon as all is known.
+        run: runs the model. It is stopped as soon as both sequences are known.
+
+    Returns:
+        For each sequence True at real positions, (B, S); None if no attention module read it.
     """
     decoder = _decoder_attention(model)
     seen: dict[str, Tensor] = {}
@@ -196,7 +198,7 @@ def _real(keys: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def _decoder_attention(model: nn.Module) -> dict[nn.Module, None]:
-    """The attention modules of a decoder: of the layers that directly hold one named after itself and another one."""
+    """Return a decoder's attention modules: of layers that directly hold one named "self..." and another one."""
     found: dict[nn.Module, None] = {}
     for layer in model.modules():
         held = {name: child for name, child in layer.named_children() if _is_attention(child)}
@@ -214,7 +216,7 @@ def _halves(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
 
 
 def _fits(model: nn.Module) -> bool:
-    """Whether a model has such attention, and no module of transformers, which may have others."""
+    """Whether a model has such attention, and no modules of transformers, whose attention may differ."""
     modules = list(model.modules())
     packages = {type(module).__module__.partition(".")[0] for module in modules}
     return "transformers" not in packages and any(map(_is_attention, modules))
@@ -229,7 +231,7 @@ TORCH_NN = Library(
     inputs=SequenceNames(("src",)),
     decoder=SequenceNames(("tgt",)),
     decoder_prefixes=("tgt", "trg", "target"),
-    without_decoder="where the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
+    without_decoder="if the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
     with_weights=": torch.backends.mha.set_fastpath_enabled(False)",
     sequences=sequences,
 )

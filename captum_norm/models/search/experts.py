@@ -89,7 +89,7 @@ class ExpertsCall:
         module: the module.
         inputs: its input, (N, D).
         output: its output, (N, D).
-        routing: the routing of the first copy's positions; of experts that each read their own rows, these rows.
+        routing: the routing of the first copy's positions; if experts read rows of their own, the expert of each row.
         rows: the rows of each copy's R positions, (copies, R).
         received: all arguments of the call.
     """

@@ -175,7 +175,7 @@ class Sharper(nn.MultiheadAttention):
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), r"a key of its own .*add_bias_kv"),
+        (nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), r"an additional key .add_bias_kv"),
         (nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True), "a key of its own .*add_zero_attn"),
         (Sharper(WIDTH, HEADS), "Sharper computes something else than scaled dot-product attention"),
         (Other(WIDTH, HEADS), r"no attention was seen in \w+\. Expected .*torch's nn\.MultiheadAttention"),
@@ -222,9 +222,7 @@ class Nested(VisionBlock):
 
 def test_what_is_not_one_sequence_for_each_example_is_refused() -> None:
     pixels = torch.randn(2, 3, 8, 8)
-    with pytest.raises(
-        UnsupportedModelError, match="keys that are another tensor than its queries; that is understood"
-    ):
+    with pytest.raises(UnsupportedModelError, match="another tensor as keys than as queries; that is supported only"):
         AttentionWeights(Vision(Crossing)).maps(pixels)
     with pytest.raises(
         UnsupportedModelError, match=r"attention in Vision is given 10 examples for inputs of shape \(2,"
@@ -246,13 +244,13 @@ def test_bad_input_is_said_in_one_sentence() -> None:
         ({"ids": tokens, "mask": causal(8)}, r"attn_mask of shape \(8, 8\); expected \(9, 9\) or \(12, 9, 9\)"),
         ({"ids": tokens, "padding_mask": padding(8, 3, 2)}, r"key_padding_mask of shape \(3, 8\); expected \(3, 9\)"),
         ({"ids": tokens, "padding_mask": padding(9, 0, 2)}, "the padding mask leaves no position of example 1"),
-        ({"ids": tokens, "is_causal": True}, "called with is_causal, a hint about attn_mask, and without one"),
+        ({"ids": tokens, "is_causal": True}, "called with is_causal, a hint about attn_mask, but without one"),
         ({"tokens": tokens}, r"keys \['tokens'\]; expected src as a tensor"),
     ):
         with pytest.raises(InvalidInputError, match=message) as caught:
             NormAttribution(model).maps(given)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InvalidInputError, match=r"missing.*'trg' \(where the decoder's sequence is missing, pass"):
+    with pytest.raises(InvalidInputError, match=r"missing.*'trg' \(if the decoder's sequence is missing, pass"):
         NormAttribution(translator).maps(tokens)
     with pytest.raises(InvalidInputError, match="not one stack of layers"):
         NormAttribution(translator).attribute((tokens, tokens))

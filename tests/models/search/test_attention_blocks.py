@@ -132,7 +132,7 @@ def test_a_factor_of_the_stream_is_found() -> None:
         ({"branch_factor": "self_attn.scaling"}, 'is not the sum of "input" and the attention output'),
         ({"branch_factor": "mlp"}, '"mlp" is neither a number nor a vector of 32 numbers'),
         ({"residual_factor": "self_attn.v_proj.weight"}, "is neither a number nor a vector of 32 numbers"),
-        ({"branch_norm": "mlp"}, '"mlp" does not receive what it is said to normalise'),
+        ({"branch_norm": "mlp"}, '"mlp" does not receive the tensor that it should normalise'),
     ],
 )
 def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], problem: str) -> None:
