@@ -159,11 +159,10 @@ def _is_queries_first(received: Tensor, context: Tensor) -> bool:
     return batch != queries and received.shape[:-1] == (queries, batch)
 
 
-def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
+def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
     """Read a layout's parts from a layer's modules and check its equations on the layer's own tensors.
 
     Args:
-        name: the layer's name in the model.
         trace: the events inside the layer.
         layout: the layout to check.
         caller: the module that called the attention function.
@@ -172,7 +171,7 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Te
     Raises:
         UnsupportedModelError: if a part is missing or an equation does not hold.
     """
-    parts = _Parts(name, trace, layout)
+    parts = _Parts(trace, layout)
     if parts.module(layout.attention) is not caller:
         raise parts.refusal(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
     projection = parts.projection(layout.projection)
@@ -193,7 +192,7 @@ def bind(name: str, trace: Trace, layout: Layout, caller: nn.Module, context: Te
     if layout.final_norm is not None:
         final_norm = parts.norm(layout.final_norm, total)
     return Block(
-        name=name,
+        name=trace.layer_name,
         layer=trace.layer,
         layout=layout,
         attention=caller,
@@ -220,14 +219,13 @@ def sum_of(first: Tensor, *others: Tensor) -> Tensor:
 class _Parts:
     """Looks up the parts that a layout names; refuses the layout if one is missing."""
 
-    name: str
     trace: Trace
     layout: Layout
 
     def refusal(self, problem: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f'the {self.layout.style} layout of {type(self.trace.layer).__name__} ("{self.name}") does not hold: '
-            f'{problem}; see "Describe a new model" in the documentation'
+            f'the {self.layout.style} layout of {type(self.trace.layer).__name__} ("{self.trace.layer_name}") does not '
+            f'hold: {problem}; see "Describe a new model" in the documentation'
         )
 
     def module(self, part: str) -> nn.Module:

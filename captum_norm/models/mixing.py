@@ -18,7 +18,7 @@ from captum_norm.models.search.copies import drawn
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
-    """Return the first layer in which positions depend on each other other than through attention weights.
+    """Return the first layer in which positions depend on each other by more than attention weights.
 
     One forward pass, and one backward pass through each layer, in which every position attends only to its own value.
     Gradients between positions are then exactly 0 unless something else mixes them: a state-space model, linear

@@ -221,7 +221,7 @@ def test_attention_to_more_than_the_keys_is_refused(option: str) -> None:
 
     model = live.build()
     model.encoder.layers[0].self_attn = MultiheadAttention(16, 4, self_attention=True, **{option: True}).eval()
-    with pytest.raises(UnsupportedModelError, match="something else than scaled dot-product attention"):
+    with pytest.raises(UnsupportedModelError, match="something other than scaled dot-product attention"):
         NormAttribution(model).maps(live.inputs())
 
 

@@ -115,7 +115,7 @@ class AttentionForward(ABC):
         precision = max(torch.finfo(dtype).eps for dtype in (output.dtype, torch.float32))
         if difference > precision**0.5 * size:
             raise UnsupportedModelError(
-                f"{type(self.module).__name__} computes something else than scaled dot-product attention over its "
+                f"{type(self.module).__name__} computes something other than scaled dot-product attention over its "
                 f"projections; {self.not_supported} are not supported"
             )
         _compared.add(self.module)

@@ -70,7 +70,7 @@ class _Forward(AttentionForward):
 
     in_decoder: bool
     parameters = PARAMETERS
-    not_supported = "forward functions of other classes' own"
+    not_supported = "forward functions of derived classes"
 
     def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
         """Compute output, and weights if needed; query, key and value are (Q, B, D) or (B, Q, D) by ``batch_first``."""

@@ -84,7 +84,7 @@ class _Probe:
         inside = [call for call in self.open_calls if call.order >= start]
         feed_forwards = self.feed_forwards
         if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
-            trace = Trace(module, self.events[start:])
+            trace = Trace(self.names[module], module, self.events[start:])
             for call in inside:
                 block = self._settle(trace, call, start)
                 if block is not None:
@@ -120,7 +120,7 @@ class _Probe:
             for layout in _candidates(trace, call.module, call.output, call.order - start, same, factored=factored)
         )
         layout = declared or next(found, None)
-        return None if layout is None else bind(self.names[trace.layer], trace, layout, call.module, call.output)
+        return None if layout is None else bind(trace, layout, call.module, call.output)
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:

@@ -46,8 +46,8 @@ CROSSED = (
     'cross-attention: stacks=["cross"]'
 )
 FACTORED = (
-    'beside the attention block "{}" a feed-forward network reads a stream that "{}" multiplies before the sum; the '
-    "scopes behind it are not supported there"
+    'beside the attention block "{}" a feed-forward network reads a residual stream that "{}" multiplies in the sum; '
+    "feed-forward scopes are not supported there"
 )
 
 

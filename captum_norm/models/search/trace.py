@@ -82,7 +82,8 @@ class Call:
 class Trace:
     """The events inside one layer, in their order."""
 
-    def __init__(self, layer: nn.Module, events: Sequence[Event]) -> None:
+    def __init__(self, layer_name: str, layer: nn.Module, events: Sequence[Event]) -> None:
+        self.layer_name = layer_name
         self.layer = layer
         self.events = events
         self._modules = dict(layer.named_modules())

@@ -151,7 +151,7 @@ def test_another_attention_is_refused_and_not_taken_for_known_later() -> None:
     model.layer.self_attn.scaling = 2.0
     model.layer.self_attn.heads = lambda projection, sequence: Attention.heads(projection, 1.01 * sequence)  # type: ignore[method-assign]
     for _ in range(2):
-        with pytest.raises(UnsupportedModelError, match="Attention computes something else than scaled dot-product"):
+        with pytest.raises(UnsupportedModelError, match="Attention computes something other than scaled dot-product"):
             AttentionWeights(model).maps(IDS)
 
 

@@ -175,9 +175,9 @@ class Sharper(nn.MultiheadAttention):
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), r"an additional key .add_bias_kv"),
-        (nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True), "a key of its own .*add_zero_attn"),
-        (Sharper(WIDTH, HEADS), "Sharper computes something else than scaled dot-product attention"),
+        (nn.MultiheadAttention(WIDTH, HEADS, add_bias_kv=True), "an additional key .*add_bias_kv"),
+        (nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True), "an additional key .*add_zero_attn"),
+        (Sharper(WIDTH, HEADS), "Sharper computes something other than scaled dot-product attention"),
         (Other(WIDTH, HEADS), r"no attention was seen in \w+\. Expected .*torch's nn\.MultiheadAttention"),
     ],
     ids=["bias", "zero", "sharper", "other"],
