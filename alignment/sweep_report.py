@@ -53,7 +53,7 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 def tables(sweep: Sweep) -> list[Table]:
     """The paper's tables (layers, heads, rules, correlation with norms), and tables of the other recipes."""
     recipes = (_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))
-    return [_layers(sweep), _heads(sweep), _rules(sweep), _correlations(sweep), *recipes]
+    return [_layers([sweep]), _heads(sweep), _rules(sweep), _correlations([sweep]), *recipes]
 
 
 def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
@@ -66,14 +66,12 @@ def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
     if len(shapes) > 1:
         shown = " and ".join(f"{layers} layers of {heads} heads" for layers, heads in sorted(shapes))
         raise InvalidInputError(f"got models of {shown}; expected the same shape for all")
-    over = f"mean ± population SD of {len(sweeps)} models"
-    layers = _layer_table(f"AER by setting and layer, the paper's recipe, {over}", sweeps)
-    rules = plain_table(f"Norms chosen without gold, {over}", ["rule"], ["AER"])
+    over = f", mean ± population SD of {len(sweeps)} models"
+    rules = plain_table(f"Norms chosen without gold{over}", ["rule"], ["AER"])
     for rule in sweeps[0].chosen:
         found = [sweep.results[Reading("norm", sweep.chosen[rule])].score.aer for sweep in sweeps]
         rules.add_row(rule, _mean_cell(found))
-    correlations = _correlation_table(f"AER of single heads against their mean norm, {over}", sweeps)
-    return [layers, rules, correlations]
+    return [_layers(sweeps, over), rules, _correlations(sweeps, over)]
 
 
 def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:
@@ -117,11 +115,8 @@ def pooled_significance(
     return paired_significance(one, [two], gold, trials=trials).p_values[0]
 
 
-def _layers(sweep: Sweep) -> Table:
-    return _layer_table("AER by setting and layer, the paper's recipe", [sweep])
-
-
-def _layer_table(title: str, sweeps: Sequence[Sweep]) -> Table:
+def _layers(sweeps: Sequence[Sweep], over: str = "") -> Table:
+    title = f"AER by setting and layer, the paper's recipe{over}"
     places = [Choice(setting, layer) for setting in SETTINGS for layer in range(sweeps[0].layers)]
     table = plain_table(title, [""], [f"{place.setting} {place.layer}" for place in places])
     for method in _methods(sweeps[0]):
@@ -133,11 +128,8 @@ def _layer_table(title: str, sweeps: Sequence[Sweep]) -> Table:
     return table
 
 
-def _correlations(sweep: Sweep) -> Table:
-    return _correlation_table("AER of single heads against their mean norm", [sweep])
-
-
-def _correlation_table(title: str, sweeps: Sequence[Sweep]) -> Table:
+def _correlations(sweeps: Sequence[Sweep], over: str = "") -> Table:
+    title = f"AER of single heads against their mean norm{over}"
     table = plain_table(title, [""], ["Spearman", "Pearson", "AER of the head with the highest norm"])
     for setting in SETTINGS:
         found = [sweep.norm_correlation(setting) for sweep in sweeps]
@@ -196,8 +188,8 @@ def _methods(sweep: Sweep) -> list[Method]:
     return [method for method in TITLES if method in found]
 
 
-def _cell(result: Result | None) -> str:
-    return "–" if result is None else f"{result.score.aer:.1f}"
+def _cell(result: Result) -> str:
+    return f"{result.score.aer:.1f}"
 
 
 def _mean_cell(values: Sequence[float], digits: int = 1) -> str:

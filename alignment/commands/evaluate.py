@@ -105,7 +105,11 @@ def _run(options: argparse.Namespace) -> None:
     gold, read = scored_files.read_scored(file, options.systems, texts, skip_invalid=options.skip_invalid)
     systems = [(system.name, alignments) for system, alignments in zip(options.systems, read, strict=True)]
     systems += [(method, list(map(SYMMETRIZATIONS[method], *read))) for method in options.symmetrize]
-    _REPORTS[options.report](_evaluated(gold, systems, options))
+    report = _evaluated(gold, systems, options)
+    if options.report == "table":
+        _show_table(report)
+    else:
+        sys.stdout.write(json_text(report, indent=2) if options.report == "json" else csv_records(report["systems"]))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -202,15 +206,5 @@ def _shown_p_value(record: dict[str, Any]) -> str:
         return "baseline"
     return f"{record['p_value']:.2g}{' (identical)' if record['identical'] else ''}"
 
-
-def _print_json(report: dict[str, Any]) -> None:
-    sys.stdout.write(json_text(report, indent=2))
-
-
-def _print_csv(report: dict[str, Any]) -> None:
-    sys.stdout.write(csv_records(report["systems"]))
-
-
-_REPORTS = {"table": _show_table, "json": _print_json, "csv": _print_csv}
 
 COMMAND = Command("evaluate", "score alignment files against a gold alignment (AER)", _add_arguments, _run)

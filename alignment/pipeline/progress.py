@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 Advance = Callable[[int, int, bool], None]
-"""``advance(lines, bad, fresh)`` moves a bar; lines that are not fresh were finished before: they are no speed."""
+"""``advance(lines, bad, fresh)`` moves a bar; lines that are not fresh do not count towards its speed."""
 
 
 @contextmanager

@@ -212,14 +212,9 @@ BROKEN = {
         (["gold", "forward", "--gold-base=2"], "argument --gold-base: invalid choice: 2"),
         (["gold", "forward", "--gold-format=giza"], "argument --gold-format: invalid choice: 'giza'"),
         (["gold", "forward", "--gold-base=1", "--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none"),
-        (["gold", "forward", "--gold-base=1", "--bootstrap=-5"], "argument --bootstrap: got -5; expected 0 for none"),
         (
             ["gold", "forward", "reverse", "--gold-base=1", "--trials=0"],
             "argument --trials: got 0; expected a number from 1",
-        ),
-        (
-            ["gold", "forward", "--gold-base=1", f"--bootstrap={'9' * 5000}"],
-            f"argument --bootstrap: got '{'9' * 80}' …; expected 0 for none, or at least 2",
         ),
         (["gold", "forward", "--gold-base=1", "--json", "--csv"], "argument --csv: not allowed with argument --json"),
     ],

@@ -218,7 +218,6 @@ def test_nothing_is_written_unless_asked(run: Run) -> None:
             "got the corpora The Master Cat, RWTH, The Master Cat; expected each",
         ),
         (["--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none, or at least 2"),
-        (["--bootstrap=-3"], "argument --bootstrap: got -3; expected 0 for none"),
         (["--corpus=rwth=rwth", "--max-tokens=0"], "argument --max-tokens: got 0; expected a number from 1"),
         (["--data=wpt03"], "--data is for a fairseq checkpoint; fr-en is a shipped model"),
         (["something"], "unrecognized arguments: something"),
