@@ -73,7 +73,7 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def data_frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> "pd.DataFrame":
+def data_frame(rows: Sequence[Any], columns: list[str] | None = None) -> "pd.DataFrame":
     """Make a data frame of pandas.
 
     Args:
