@@ -50,7 +50,7 @@ class Layer:
 
     @property
     def output(self) -> Tensor:
-        """The block's output, (B, Q, D): the residual sum, or the norm behind it."""
+        """The block's output, (B, Q, D), the residual sum or the norm behind it."""
         return self.tensors.total if self.tensors.normed is None else self.tensors.normed
 
     @cached_property
