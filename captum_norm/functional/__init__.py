@@ -1,4 +1,4 @@
-"""Has the mathematics: tensors in, tensors out; it knows neither models nor Captum."""
+"""The mathematics: tensors in, tensors out, independent of models and Captum."""
 
 from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
 from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias

@@ -1,8 +1,7 @@
-"""Shares an activation's output among the parts of its input: integrated gradients along a straight path.
+"""Attributes an activation's output to the parts of its input by integrated gradients along a straight path.
 
-For a pre-activation z that is a sum of parts, on the path o + t (z − o) from an origin o, the part a of z − o gets
-a ∫₀¹ g′(o + t (z − o)) dt [Sundararajan et al. 2017]. That is a slope times the part, and the slopes' shares add up to
-g(z) − g(o).
+Let a pre-activation z be a sum of parts. On the path o + t (z − o) from an origin o, a part a of z − o gets
+a ∫₀¹ g′(o + t (z − o)) dt [Sundararajan et al. 2017]: the part times a slope. The shares add up to g(z) − g(o).
 """
 
 import math
@@ -15,26 +14,26 @@ from torch import Tensor
 Elementwise = Callable[[Tensor], Tensor]
 
 NODES = 16
-"""Points of the Gauss–Legendre quadrature along the path of a gated pair."""
+"""Number of Gauss–Legendre nodes on the path of a gated pair."""
 
 
 def secant_slope(function: Elementwise, origin: Tensor, point: Tensor) -> Tensor:
-    """∫₀¹ g′(o + t (z − o)) dt in closed form: (g(z) − g(o)) / (z − o).
+    """Compute ∫₀¹ g′(o + t (z − o)) dt in closed form: (g(z) − g(o)) / (z − o).
 
     Args:
-        function: g, applied to each entry for itself.
+        function: g, elementwise.
         origin: o, broadcastable to ``point``.
         point: z, (...).
 
     Returns:
-        (...), g′ halfway between o and z where they are too near for their difference to be taken.
+        (...); where o and z nearly coincide, g′ at their midpoint.
 
     Example:
         >>> secant_slope(torch.relu, torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]))
         tensor([1., 1., 1.])
     """
     step = point - origin
-    near = step.abs() < _nearest(origin)
+    near = step.abs() < _smallest_step(origin)
     quotient = (function(point) - function(origin)) / torch.where(near, torch.ones_like(step), step)
     return torch.where(near, derivative(function, origin + step / 2), quotient)
 
@@ -42,7 +41,7 @@ def secant_slope(function: Elementwise, origin: Tensor, point: Tensor) -> Tensor
 def gate_slopes(
     function: Elementwise, factor: Elementwise | None, origins: tuple[Tensor, Tensor], points: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The slopes of a gated pair g(u) h(w), u and w going straight and together from their origins to their values.
+    """Compute the slopes of a gated pair g(u) h(w) along the straight path from the origins of u and w to their values.
 
     Args:
         function: g.
@@ -52,8 +51,8 @@ def gate_slopes(
 
     Returns:
         c_u and c_w, (...) each, with c_u (u − u₀) + c_w (w − w₀) = g(u) h(w) − g(u₀) h(w₀). They are
-        ∫₀¹ g′(u(t)) h(w(t)) dt and ∫₀¹ g(u(t)) h′(w(t)) dt by quadrature; what its error leaves over goes to the one
-        with the longer step, so that the sum holds whatever that error.
+        ∫₀¹ g′(u(t)) h(w(t)) dt and ∫₀¹ g(u(t)) h′(w(t)) dt by quadrature; its error is assigned to the slope with the
+        longer step, so the sum holds regardless.
     """
     (gate_origin, other_origin), (gate, other) = origins, points
     step, other_step = gate - gate_origin, other - other_origin
@@ -72,7 +71,7 @@ def gate_slopes(
 
 
 def derivative(function: Elementwise, point: Tensor) -> Tensor:
-    """g′ of each entry, (...) -> (...)."""
+    """Compute g′ elementwise, (...) -> (...)."""
     traced = torch.is_grad_enabled() and point.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
         start = point if traced else point.detach().clone().requires_grad_()
@@ -84,14 +83,14 @@ def _product(function: Elementwise, factor: Elementwise | None, gate: Tensor, ot
     return function(gate) * (other if factor is None else factor(other))
 
 
-def _nearest(origin: Tensor) -> Tensor:
-    """The step below which a difference quotient says less than the derivative halfway."""
+def _smallest_step(origin: Tensor) -> Tensor:
+    """Return the step below which the derivative at the midpoint is more accurate than the difference quotient."""
     return math.sqrt(torch.finfo(origin.dtype).eps) * (1 + origin.abs())
 
 
 @lru_cache(maxsize=1)
 def _quadrature(count: int) -> tuple[list[float], list[float]]:
-    """Nodes and weights of Gauss–Legendre quadrature on [0, 1] [Golub & Welsch 1969]."""
+    """Return nodes and weights of Gauss–Legendre quadrature on [0, 1] [Golub & Welsch 1969]."""
     with torch.inference_mode(False):
         index = torch.arange(1, count, dtype=torch.float64, device="cpu")
         beside = index / (4 * index**2 - 1).sqrt()

@@ -1,4 +1,4 @@
-"""Shares a bias among the parts that it is added to [Modarressi et al. 2023]."""
+"""Distributes a bias among the parts it is added to [Modarressi et al. 2023]."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -25,23 +25,23 @@ BIAS_SHARES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType
         "cls": _first,
     }
 )
-"""How much of a bias each part gets, before the shares are made to add up to 1.
+"""Each part's share of a bias, before normalisation to a sum of 1.
 
 ``(parts (K, R, D), bias (D,) or (R, D)) -> (K, R)``
 """
 
 
 def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
-    """Parts with their shares of a bias.
+    """Add to each part its share of a bias.
 
     Args:
         parts: K parts at R positions, (K, R, D).
-        bias: (D,), or one for each position, (R, D).
-        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where it gives no part anything, those that are not
-            zero share alike, all of them if all are.
+        bias: (D,), or one per position, (R, D).
+        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where all its shares are 0, nonzero parts share
+            equally, or all parts if all are zero.
 
     Returns:
-        (K, R, D), their sum larger by the bias.
+        (K, R, D); the sum over parts grows by the bias.
 
     Example:
         >>> add_bias(torch.tensor([[[1.0, 0.0]], [[-3.0, 0.0]]]), torch.tensor([4.0, 4.0]), "absdot")
@@ -51,7 +51,7 @@ def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
     """
     weights = BIAS_SHARES[sharing](parts, bias)
     if not in_range(weights.sum(0)):
-        # One power of two for all parts of a position changes no share.
+        # Scaling all parts of a position by one power of two changes no share.
         _, powers = balanced(parts.transpose(0, 1).flatten(1))
         weights = BIAS_SHARES[sharing](parts / powers, balanced(bias)[0])
     for instead in (parts.any(-1).to(parts), torch.ones_like(weights)):

@@ -1,17 +1,16 @@
-"""Carries the vectors of attention's output through a layer, with every statistic frozen.
+"""Carries the vectors of attention's output through a layer, with the norms' statistics frozen.
 
 After its output projection, attention's output o_i = Σ_j Σ_h α_ij f_h(x_j) + b passes through at most
 
     branch norm  ->  + residual x_i  ->  final norm
 
-(post-norm layers have only the final one, sandwich and norm-on-output layers only the branch norm, pre-norm layers
-neither). Frozen at the statistics of their whole inputs the norms are linear, so each part of o_i goes through alone:
+(post-norm layers have only the final norm, sandwich and norm-on-output layers only the branch norm, pre-norm layers
+neither). With the statistics of their whole inputs frozen, the norms are linear, so each part passes separately:
 
     part of o_i  ↦  part M_b M_f / (σ_b σ_f)        part of x_i  ↦  part M_f / σ_f
 
-with M the linear part of a norm and 1/σ a number for each query.
-
-What a block's own tensors say of each query then: its own vector, what comes from elsewhere, and whether all adds up.
+with M the linear part of a norm and 1/σ one number per query. :func:`block_rows` measures each query's own vector, its
+mixing ratio and its completeness error.
 """
 
 import math
@@ -29,17 +28,17 @@ from captum_norm.functional.norms import ratio
 
 @dataclass(frozen=True)
 class Scales:
-    """1/σ of the branch norm and of the final norm at each query, (B, Q, 1); None where there is no such norm."""
+    """1/σ of the branch norm and of the final norm at each query, (B, Q, 1); None for an absent norm."""
 
     branch: Tensor | None
     final: Tensor | None
 
     def at(self, index: Tensor) -> "Scales":
-        """Those of some queries, where the scales are (N, 1) each."""
+        """Select some queries of scales (N, 1)."""
         return Scales(*(None if scale is None else scale[index] for scale in (self.branch, self.final)))
 
     def divide(self, part: Tensor) -> Tensor:
-        """``part``, (B, Q, ...), divided by both σ: what :meth:`Carry.linear` leaves out."""
+        """Divide ``part``, (B, Q, ...), by both σ, which :meth:`Carry.linear` leaves out."""
         for scale in (self.branch, self.final):
             if scale is not None:
                 part = part * scale
@@ -48,12 +47,12 @@ class Scales:
 
 @dataclass(frozen=True)
 class Carry:
-    """The steps behind the output projection that a scope includes.
+    """The steps after the output projection that a scope includes.
 
     Attributes:
-        branch: the norm on the attention output before the residual is added, or a mere gain there, or None.
+        branch: norm, or gain alone, of the attention output before the residual is added, or None.
         residual: whether x_i is added.
-        final: the norm behind the residual sum, or None.
+        final: norm after the residual sum, or None.
     """
 
     branch: Normalization | None = None
@@ -62,30 +61,30 @@ class Carry:
 
     @cached_property
     def norms(self) -> tuple[bool, bool]:
-        """Whether it goes through a branch norm, and through a final norm."""
+        """Whether it has a branch norm, and whether it has a final norm."""
         return self.branch is not None, self.final is not None
 
     def linear(self, part: Tensor) -> Tensor:
-        """A part of the attention output times M_b M_f, (..., D) -> (..., D).
+        """Multiply a part of the attention output by M_b M_f, (..., D) -> (..., D).
 
-        M_b M_f is a constant of the model, so it applies to the rows of the output projection as well.
+        M_b M_f depends on the model alone, so it applies to the rows of the output projection, too.
         """
         return self.linear_final(part if self.branch is None else apply_linear(self.branch, part))
 
     def linear_final(self, part: Tensor) -> Tensor:
-        """A part of the residual stream times M_f, (..., D) -> (..., D)."""
+        """Multiply a part of the residual stream by M_f, (..., D) -> (..., D)."""
         return part if self.final is None else apply_linear(self.final, part)
 
-    def final_bias(self, scales: Scales) -> Tensor | None:  # noqa: ARG002 - of a further norm behind it, it depends on σ
-        """What the final norm adds to every vector, (D,) or (B, Q, D), or None."""
+    def final_bias(self, scales: Scales) -> Tensor | None:  # noqa: ARG002 - subclasses need σ
+        """Return what the final norm adds to every vector, (D,) or (B, Q, D), or None."""
         return None if self.final is None else self.final.bias
 
     def vector(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
-        """A part of the output and one of the residual stream, carried together.
+        """Carry a part of the attention output, together with a part of the residual stream.
 
         Args:
             part: (..., D).
-            stream: what joins it if the carry adds the residual stream, (..., D), or None where nothing does.
+            stream: added if the carry adds the residual stream, (..., D), or None.
             scales: 1/σ at the part's query, (..., 1) each.
 
         Returns:
@@ -98,7 +97,7 @@ class Carry:
         return part if self.final is None or scales.final is None else apply_linear(self.final, part) * scales.final
 
     def constant(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
-        """The same of what belongs to no key: the norms add their β."""
+        """Carry what belongs to no key; unlike :meth:`vector`, add the norms' β."""
         if self.branch is not None and scales.branch is not None:
             part = apply_linear(self.branch, part) * scales.branch
             part = part if self.branch.bias is None else part + self.branch.bias
@@ -106,7 +105,7 @@ class Carry:
         return part if self.final is None or self.final.bias is None else part + self.final.bias
 
     def scales(self, attention_output: Tensor, total: Tensor) -> Scales:
-        """Freeze the norms at what one forward pass computed.
+        """Freeze the norms' statistics at those of one forward pass.
 
         Args:
             attention_output: o, the output projection's whole output, bias included, (B, Q, D).
@@ -118,7 +117,7 @@ class Carry:
 
 @dataclass(frozen=True)
 class CarriedAttention:
-    """The attention output of each query in two parts, times M_b M_f, not yet divided by σ.
+    """Each query's attention output in two parts, times M_b M_f, not divided by σ.
 
     Attributes:
         own: Σ_h α_ii f_h(x_i), (B, Q, D).
@@ -140,7 +139,7 @@ class CarriedAttention:
 
     @cached_property
     def sketch(self) -> Tensor:
-        """Both parts together on the random directions, (B, Q, k)."""
+        """Projection of the whole on the random directions, (B, Q, k)."""
         return (self.own + self.others) @ random_directions(self.own.shape[-1], self.own)
 
 
@@ -154,7 +153,7 @@ class BlockRows(NamedTuple):
         reference: ‖reference‖.
         attention_error: the same for the attention output alone, where no residual can hide an error; times M_b M_f,
             not divided by σ.
-        attention: the size of what the model computed there, alike: ‖own‖ + ‖others‖ + ‖bias‖.
+        attention: its scale, ‖own‖ + ‖others‖ + ‖bias‖, likewise.
     """
 
     own_norm: Tensor
@@ -174,12 +173,12 @@ def block_rows(
     sketch: Tensor,
     reference: Tensor,
 ) -> BlockRows:
-    """Carry a block's own tensors to the end of a scope.
+    """Carry a block's tensors to the end of a scope and measure them there.
 
     Args:
         carry: the scope's steps.
         scales: 1/σ of its norms.
-        attention: both parts of the attention output, carried alike.
+        attention: the attention output, carried by the same norms.
         residual: x, (B, Q, D).
         bias: the output projection's bias b on the random directions, b M_b M_f Ω, (k,), and ‖b M_b M_f‖, or None.
         sketch: Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, Ω the random directions, (B, Q, k).
@@ -206,7 +205,7 @@ def block_rows(
     own_norm, reference_norm, error, attention_error = lengths(
         own, reference, total - reference @ directions, sketch - attention.sketch
     )
-    # The residual and its share belong to v_ii alone, so they are not among the others.
+    # The residual belongs to v_ii alone.
     others_norm = scales.divide(attention.others_norm.unsqueeze(-1)).squeeze(-1)
     joined = Scales(None if carry.residual else scales.branch, scales.final)
     own_norm = joined.divide(own_norm.unsqueeze(-1)).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Measures how near vectors are to each other, as ALTI and value zeroing compare them."""
+"""Computes distances between vectors: L1 for ALTI, cosine for value zeroing."""
 
 import torch
 from torch import Tensor
@@ -10,17 +10,16 @@ from captum_norm.functional.norms import CACHED_ELEMENTS
 def l1_distances(
     whole: Tensor, weights: Tensor, values: Tensor, projection: Tensor, most: int = CACHED_ELEMENTS
 ) -> Tensor:
-    """‖y_i − Σ_h a_ij^h v_j^h W_h‖₁ for every pair, a few keys and queries at a time.
+    """Compute ‖y_i − Σ_h a_ij^h v_j^h W_h‖₁ for every pair (i, j), in chunks of keys and queries.
 
-    An L1 distance does not factor over heads, so the vectors are formed, as matrix products, and reduced at once.
+    An L1 distance does not factor over heads, so the vectors are formed by matrix products and reduced immediately.
 
     Args:
         whole: y, (Q, D).
         weights: a, (H, Q, K).
         values: v, (H, K, d).
         projection: W, (H, d, D).
-        most: how many numbers of (keys, queries, D), and of (keys, H, D), there may be at a time; at least one vector
-            is.
+        most: maximum number of elements of intermediate (keys, queries, D) and (keys, H, D) tensors, or one vector.
 
     Returns:
         (Q, K).
@@ -48,12 +47,12 @@ def l1_distances(
 
 
 def nearness(distances: Tensor, length: Tensor) -> Tensor:
-    """max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁) [Ferrando et al. 2022]: (..., Q, K), ‖y_i‖₁ (..., Q) -> (..., Q, K)."""
+    """Compute max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁) [Ferrando et al. 2022]: (..., Q, K), ‖y_i‖₁ (..., Q) -> (..., Q, K)."""
     return (length.unsqueeze(-1) - distances).clamp(min=0)
 
 
 def cosine_distance(vectors: Tensor, others: Tensor) -> Tensor:
-    """1 − cos(a, b) as ½ ‖a/‖a‖ − b/‖b‖‖², which keeps its digits where both are nearly the same.
+    """Compute 1 − cos(a, b) as ½ ‖a/‖a‖ − b/‖b‖‖², which is accurate for nearly parallel vectors, too.
 
     Args:
         vectors: a, (..., D).

@@ -1,10 +1,9 @@
-"""Freezes the activations of feed-forward networks to slopes: then parts go through alone.
+"""Linearises feed-forward networks by freezing the slopes of their activations, so that parts pass separately.
 
-A network is W_out applied to g(x W_in + b), or to g(x W_gate + b) ⊙ h(x W_up + c) where it is gated. At query i the
-slopes s_i (:mod:`captum_norm.functional.activation`) make it x ↦ x W_in diag(s_i) W_out up to a constant: for n parts
-two products of n × D × F, or, from some n on fewer operations, W_in diag(s_i) W_out once and n × D × D. In a mixture of
-experts each query has its experts and their coefficients, of what they read or what they give, which are taken as
-given.
+A network computes g(x W_in + b) W_out or, if gated, (g(x W_gate + b) ⊙ h(x W_up + c)) W_out. With the slopes s_i at
+query i (:mod:`captum_norm.functional.activation`) it becomes x ↦ x W_in diag(s_i) W_out plus a constant. For n parts
+this takes two products of n × D × F; for large n it is cheaper to form W_in diag(s_i) W_out once, then n × D × D. In a
+mixture of experts, each query's experts and the coefficients of their inputs or outputs are constants.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +16,8 @@ from torch import Tensor
 from captum_norm.functional.activation import Elementwise, gate_slopes, secant_slope
 
 Baseline = Literal["zero", "bias"]
-"""Where the path of the integrated gradients starts: all pre-activations zero, so that biases get a share like every
-part; or what they are without any part, so that the parts share what they add to the biases' own output."""
+"""Start of the integrated-gradients path: at zero pre-activations, where biases get a share like any part, or at the
+biases' pre-activations, where the parts share what they add to the biases' output."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,17 @@ class Affine:
     bias: Tensor | None = None
 
     def linear(self, part: Tensor) -> Tensor:
-        """X W in the dtype of x, (..., inputs) -> (..., outputs)."""
+        """Return x W in the dtype of x, (..., inputs) -> (..., outputs)."""
         return part @ self.weight.to(part.dtype)
 
     def whole(self, inputs: Tensor) -> Tensor:
-        """X W + b, (..., inputs) -> (..., outputs)."""
+        """Return x W + b, (..., inputs) -> (..., outputs)."""
         output = self.linear(inputs)
         return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
 def neuron_outputs(points: Sequence[Tensor], activation: Elementwise, factor: Elementwise | None = None) -> Tensor:
-    """What neurons give at their pre-activations: g(u), or g(u) ⊙ h(w) where they are gated, (..., F)."""
+    """Compute the neurons' outputs from their pre-activations: g(u), or g(u) ⊙ h(w) if gated, (..., F)."""
     hidden = activation(points[0])
     for other in points[1:]:
         hidden = hidden * (other if factor is None else factor(other))
@@ -56,10 +55,10 @@ class Network:
     """One feed-forward network, or one expert.
 
     Attributes:
-        inner: the map into the F neurons; of a gated network the gate's and the other factor's.
-        outer: the map out of them.
+        inner: the map into the F neurons; if gated, those of the gate and of the other factor.
+        outer: the map out of the neurons.
         activation: g.
-        factor: h on the other factor of a gated network, None for the identity.
+        factor: h, on the other factor of a gated network; None for the identity.
     """
 
     inner: tuple[Affine, ...]
@@ -68,15 +67,15 @@ class Network:
     factor: Elementwise | None = None
 
     def hidden(self, points: Sequence[Tensor]) -> Tensor:
-        """What the neurons give at their pre-activations, (..., F)."""
+        """Compute the neurons' outputs from their pre-activations, (..., F)."""
         return neuron_outputs(points, self.activation, self.factor)
 
     def whole(self, inputs: Tensor) -> Tensor:
-        """The network as the model computes it, (..., D) -> (..., D)."""
+        """Compute the network's output as the model does, (..., D) -> (..., D)."""
         return self.outer.whole(self.hidden([affine.whole(inputs) for affine in self.inner]))
 
     def slopes(self, origins: Sequence[Tensor], points: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The slope of each inner map's pre-activation, (..., F) each."""
+        """Compute the slopes for each inner map's pre-activations, (..., F) each."""
         if len(self.inner) == 1:
             return (secant_slope(self.activation, origins[0], points[0]),)
         gate, other = points
@@ -88,9 +87,9 @@ class Use(NamedTuple):
 
     Attributes:
         network: the network.
-        queries: indices of n queries, or None for all of them in order.
-        coefficient: what its output is multiplied by, (n, 1), or None.
-        scale: what its input is multiplied by, (n, 1), or None.
+        queries: indices of its n queries; None for all, in order.
+        coefficient: factor of its output, (n, 1), or None.
+        scale: factor of its input, (n, 1), or None.
     """
 
     network: Network
@@ -99,13 +98,13 @@ class Use(NamedTuple):
     scale: Tensor | None = None
 
     def reads(self, inputs: Tensor) -> Tensor:
-        """What it reads of the inputs of all queries, (N, D) -> (n, D)."""
+        """Select and scale its inputs from those of all queries, (N, D) -> (n, D)."""
         here = inputs if self.queries is None else inputs[self.queries]
         return here if self.scale is None else here * self.scale
 
 
 def written_by(uses: Iterable[Use], inputs: Tensor) -> Tensor:
-    """The sum of the networks' outputs as the model computes it, (N, D) -> (N, D)."""
+    """Sum the networks' outputs as the model does, (N, D) -> (N, D)."""
     total = torch.zeros_like(inputs)
     for use in uses:
         output = use.network.whole(use.reads(inputs))
@@ -114,13 +113,13 @@ def written_by(uses: Iterable[Use], inputs: Tensor) -> Tensor:
     return total
 
 
-class _Share(NamedTuple):
-    """A network frozen at its n queries.
+class _FrozenUse(NamedTuple):
+    """A network linearised at its n queries.
 
     Attributes:
         network: the network.
-        slopes: of each inner map, the coefficient and the scale included, (n, F).
-        rows: the row of each of the N queries in the slopes, −1 where it has none; None where n = N.
+        slopes: for each inner map, coefficient and scale included, (n, F).
+        rows: each of the N queries' row in the slopes, −1 if it has none; None if n = N.
     """
 
     network: Network
@@ -128,7 +127,7 @@ class _Share(NamedTuple):
     rows: Tensor | None
 
     def through(self, parts: Tensor, rows: Tensor) -> Tensor:
-        """Parts (m, D) whose queries have these rows, (m,), through all neurons."""
+        """Carry parts (m, D) of the queries in these rows, (m,), through all neurons."""
         hidden: Tensor | None = None
         for affine, slopes in zip(self.network.inner, self.slopes, strict=True):
             points, factors = affine.linear(parts), slopes.index_select(0, rows)
@@ -140,16 +139,16 @@ class _Share(NamedTuple):
 
 
 class FrozenFeedForward:
-    """A feed-forward network, or several that are added up, linear at each of N queries.
+    """A feed-forward network, or a sum of several, linearised at each of N queries.
 
     Args:
-        uses: the networks whose outputs are added up.
+        uses: the networks to sum.
         inputs: the whole input of each query, (N, D).
-        constant: the part of it that belongs to no key: norms' and projections' biases, (N, D).
-        baseline: where the path starts.
+        constant: the part of it that belongs to no key, from biases of norms and projections, (N, D).
+        baseline: start of the path.
 
     Attributes:
-        constant: what belongs to no part of the output, (N, D): the biases' share, and the output of the path's origin.
+        constant: the output that belongs to no part, (N, D): the biases' share, and the output at the path's start.
     """
 
     def __init__(self, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> None:
@@ -175,24 +174,24 @@ class FrozenFeedForward:
                 total = total.index_add(0, use.queries, output)
                 rows = torch.full((len(inputs),), -1, device=inputs.device)
                 rows[use.queries] = torch.arange(len(use.queries), device=inputs.device)
-            shares.append(_Share(use.network, slopes, rows))
+            shares.append(_FrozenUse(use.network, slopes, rows))
         self.constant, self._shares = total, shares
 
     @property
     def numbers_per_part(self) -> int:
-        """How many numbers :meth:`through` holds at a time for each part beside its result."""
+        """Number of temporary elements that :meth:`through` holds per part, besides its result."""
         width = self.constant.shape[-1]
         neurons = [sum(slope.shape[-1] for slope in share.slopes) for share in self._shares]
         return width + 2 * max(neurons, default=0)
 
     def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
-        """Parts of the input carried to the output.
+        """Carry parts of the input to the output.
 
         Args:
-            parts: (n, D), those of one query beside each other.
+            parts: (n, D), grouped by query.
             queries: the query of each part, (n,).
-            numbers: how many numbers a query's matrix and what it is made of may take; where they take more, parts go
-                through the neurons one by one.
+            numbers: maximum number of elements for one query's matrix and its intermediates; parts of queries that
+                need more go through the neurons one by one.
 
         Returns:
             (n, D).
@@ -227,8 +226,8 @@ class FrozenFeedForward:
                 written.append(torch.zeros_like(parts).index_add(0, chosen, some))
         return sum(written[1:], written[0]) if written else torch.zeros_like(parts)
 
-    def _active(self, query: int) -> "list[tuple[_Share, int, Tensor]]":
-        """The shares that act on a query, its row in each, and which neurons have a slope: with ReLU not all."""
+    def _active(self, query: int) -> "list[tuple[_FrozenUse, int, Tensor]]":
+        """Return the networks acting on a query, its row in each, and a mask of neurons with nonzero slope."""
         active = []
         for share in self._shares:
             row = query if share.rows is None else int(share.rows[query])
@@ -239,7 +238,7 @@ class FrozenFeedForward:
 
     def _matrix_is_cheaper(self, query: int, count: int, numbers: int) -> bool:
         width = self.constant.shape[-1]
-        if count < width // 16:  # far from it, and not worth asking which neurons are live
+        if count < width // 16:  # too few parts to be worth counting the live neurons
             return False
         singly, together, held = 0, count * width, 0
         for share, _, live in self._active(query):
@@ -266,7 +265,7 @@ class FrozenFeedForward:
 
 
 def _selected(matrix: Tensor, axis: int, index: Tensor) -> Tensor:
-    """Some rows or columns; of a matrix stored by columns as of its transpose, which is several times faster."""
+    """Select rows or columns; of a column-major matrix via its transpose, which is several times faster."""
     if matrix.stride(0) < matrix.stride(1):
         return matrix.mT.index_select(1 - axis, index).mT
     return matrix.index_select(axis, index)

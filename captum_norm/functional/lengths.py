@@ -1,9 +1,9 @@
-"""Measures vectors: Euclidean norms that do not underflow, and estimates from projections on a few random directions.
+"""Measures vectors: Euclidean norms that do not underflow, and estimates from a few random projections.
 
-Do the vectors of a decomposition add up to what the model computed? Adding up Σ_j Σ_h α_ij f_h(x_j) exactly costs as
-much as the attention itself. Projected on k random directions Ω it costs k/d of that, and for a vector e the mean of
-‖eᵀΩ‖²/k is ‖e‖² (random signs): an error of the decomposition cannot hide in all directions, and its size is estimated
-without bias (Freivalds' check of a matrix product).
+Checking that a decomposition adds up to what the model computed takes the sum Σ_j Σ_h α_ij f_h(x_j), which costs as
+much as attention itself. Projected on k random directions Ω (random signs) it costs k/d of that. For a vector e the
+mean of ‖eᵀΩ‖²/k is ‖e‖²: an error cannot hide from all directions, and its squared size is estimated without bias
+(Freivalds' check of a matrix product).
 """
 
 import math
@@ -16,13 +16,13 @@ DIRECTIONS = 8
 
 
 def least_exact(dtype: torch.dtype) -> float:
-    """What norms must exceed, so that underflow takes nothing that counts from their squares."""
+    """Return the norm above which underflow in the square costs no significant digits."""
     limits = torch.finfo(dtype)
     return 4 * math.sqrt(limits.tiny / limits.eps)
 
 
 def in_range(norms: Tensor) -> bool:
-    """Whether no norm lost digits in its square: none is zero or next to it, infinite or NaN."""
+    """Return whether no norm lost digits in its square: none is nearly zero, infinite or NaN."""
     if not norms.numel():
         return True
     low, high = norms.detach().aminmax()
@@ -30,19 +30,19 @@ def in_range(norms: Tensor) -> bool:
 
 
 def out_of_range(norms: Tensor) -> Tensor:
-    """True where norms may have lost digits: see :func:`in_range`."""
+    """Return a mask of the norms that may have lost digits; see :func:`in_range`."""
     norms = norms.detach()
     return ((norms > least_exact(norms.dtype)) & (norms < math.inf)).logical_not()
 
 
 def balanced(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors divided by powers of two, so that the largest entry of each is between 1 and 2: no digit changes.
+    """Divide vectors by powers of two to bring their largest entries between 1 and 2, without rounding.
 
     Args:
         vectors: (..., D).
 
     Returns:
-        (..., D) and the powers of two, (..., 1); vectors that are zero, or not finite, are divided by one.
+        (..., D) and the powers of two, (..., 1); zero and non-finite vectors are divided by one.
 
     Example:
         >>> balanced(torch.tensor([[3e-30, 0.0], [0.0, 0.0]]))[0]
@@ -57,10 +57,10 @@ def balanced(vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def length(vectors: Tensor) -> Tensor:
-    """‖x‖, (..., D) -> (...).
+    """Compute ‖x‖, (..., D) -> (...).
 
-    Where squares leave the range of the dtype the vector is divided by a power of two first; elsewhere it is torch's
-    own norm, bit for bit.
+    If its square leaves the dtype's range, the vector is divided by a power of two first; otherwise the result is
+    bitwise equal to torch's.
 
     Example:
         >>> length(torch.tensor([3e-30, 4e-30])), length(torch.tensor([3e30, 4e30]))
@@ -71,9 +71,9 @@ def length(vectors: Tensor) -> Tensor:
 
 
 def lengths(*vectors: Tensor) -> tuple[Tensor, ...]:
-    """:func:`length` of several tensors of one dtype; whether they are in range is asked once, together."""
+    """Compute :func:`length` of several tensors of one dtype, with one range check for all."""
     if vectors[0].is_cuda:
-        return tuple(map(_balanced_length, vectors))  # to ask first would be to wait for the device
+        return tuple(map(_balanced_length, vectors))  # checking the range would synchronise
     norms: list[Tensor] = [torch.linalg.vector_norm(several, dim=-1) for several in vectors]
     if not in_range(norms[0] if len(norms) == 1 else torch.cat([found.detach().flatten() for found in norms])):
         norms = [_refined(*pair) for pair in zip(norms, vectors, strict=True)]
@@ -92,19 +92,19 @@ def _balanced_length(vectors: Tensor) -> Tensor:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """The vectors divided by their lengths, (..., D) -> (..., D); 0 for 0."""
+    """Divide vectors by their lengths, (..., D) -> (..., D); zero stays zero."""
     norms = length(vectors).unsqueeze(-1)
     return vectors / torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
 def random_directions(width: int, like: Tensor) -> Tensor:
-    """Ω, (D, k): random signs, the same on every call. dtype and device are those of ``like``."""
+    """Return Ω, (D, k): random signs, the same on every call, with the dtype and device of ``like``."""
     return _directions(width, like.dtype, like.device)
 
 
 @lru_cache(maxsize=16)
 def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Kept for later calls, which may want gradients that tensors of inference mode cannot take part in.
+    # Later calls may need gradients, which inference tensors do not support.
     with torch.inference_mode(False):
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator, device="cpu")
@@ -112,20 +112,20 @@ def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def estimated_length(sketch: Tensor) -> Tensor:
-    """An estimate of ‖e‖, whose square is unbiased, from e's projections on the directions, (..., k) -> (...)."""
+    """Estimate ‖e‖ from e's projections on the directions, (..., k) -> (...); the square is unbiased."""
     return length(sketch) / math.sqrt(sketch.shape[-1])
 
 
 def relative_error(error: Tensor, reference: Tensor, real: Tensor | None) -> Tensor:
-    """‖error‖ / ‖reference‖ of each example.
+    """Compute ‖error‖ / ‖reference‖ of each example.
 
     Args:
         error: length of the error at each query position, (B, Q).
         reference: length of what the model computed there, (B, Q).
-        real: True at real query positions, (B, Q), or None where all are.
+        real: True at real query positions, (B, Q); None if all are.
 
     Returns:
-        (B,), without unit. NaN if anything was.
+        (B,), dimensionless; NaN if any input is.
     """
     if real is not None:
         real = real.to(error.device)

@@ -1,6 +1,6 @@
-"""Freezes the statistics of layer normalisation: then it is linear, and acts on each part of a sum.
+"""Linearises layer normalisation by freezing its statistics, so that it acts on each part of a sum.
 
-A mere gain (layer scale, a residual multiplier) is the same without statistics.
+A gain alone (layer scale, a residual multiplier) is a normalisation without statistics.
 
 Letters in shape comments: B batch, H heads, Q query positions, K key positions, D model width, d head width.
 """
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Normalization:
-    """The numbers of one LayerNorm or RMSNorm, or of a mere gain.
+    """Parameters of a LayerNorm or RMSNorm, or a gain alone.
 
     Attributes:
         centered: True for LayerNorm (the mean is subtracted), False for RMSNorm.
-        gain: γ, shape (D,) or one number, or None for a gain of one.
-        bias: β, shape (D,), or None.
+        gain: γ, (D,) or a scalar; None for one.
+        bias: β, (D,), or None.
         eps: ε, added to the mean square under the root.
-        statistics: False for a mere gain, which divides by nothing.
+        statistics: False for a gain alone, which divides by nothing.
     """
 
     centered: bool
@@ -31,7 +31,7 @@ class Normalization:
 
 
 def scaled(norm: Normalization | None, factor: Tensor) -> Normalization:
-    """The normalisation times a factor of shape (D,) or one number; the factor alone for None."""
+    """Multiply a normalisation by a factor, (D,) or a scalar; for None, return the factor as a gain."""
     if norm is None:
         return Normalization(centered=False, gain=factor, bias=None, eps=0.0, statistics=False)
     gain = factor if norm.gain is None else norm.gain * factor
@@ -39,7 +39,7 @@ def scaled(norm: Normalization | None, factor: Tensor) -> Normalization:
 
 
 def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
-    """1/σ of the input that the model normalised.
+    """Compute 1/σ of a normalisation's input.
 
     Args:
         norm: the normalisation.
@@ -47,7 +47,7 @@ def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
 
     Returns:
         (..., 1): 1/sqrt(variance + ε) for LayerNorm (biased variance), 1/sqrt(mean square + ε) for RMSNorm, 1 for a
-        mere gain.
+        gain alone.
     """
     if not norm.statistics:
         return torch.ones_like(whole[..., :1])
@@ -58,9 +58,9 @@ def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
 
 
 def apply_linear(norm: Normalization, part: Tensor) -> Tensor:
-    """The linear part of the normalisation, without 1/σ and without β.
+    """Apply the linear part of a normalisation, without 1/σ and β.
 
-    Multiplied by :func:`inverse_scale` of the whole input this is the share of ``part`` in the normalised output:
+    Multiplied by :func:`inverse_scale` of the whole input, this is the share of ``part`` in the normalised output:
     γ ⊙ (part − mean(part)) / σ [Kobayashi et al. 2021].
 
     Args:
@@ -76,6 +76,6 @@ def apply_linear(norm: Normalization, part: Tensor) -> Tensor:
 
 
 def normalize(norm: Normalization, whole: Tensor) -> Tensor:
-    """The normalisation as the model computes it, (..., D) -> (..., D)."""
+    """Normalise as the model does, (..., D) -> (..., D)."""
     output = apply_linear(norm, whole) * inverse_scale(norm, whole)
     return output if norm.bias is None else output + norm.bias

@@ -1,7 +1,7 @@
-"""Computes norms of weighted, transformed vectors without ever forming the vectors.
+"""Computes norms of weighted, transformed vectors without forming the vectors.
 
 Key j's vector through head h is f_h(x_j) = v_jh W_h, with v_jh (d,) its value and W_h (d, D) head h's slice of the
-output projection. A query that weights the heads by a = (α_1, ..., α_H) receives Σ_h a_h f_h(x_j) from key j, and
+output projection. A query with weights a = (α_1, ..., α_H) for key j receives Σ_h a_h f_h(x_j) from it, and
 
     ‖Σ_h a_h f_h‖² = aᵀ G a,    G_hg = ⟨f_h, f_g⟩ = v_h (W_h W_gᵀ) v_gᵀ.
 
@@ -9,9 +9,9 @@ W_h W_gᵀ is a d×d product of the model's weights alone (:func:`weight_gram`, 
 (:func:`key_gram`, once per input); aᵀ G a costs H² products per (query, key) pair (:func:`summed_norms`), against
 H·D for adding up the vectors.
 
-Squares go down to 1e-38 in float32, so norms below 1e-15 lose digits and those below 1e-22 vanish: where values are
-small, or a key has next to no weight. These few are computed from the vectors of their keys instead, in float64
-(:func:`refined_summed_norms`, :func:`refined_head_norms`).
+Squares underflow below 1e-38 in float32: norms below 1e-15 (small values, tiny weights) lose digits, and those below
+1e-22 vanish. These few are recomputed from the keys' vectors in float64 (:func:`refined_summed_norms`,
+:func:`refined_head_norms`).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,17 +21,17 @@ from torch import Tensor
 
 from captum_norm.functional.lengths import in_range, length, out_of_range
 
-# Intermediate results of this many elements (1 MiB in float32) stay in a processor core's cache.
+# Intermediate results of this size (1 MiB in float32) stay in a processor core's cache.
 CACHED_ELEMENTS = 2**18
 
 
 def chunks(length: int, width: int, limit: int = CACHED_ELEMENTS) -> Iterator[slice]:
-    """Cuts ``length`` rows into pieces.
+    """Cut ``length`` rows into slices.
 
     Args:
-        length: how many rows.
-        width: the size of one row, in elements or bytes.
-        limit: the size that a piece may have, in the same unit; one row may be larger. By default a number of elements
+        length: number of rows.
+        width: size of one row, in elements or bytes.
+        limit: maximum size of a slice, in the same unit; a single row may exceed it. By default a number of elements
             that stay in a processor's cache.
 
     Example:
@@ -44,11 +44,11 @@ def chunks(length: int, width: int, limit: int = CACHED_ELEMENTS) -> Iterator[sl
 
 
 def weight_gram(projection: Tensor) -> Tensor:
-    """Inner products between the rows of an output projection, over all pairs of heads.
+    """Compute inner products between the rows of an output projection, over all pairs of heads.
 
     Args:
-        projection: W, (H, d, D): head h's slice maps a value (d,) to the model width (D,). To measure vectors behind a
-            linear map M (a frozen LayerNorm, say) pass W M.
+        projection: W, (H, d, D): head h's slice maps a value (d,) to the model width (D,). To measure vectors after a
+            linear map M (a frozen LayerNorm, say), pass W M.
 
     Returns:
         W Wᵀ, (H·d, H·d).
@@ -58,12 +58,12 @@ def weight_gram(projection: Tensor) -> Tensor:
 
 
 def key_gram(values: Tensor, gram: Tensor, limit: int = CACHED_ELEMENTS) -> Tensor:
-    """The quadratic form of every key: H×H inner products of its transformed vectors.
+    """Compute the quadratic form of every key: H×H inner products of its transformed vectors.
 
     Args:
         values: (B, K, H, d); heads that share a value (grouped-query attention) repeat it.
         gram: :func:`weight_gram` of the output projection, (H·d, H·d).
-        limit: how many elements an intermediate result may have.
+        limit: maximum number of elements of an intermediate result.
 
     Returns:
         T, (B, H, H, K), upper triangular with the off-diagonal entries doubled, so that aᵀ T a = ‖Σ_h a_h f_h‖²:
@@ -88,12 +88,12 @@ def key_gram(values: Tensor, gram: Tensor, limit: int = CACHED_ELEMENTS) -> Tens
 
 
 def transformed_norms(form: Tensor) -> Tensor:
-    """‖f_h(x_j)‖ for every head and key, from :func:`key_gram`: (B, H, H, K) -> (B, H, K)."""
+    """Compute ‖f_h(x_j)‖ for every head and key from :func:`key_gram`, (B, H, H, K) -> (B, H, K)."""
     return root(form.diagonal(dim1=1, dim2=2).transpose(1, 2))
 
 
 def value_norms(values: Tensor, gram: Tensor) -> Tensor:
-    """‖f_h(x_j)‖ alone: what :func:`transformed_norms` gives, from the d×d blocks of the gram on its diagonal.
+    """Compute :func:`transformed_norms` without :func:`key_gram`, from the gram's diagonal d×d blocks.
 
     Args:
         values: (B, K, H, d).
@@ -109,7 +109,7 @@ def value_norms(values: Tensor, gram: Tensor) -> Tensor:
 
 
 def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tensor:
-    """How far the squares of ‖f_h(x_j)‖ are from the directly computed ones, at one key.
+    """Compare the squares of ‖f_h(x_j)‖ with directly computed ones at one key.
 
     Args:
         norms: :func:`value_norms` at that key, (B, H).
@@ -117,43 +117,43 @@ def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tens
         projection: rows of the output projection by head, (H, d, D).
 
     Returns:
-        (B,): the largest of the heads', relative to ‖v_h‖² ‖W_h‖², the size that rounding goes by.
+        (B,): the heads' largest difference, relative to ‖v_h‖² ‖W_h‖², the scale of rounding errors.
     """
     direct = length(values.transpose(0, 1) @ projection).T
     return squared_difference(norms, direct, length(values) * length(projection.flatten(1))).amax(1)
 
 
 def squared_difference(norms: Tensor, others: Tensor, size: Tensor) -> Tensor:
-    """How far apart the squares of norms are, relative to that of a size about as large or larger, (...).
+    """Compute the difference of squared norms, relative to the square of ``size`` (of ``others`` if larger), (...).
 
-    The squares themselves, which may leave the range of the dtype, are never formed.
+    The squares themselves, which may leave the dtype's range, are never formed.
     """
     size = torch.maximum(size, others).clamp(min=torch.finfo(size.dtype).tiny)
     return ((norms - others).abs() / size) * ((norms + others) / size)
 
 
 def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
-    """‖α_ij f_h(x_j)‖ per head [Kobayashi et al. 2020, section 3].
+    """Compute ‖α_ij f_h(x_j)‖ per head [Kobayashi et al. 2020, section 3].
 
     Args:
         weights: α, (B, H, Q, K).
         transformed: :func:`transformed_norms`, (B, H, K).
 
     Returns:
-        (B, H, Q, K), in the units of the model's hidden states; no absolute value is taken, weights are not negative.
+        (B, H, Q, K), in the units of the model's hidden states; weights are taken to be non-negative.
     """
     return weights * transformed.unsqueeze(2)
 
 
 def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
-    """‖Σ_h α_ij f_h(x_j)‖, the norm of the sum over heads [Kobayashi et al. 2020, section 3].
+    """Compute ‖Σ_h α_ij f_h(x_j)‖, the norm of the sum over heads [Kobayashi et al. 2020, section 3].
 
     Args:
         weights: α, (B, H, Q, K).
         form: :func:`key_gram`, (B, H, H, K).
 
     Returns:
-        (B, Q, K), in the units of the model's hidden states (or of what the projection was carried to).
+        (B, Q, K), in the units of the model's hidden states, or of what the projection is carried to.
     """
     alphas = weights.unbind(1)
     squares = weights.new_zeros(())
@@ -167,20 +167,20 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
 
 
 def ratio(others: Tensor, own: Tensor) -> Tensor:
-    """The share others / (others + own) of two non-negative tensors, 0 where both are 0.
+    """Compute others / (others + own) of two non-negative tensors; 0 where both are 0.
 
-    Of norms ‖Σ_{j≠i} v_ij‖ and ‖v_ii‖ it is the mixing ratio: how much of an output comes from elsewhere
+    Of the norms ‖Σ_{j≠i} v_ij‖ and ‖v_ii‖ it is the mixing ratio: how much of an output comes from other positions
     [Kobayashi et al. 2021].
     """
     total = others + own
     if total.isinf().any():
-        # Halves add up where the sum overflows.
+        # The sum of halves does not overflow.
         return ratio(others / 2, own / 2) if others.isfinite().all() and own.isfinite().all() else others / total
     return others / torch.where(total > 0, total, torch.ones_like(total))
 
 
 def root(squares: Tensor) -> Tensor:
-    """Square root of squares that rounding may have pushed below zero, with a gradient of 0, not infinity, at 0."""
+    """Take square roots, of negative rounding errors as of 0, with a gradient of 0, not infinity, at 0."""
     if not squares.requires_grad:
         return squares.clamp(min=0).sqrt()
     positive = squares > 0
@@ -188,20 +188,20 @@ def root(squares: Tensor) -> Tensor:
 
 
 def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
-    """‖Σ_h α_ij f_h(x_j)‖ of :func:`captum_norm.functional.summed_norms`, those out of range anew.
+    """Recompute the norms of :func:`captum_norm.functional.summed_norms` that are out of range.
 
     Args:
         norms: (B, Q, K).
         weights: α, (B, H, Q, K).
         values: (B, K, H, d).
-        projection: gives the rows of the (carried) output projection by head in float64, (H, d, D).
+        projection: returns the rows of the (carried) output projection by head in float64, (H, d, D).
 
     Returns:
-        (B, Q, K), the very same tensor where none is out of range.
+        (B, Q, K); ``norms`` itself if none is out of range.
     """
     if in_range(norms):
         return norms
-    # Where no head has weight, as behind a causal mask, zero is right.
+    # Zero is right where no head has weight, as under a causal mask.
     seen = norms.detach().masked_fill((weights.detach().amax(1) > 0).logical_not(), 1)
     if in_range(seen):
         return norms
@@ -228,15 +228,15 @@ def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, project
 
 
 def refined_head_norms(norms: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
-    """‖f_h(x_j)‖ of :func:`captum_norm.functional.transformed_norms`, those out of range anew.
+    """Recompute the norms of :func:`captum_norm.functional.transformed_norms` that are out of range.
 
     Args:
         norms: (B, H, K).
         values: (B, K, H, d).
-        projection: gives the rows of the (carried) output projection by head in float64, (H, d, D).
+        projection: returns the rows of the (carried) output projection by head in float64, (H, d, D).
 
     Returns:
-        (B, H, K), the very same tensor where none is out of range.
+        (B, H, K); ``norms`` itself if none is out of range.
     """
     if in_range(norms):
         return norms
@@ -253,5 +253,5 @@ def refined_head_norms(norms: Tensor, values: Tensor, projection: Callable[[], T
 
 
 def _transformed(values: Tensor, matrices: Tensor) -> Tensor:
-    """Values (n, H, d) in float64 through each head's matrix, (n, H, D)."""
+    """Multiply values (n, H, d) by each head's matrix in float64, (n, H, D)."""
     return (values.double().transpose(0, 1) @ matrices).transpose(0, 1)

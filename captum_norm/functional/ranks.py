@@ -1,11 +1,11 @@
-"""Correlates ranks."""
+"""Computes ranks and Spearman's correlation."""
 
 import torch
 from torch import Tensor
 
 
 def average_ranks(values: Tensor) -> Tensor:
-    """The ranks of n values from 1, ties sharing the mean of theirs, (n,) -> (n,) in float64.
+    """Rank n values from 1; ties get their mean rank, (n,) -> (n,) in float64.
 
     Example:
         >>> average_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
@@ -17,7 +17,7 @@ def average_ranks(values: Tensor) -> Tensor:
 
 
 def centred_ranks(values: Tensor) -> Tensor:
-    """Twice the distances of n values' ranks from the mean rank, (n,) -> (n,): whole numbers, in float64.
+    """Compute twice the difference of each rank from the mean rank, (n,) -> (n,): integers, in float64.
 
     Example:
         >>> centred_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
@@ -27,7 +27,7 @@ def centred_ranks(values: Tensor) -> Tensor:
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:
-    """Spearman's rank correlation of two lists of n values, (n,) each -> scalar; NaN where one has a single value.
+    """Compute Spearman's rank correlation of two lists of n values, (n,) each -> scalar; NaN if either is constant.
 
     Example:
         >>> spearman(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([10.0, 30.0, 20.0]))
