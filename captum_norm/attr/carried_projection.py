@@ -40,7 +40,7 @@ class CarriedProjection:
     bias: tuple[Tensor, Tensor] | None
 
 
-_kept: WeakKeyDictionary[Block, dict[tuple[object, ...], tuple[tuple[object, ...], CarriedProjection]]]
+_kept: WeakKeyDictionary[Block, dict[tuple[bool, ...], tuple[tuple[object, ...], CarriedProjection]]]
 _kept = WeakKeyDictionary()
 
 
@@ -48,8 +48,7 @@ def carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dtyp
     """A block's projection carried as far as ``carry`` goes: the one that was kept, unless a weight has changed."""
     if torch.is_grad_enabled():
         return _carried_projection(block, carry, heads, dtype)
-    # A carry of another class goes on through further norms.
-    kept, key = _kept.setdefault(block, {}), (type(carry), *carry.norms)
+    kept, key = _kept.setdefault(block, {}), carry.norms
     state = (dtype, *(_state(weight) for weight in _weights(block)))
     if key not in kept or kept[key][0] != state:
         kept[key] = (state, _carried_projection(block, carry, heads, dtype))

@@ -1,6 +1,6 @@
 """Measures whole encoder layers by norms, both normalisations and both residual connections included: GlobEnc."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Unpack, cast
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import LayerTask
-from captum_norm.functional import Carry, Normalization, Scales, apply_linear, inverse_scale
+from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
@@ -55,30 +55,6 @@ class GlobEnc(AttentionMapAttribution):
         return self.reduced_maps(call, request, _EndReducer, feed_forward=True)
 
 
-@dataclass(frozen=True)
-class _EndScales(Scales):
-    """1/σ of the block's norms, of which ``final`` has that of the second norm in it, and of this one alone."""
-
-    second: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class _EndCarry(Carry):
-    """Through the attention block and the second norm."""
-
-    second: Normalization
-
-    def linear_final(self, part: Tensor) -> Tensor:
-        return apply_linear(self.second, super().linear_final(part))
-
-    def final_bias(self, scales: Scales) -> Tensor | None:
-        first = super().final_bias(scales)
-        if first is None or not isinstance(scales, _EndScales):
-            return self.second.bias
-        carried = apply_linear(self.second, first) * scales.second
-        return carried if self.second.bias is None else carried + self.second.bias
-
-
 class _EndReducer(NormReducer):
     """The norms at the end of a post-norm layer, of vectors that go around its feed-forward network."""
 
@@ -103,13 +79,10 @@ class _EndReducer(NormReducer):
         return self.results.norms[END]
 
     def carry(self, scope: Scope) -> Carry:  # noqa: ARG002 - there is one
-        block = self.task.block.carry("atb", self.task.dtype)
-        return _EndCarry(block.branch, residual=True, final=block.final, second=self._second)
+        return replace(self.task.block.carry("atb", self.task.dtype), residual=True, second=self._second)
 
     def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
-        first, end = super().scales(carry, tensors), cast(FeedForwardTensors, tensors.behind)
-        second = inverse_scale(self._second, end.total)
-        return _EndScales(first.branch, second if first.final is None else first.final * second, second)
+        return carry.scales(tensors.projected, tensors.total, cast(FeedForwardTensors, tensors.behind).total)
 
     def ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there is one
         """The residual stream, and what the model computed at the end but for what the network gave."""

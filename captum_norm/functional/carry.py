@@ -28,18 +28,19 @@ from captum_norm.functional.norms import ratio
 
 @dataclass(frozen=True)
 class Scales:
-    """1/σ of the branch norm and of the final norm at each query, (B, Q, 1); None for an absent norm."""
+    """1/σ of a carry's norms at each query, (B, Q, 1); None for an absent norm."""
 
     branch: Tensor | None
     final: Tensor | None
+    second: Tensor | None = None
 
     def at(self, index: Tensor) -> "Scales":
         """Select some queries of scales (N, 1)."""
-        return Scales(*(None if scale is None else scale[index] for scale in (self.branch, self.final)))
+        return Scales(*(None if scale is None else scale[index] for scale in (self.branch, self.final, self.second)))
 
     def divide(self, part: Tensor) -> Tensor:
-        """Divide ``part``, (B, Q, ...), by both σ, which :meth:`Carry.linear` leaves out."""
-        for scale in (self.branch, self.final):
+        """Divide ``part``, (B, Q, ...), by every σ, which :meth:`Carry.linear` leaves out."""
+        for scale in (self.branch, self.final, self.second):
             if scale is not None:
                 part = part * scale
         return part
@@ -53,16 +54,18 @@ class Carry:
         branch: norm, or gain alone, of the attention output before the residual is added, or None.
         residual: whether x_i is added.
         final: norm after the residual sum, or None.
+        second: norm after that one, or None.
     """
 
     branch: Normalization | None = None
     residual: bool = False
     final: Normalization | None = None
+    second: Normalization | None = None
 
     @cached_property
-    def norms(self) -> tuple[bool, bool]:
-        """Whether it has a branch norm, and whether it has a final norm."""
-        return self.branch is not None, self.final is not None
+    def norms(self) -> tuple[bool, bool, bool]:
+        """Whether it has a branch norm, a final norm and a second one."""
+        return self.branch is not None, self.final is not None, self.second is not None
 
     def linear(self, part: Tensor) -> Tensor:
         """Multiply a part of the attention output by M_b M_f, (..., D) -> (..., D).
@@ -73,11 +76,19 @@ class Carry:
 
     def linear_final(self, part: Tensor) -> Tensor:
         """Multiply a part of the residual stream by M_f, (..., D) -> (..., D)."""
-        return part if self.final is None else apply_linear(self.final, part)
+        for norm in (self.final, self.second):
+            part = part if norm is None else apply_linear(norm, part)
+        return part
 
-    def final_bias(self, scales: Scales) -> Tensor | None:  # noqa: ARG002 - subclasses need σ
-        """Return what the final norm adds to every vector, (D,) or (B, Q, D), or None."""
-        return None if self.final is None else self.final.bias
+    def final_bias(self, scales: Scales) -> Tensor | None:
+        """Return what the norms after the residual sum add, (D,), or (B, Q, D) if there are two, or None."""
+        bias = None if self.final is None else self.final.bias
+        if self.second is None or scales.second is None:
+            return bias
+        if bias is None:
+            return self.second.bias
+        bias = apply_linear(self.second, bias) * scales.second
+        return bias if self.second.bias is None else bias + self.second.bias
 
     def vector(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
         """Carry a part of the attention output, together with a part of the residual stream.
@@ -94,25 +105,28 @@ class Carry:
             part = apply_linear(self.branch, part) * scales.branch
         if self.residual and stream is not None:
             part = part + stream
-        return part if self.final is None or scales.final is None else apply_linear(self.final, part) * scales.final
+        return replace(scales, branch=None).divide(self.linear_final(part))
 
     def constant(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
         """Carry what belongs to no key; unlike :meth:`vector`, add the norms' β."""
         if self.branch is not None and scales.branch is not None:
             part = apply_linear(self.branch, part) * scales.branch
             part = part if self.branch.bias is None else part + self.branch.bias
-        part = replace(self, branch=None).vector(part, stream, scales)
-        return part if self.final is None or self.final.bias is None else part + self.final.bias
+        part, bias = replace(self, branch=None).vector(part, stream, scales), self.final_bias(scales)
+        return part if bias is None else part + bias
 
-    def scales(self, attention_output: Tensor, total: Tensor) -> Scales:
+    def scales(self, attention_output: Tensor, total: Tensor, end: Tensor | None = None) -> Scales:
         """Freeze the norms' statistics at those of one forward pass.
 
         Args:
             attention_output: o, the output projection's whole output, bias included, (B, Q, D).
             total: the sum of the (normalised) attention output and the residual, (B, Q, D).
+            end: the input of the second norm, (B, Q, D), if there is one.
         """
-        branch = None if self.branch is None else inverse_scale(self.branch, attention_output)
-        return Scales(branch, None if self.final is None else inverse_scale(self.final, total))
+        inputs = zip((self.branch, self.final, self.second), (attention_output, total, end), strict=True)
+        return Scales(
+            *(None if norm is None or whole is None else inverse_scale(norm, whole) for norm, whole in inputs)
+        )
 
 
 @dataclass(frozen=True)
@@ -197,8 +211,7 @@ def block_rows(
         stream = carry.linear_final(residual)
         total = total + stream @ directions
         own = own + stream if scales.branch is None else torch.addcmul(stream, own, scales.branch)
-    if scales.final is not None:
-        total = total * scales.final
+    total = replace(scales, branch=None).divide(total)
     final_bias = carry.final_bias(scales)
     if final_bias is not None:
         total = total + final_bias @ directions
@@ -207,7 +220,7 @@ def block_rows(
     )
     # The residual belongs to v_ii alone.
     others_norm = scales.divide(attention.others_norm.unsqueeze(-1)).squeeze(-1)
-    joined = Scales(None if carry.residual else scales.branch, scales.final)
+    joined = replace(scales, branch=None) if carry.residual else scales
     own_norm = joined.divide(own_norm.unsqueeze(-1)).squeeze(-1)
     return BlockRows(
         own_norm=own_norm,
