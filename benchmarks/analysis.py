@@ -22,17 +22,17 @@ from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import SAMPLE, Corpus
 from captum_norm.analysis.engine import prepare
 from captum_norm.analysis.registry import ANALYSES
-from captum_norm.analysis.sequences import Batch
+from captum_norm.analysis.sequences import TokenBatch
 from captum_norm.loading import load
 
 
-def work(analysis: Analysis, batches: Sequence[Batch]) -> None:
+def work(analysis: Analysis, batches: Sequence[TokenBatch]) -> None:
     """Run the analysis on some batches."""
     for batch in batches:
         analysis.update(batch, analysis.measure(batch))
 
 
-def forward(model: torch.nn.Module, batches: Sequence[Batch]) -> None:
+def forward(model: torch.nn.Module, batches: Sequence[TokenBatch]) -> None:
     """Run the model alone."""
     with torch.no_grad():
         for batch in batches:
@@ -63,10 +63,10 @@ def main() -> None:
         runs: list[Run] = []
         for name in options.names:
             kind = ANALYSES[name]
-            setting, encoder = prepare(kind, model, tokenizer, corpus, mask_rate=kind.mask_rate)
+            context, encoder = prepare(kind, model, tokenizer, corpus, mask_rate=kind.mask_rate)
             texts = list(islice(corpus.texts(), options.texts))
             batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
-            runs += [partial(forward, model, batches), partial(work, kind(setting), batches)]
+            runs += [partial(forward, model, batches), partial(work, kind(context), batches)]
         taken = alternate(runs, options.repeats, process_time)
         tokens = sum(int(batch.real.sum()) for batch in batches)
         ratios = [f"{plain / own:.2f}" for plain, own in zip(taken[::2], taken[1::2], strict=True)]

@@ -1,4 +1,4 @@
-"""Defines what every analysis is made of."""
+"""Base class of the analyses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import ClassVar, Self, TypedDict
 from torch import Tensor
 
 from captum_norm.analysis.categories import Categories
-from captum_norm.analysis.results import Plot, Table
-from captum_norm.analysis.sequences import Batch
+from captum_norm.analysis.results import AnalysisResult, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch
 from captum_norm.analysis.statistics import Statistic, dump, restore
 from captum_norm.analysis.value_maps import ValueMap
 from captum_norm.attr import Measurements, NormMeter
@@ -19,21 +19,21 @@ from captum_norm.models.layouts import Scope, Stage
 
 @dataclass(frozen=True)
 class AnalysisContext:
-    """What an analysis knows of the model and the corpus before it begins.
+    """The model and the corpus of an analysis.
 
     Attributes:
         meter: measures the model.
         layers: L.
         heads: H.
         causal: whether the model only looks back.
-        scopes: those that the attention blocks have.
-        categories: of the tokens.
-        texts: each token's text, (V,).
-        ranks: of each token id its frequency's rank among all tokens of the corpus in shares of their number, small for
-            frequent tokens, (V,); None where the analysis does not ask for it.
-        stages: the scopes through the layer; empty where the analysis does not ask for them.
-        decode: the text of some token ids.
-        value_maps: where each layer's f is in the model; empty where the analysis does not ask for it.
+        scopes: the scopes of the attention blocks.
+        categories: the categories of tokens.
+        texts: the text of each token, (V,).
+        ranks: the frequency rank of each token id among all tokens of the corpus, as a share of their number, small for
+            frequent tokens, (V,); None if the analysis does not need it.
+        stages: the scopes through the whole layer; empty if the analysis does not need them.
+        decode: returns the text of token ids.
+        value_maps: each layer's f in the model; empty if the analysis does not need it.
     """
 
     meter: NormMeter
@@ -49,17 +49,8 @@ class AnalysisContext:
     value_maps: Sequence[ValueMap] = ()
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What an analysis found: the parts of an :class:`~captum_norm.analysis.results.AnalysisResult` that it knows."""
-
-    summary: Mapping[str, float | None]
-    tables: Sequence[Table]
-    plots: Sequence[Plot] = ()
-
-
-class Asked(TypedDict, total=False):
-    """What an analysis asks of :meth:`captum_norm.NormMeter.measure`."""
+class MeasureOptions(TypedDict, total=False):
+    """Options of :meth:`captum_norm.NormMeter.measure`."""
 
     scopes: Sequence[Scope]
     weights: bool
@@ -69,16 +60,18 @@ class Asked(TypedDict, total=False):
 
 
 class Analysis(ABC):
-    """One of the papers' experiments as a set of statistics that parts of a corpus add to.
+    """One of the papers' experiments, as statistics that are updated batch by batch and merged.
 
     Attributes:
-        name: what the command line calls it.
-        description: what it measures, and of which paper it is.
-        needs_ranks: whether it asks for the frequency ranks of tokens.
-        needs_stages: whether it asks for the scopes through the whole layer.
-        needs_value_maps: whether it asks where attention's affine maps are.
-        mask_rate: the share of tokens that are masked unless another is asked for.
-        context: see :class:`AnalysisContext`.
+        name: its name on the command line.
+        description: what it measures, and the paper it is from.
+        needs_ranks: whether it needs the frequency ranks of tokens.
+        needs_stages: whether it needs the scopes through the whole layer.
+        needs_value_maps: whether it needs attention's affine maps.
+        mask_rate: the default share of masked tokens.
+        context: the model and the corpus.
+        statistics: the statistics by name.
+        options: what to measure in a forward pass.
     """
 
     name: ClassVar[str]
@@ -88,49 +81,48 @@ class Analysis(ABC):
     needs_value_maps: ClassVar[bool] = False
     mask_rate: ClassVar[float] = 0.0
 
+    statistics: Mapping[str, Statistic]
+    options: MeasureOptions
+
     def __init__(self, context: AnalysisContext) -> None:
         self.context = context
 
-    @property
-    @abstractmethod
-    def statistics(self) -> Mapping[str, Statistic]:
-        """What it has seen, by name."""
-
     def merge(self, other: Self) -> None:
-        """Take in what the same analysis saw of another part of the corpus."""
+        """Add the statistics of another part of the corpus."""
         for name, statistic in self.statistics.items():
             statistic.merge(other.statistics[name])
 
     def state(self) -> bytes:
-        """What it has seen, for :meth:`restore`."""
+        """Serialize the statistics, for :meth:`restore`."""
         return dump(self.statistics)
 
     def restore(self, state: bytes) -> None:
-        """Put what another one's :meth:`state` gave in the place of what it has seen."""
+        """Replace the statistics by those that :meth:`state` returned."""
         restore(self.statistics, state)
 
-    def measure(self, batch: Batch) -> Measurements:
-        """One forward pass."""
+    def measure(self, batch: TokenBatch) -> Measurements:
+        """Run the model on a batch."""
         inputs = batch.inputs(next(self.context.meter.model.parameters()).device)
-        (measured,) = self.context.meter.measure(inputs, **self._asked()).values()
+        (measured,) = self.context.meter.measure(inputs, **self.options).values()
         return measured
 
     @abstractmethod
-    def _asked(self) -> Asked:
-        """What a forward pass has to give."""
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
+        """Update the statistics with a batch."""
 
     @abstractmethod
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
+    def result(self) -> AnalysisResult:
+        """Evaluate the statistics; the result has no metadata yet."""
 
-    @abstractmethod
-    def findings(self) -> Findings:
-        """What the statistics say."""
-
-    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """What a store of tokens keeps of each position, (B, S) or (B, S, L) by name.
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Return the values to store for each token, (B, S) or (B, S, L) by name.
 
         Raises:
-            InvalidInputError: there is nothing to keep.
+            InvalidInputError: the analysis has none.
         """
         raise InvalidInputError(f"the analysis {self.name} measures nothing of single tokens; leave the store out")
+
+    def _result(
+        self, summary: Mapping[str, float | None], tables: Sequence[Table], plots: Sequence[Plot]
+    ) -> AnalysisResult:
+        return AnalysisResult(self.name, self.description, summary, tables, plots)

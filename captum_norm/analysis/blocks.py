@@ -1,4 +1,4 @@
-"""Makes the statistics of each block of a corpus, and adds those of all blocks up."""
+"""Computes the statistics of each block of a corpus and merges those of all blocks."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from captum_norm.runs import Record, Save
 
 @dataclass(frozen=True)
 class BlockAnalysis:
-    """Makes a block's statistics, going on with those that were saved before all of its batches were measured.
+    """Computes the statistics of a block; a saved record of an unfinished block is continued.
 
-    In a record they are the analysis's state, its size before it, and what the store has of the block's tokens. Its
-    notes count texts (lines or documents), sequences, their tokens, special ones included, and those that were masked.
+    A record consists of the size of the analysis's state, that state, and the stored tokens of the block. Its notes
+    count texts (lines or documents), sequences, tokens (with special ones) and masked tokens.
     """
 
     kind: type[Analysis]
@@ -28,12 +28,12 @@ class BlockAnalysis:
     store: TokenStore | None
 
     def __call__(self, block: CorpusBlock, saved: Record | None, save: Save) -> Record:
-        """The record of a block."""
+        """Analyze a block."""
         analysis, done = self.kind(self.context), 0
         state, tokens = b"", b""
         if saved is not None:
             done = saved.notes["batches"]
-            state, tokens = parted(saved.content)
+            state, tokens = split_content(saved.content)
             analysis.restore(state)
         if self.store is not None:
             self.store.restore(tokens)
@@ -60,16 +60,16 @@ class BlockAnalysis:
 
 
 def merged(kind: type[Analysis], context: AnalysisContext, records: Iterable[Record]) -> tuple[Analysis, Counter[str]]:
-    """All blocks' statistics, and how much of the corpus was read, added up in the order of the corpus."""
+    """Merge the statistics and counts of all blocks, in the order of the corpus."""
     whole, part, counts = kind(context), kind(context), Counter[str]()
     for record in records:
         counts.update(record.notes["counts"])
-        part.restore(parted(record.content)[0])
+        part.restore(split_content(record.content)[0])
         whole.merge(part)
     return whole, counts
 
 
-def parted(content: bytes) -> tuple[bytes, bytes]:
-    """The analysis's state, and the store's, in what a journal has of a block."""
+def split_content(content: bytes) -> tuple[bytes, bytes]:
+    """Split the content of a record into the states of the analysis and of the token store."""
     end = 8 + int.from_bytes(content[:8])
     return content[8:end], content[end:]

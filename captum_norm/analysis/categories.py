@@ -1,4 +1,4 @@
-"""Sorts the tokens of a vocabulary into special tokens, commas and periods, and others."""
+"""Sorts the tokens of a vocabulary into categories: special tokens, commas and periods, others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _MARKS = (",", ".")
 
 @dataclass(frozen=True)
 class Categories:
-    """Which category each token of a vocabulary is in.
+    """The category of each token of a vocabulary.
 
     Attributes:
-        names: of the C categories: the special tokens' own texts, ``comma, period`` (the punctuation that the paper
-            sets apart [Kobayashi et al. 2020]), ``other``.
-        of_token: the category's number for each token id, (V,).
+        names: the names of the C categories: the special tokens themselves, ``comma, period`` (the punctuation that the
+            paper separates [Kobayashi et al. 2020]), ``other``.
+        of_token: the index of the category of each token id, (V,).
 
     Example:
         >>> from captum_norm.loading import DEFAULT_MODEL, load_tokenizer
@@ -40,13 +40,13 @@ class Categories:
 
     @classmethod
     def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Categories":
-        """The categories of a tokenizer's vocabulary."""
+        """Categorize the vocabulary of a tokenizer."""
         vocabulary: Mapping[str, int] = tokenizer.get_vocab()
         special = {name: getattr(tokenizer, name) for name in _SPECIAL}
         texts = list(dict.fromkeys(text for text in special.values() if text is not None))
         names = (*texts, PUNCTUATION, OTHER)
         of_token = torch.full((1 + max(vocabulary.values()),), len(names) - 1)
-        # Byte-level tokenizers keep the space before a mark, sentencepiece tokenizers the beginning of a word.
+        # Byte-level tokenizers write Ġ for a space before a mark, sentencepiece ▁.
         marks = {prefix + mark for mark in _MARKS for prefix in ("", "▁", "Ġ")}
         of_token[[number for text, number in vocabulary.items() if text in marks]] = len(names) - 2
         for category, text in enumerate(texts):

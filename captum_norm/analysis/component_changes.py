@@ -1,6 +1,5 @@
 """Measures how much each component of a layer changes the map, over a corpus [Kobayashi et al. 2024]."""
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
-from captum_norm.analysis.results import Column, Plot, Table
-from captum_norm.analysis.sequences import Batch, TokenSequence
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch, TokenSequence
 from captum_norm.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, Statistic, number
 from captum_norm.attr import Measurements
 from captum_norm.functional import average_ranks
@@ -22,11 +21,11 @@ _FIELDS = ("change", "direction", "component", "layer", "line", "window", "query
 
 
 class ChangedPairs(Statistic):
-    """The pairs of tokens that a component moves furthest up, and furthest down, in the order of its sequence's pairs.
+    """The pairs of tokens that a component moves furthest up or down among the pairs of their sequence.
 
     Args:
-        components: C.
-        layers: L.
+        components: the number of components, C.
+        layers: the number of layers, L.
     """
 
     def __init__(self, components: int, layers: int) -> None:
@@ -34,16 +33,16 @@ class ChangedPairs(Statistic):
         self._threshold = np.full((2, components, layers), -np.inf)
 
     def thresholds(self) -> Tensor:
-        """What a pair's change must be at least to be kept, (2, C, L): first upwards, then downwards."""
+        """Return the least change of a pair that is kept, (2, C, L), upwards and downwards."""
         return torch.from_numpy(self._threshold)
 
     def add(self, pairs: list[tuple[float, ...]], words: list[tuple[str, str]]) -> None:
-        """Take in pairs, each as (change, direction, component, layer, line, window, query, key), and their words."""
+        """Add pairs, each as (change, direction, component, layer, line, window, query, key), and their words."""
         if pairs:
             self._keep_best(np.array(pairs), np.array(words, np.str_))
 
     def merge(self, other: "ChangedPairs") -> None:
-        """Take in what another part of the corpus gave."""
+        """Add the pairs of another part of the corpus."""
         self._keep_best(other.parts["pairs"], other.parts["words"])
 
     def _keep_best(self, pairs: Any, words: Any) -> None:
@@ -62,19 +61,19 @@ class ChangedPairs(Statistic):
 
 
 class ComponentChanges(Analysis):
-    """1 − Spearman's correlation of the map before and after each component, as by ``contextualization_change``.
+    """1 − Spearman's correlation of the map before and after each component, as in ``contextualization_change``.
 
-    ``macro`` is the mean of the sequences' values, ``micro`` the value for the pairs of all sequences together, whose
-    norms are put in bins of 1/16 of an octave, whatever their size. Of norms that are spread evenly over n bins or more
-    ``micro`` is off by at most about 1/n² (:class:`~captum_norm.analysis.statistics.Counts`): by 0.004 within a single
-    octave. A pair's change is that of its rank among the pairs of its sequence, in shares of their number, from −1 to
-    1; pairs of a token with itself or with a special token are not listed.
+    ``macro`` is the mean over sequences; ``micro`` pools the pairs of all sequences, with norms binned at 1/16 of an
+    octave. If norms are spread evenly over n bins or more, the error of ``micro`` is at most about 1/n²
+    (:class:`~captum_norm.analysis.statistics.Counts`): 0.004 within a single octave. A pair's change is the change of
+    its rank among the pairs of its sequence, as a share of their number, from −1 to 1. Pairs of a token with itself or
+    with a special token are not listed.
     """
 
     name = "contextualization-change"
     description = (
-        "How much each component of a layer changes what its outputs are made of: 1 − Spearman's ρ of the maps before "
-        "and after it, and the pairs of tokens that it moves furthest [Kobayashi et al. 2024]."
+        "How much each component of a layer changes the contextualisation: 1 − Spearman's ρ of the maps before and "
+        "after it, and the pairs of tokens that it moves furthest [Kobayashi et al. 2024]."
     )
     needs_stages = True
 
@@ -86,41 +85,35 @@ class ComponentChanges(Analysis):
         self._macro = Moments(*shape)
         self._micro = Counts(shape[0] * shape[1], NORMS, NORMS)
         self._pairs = ChangedPairs(*shape)
+        self.statistics = {"macro": self._macro, "micro": self._micro, "pairs": self._pairs}
+        self.options = {"scopes": self._scopes}
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        return {"macro": self._macro, "micro": self._micro, "pairs": self._pairs}
-
-    def _asked(self) -> Asked:
-        return {"scopes": self._scopes}
-
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
         maps = torch.stack([measured.norms[scope].cpu() for scope in self._scopes])  # (C + 1, B, L, S, S)
         for row, sequence in enumerate(batch.sequences):
             length = len(sequence.ids)
-            looked_at = torch.ones(length, length, dtype=torch.bool)
+            attended = torch.ones(length, length, dtype=torch.bool)
             if self.context.causal:
-                looked_at = looked_at.tril()
-            norms = maps[:, row, :, :length, :length][..., looked_at]  # (C + 1, L, n)
+                attended = attended.tril()
+            norms = maps[:, row, :, :length, :length][..., attended]  # (C + 1, L, n)
             ranks = torch.stack([average_ranks(values) for values in norms.flatten(0, 1)]).unflatten(0, norms.shape[:2])
             change = 1 - _correlations(ranks)  # (C, L)
             self._macro.add(change[None], ~change.isnan()[None])
             self._count(norms)
-            self._list((ranks[1:] - ranks[:-1]) / norms.shape[-1], looked_at, sequence, batch.categories[row, :length])
+            self._list((ranks[1:] - ranks[:-1]) / norms.shape[-1], attended, sequence, batch.categories[row, :length])
 
     def _count(self, norms: Tensor) -> None:
         places = NORMS.places(norms).long()
         groups = torch.arange(len(self._components) * self.context.layers).view(len(self._components), -1, 1)
         self._micro.add((groups * NORMS.size + places[:-1]) * NORMS.size + places[1:])
 
-    def _list(self, changes: Tensor, looked_at: Tensor, sequence: TokenSequence, categories: Tensor) -> None:
-        """Keep the pairs of one sequence, (C, L, n), that changed more than those known."""
+    def _list(self, changes: Tensor, attended: Tensor, sequence: TokenSequence, categories: Tensor) -> None:
+        """Keep the pairs of one sequence that changed most; ``changes`` are (C, L, n)."""
         ordinary = categories >= len(self.context.categories.names) - 2
         listed = ordinary[:, None] & ordinary & ~torch.eye(len(ordinary), dtype=torch.bool)
-        queries, keys = looked_at.nonzero(as_tuple=True)
-        both = torch.stack([changes, -changes]).where(listed[looked_at], -torch.inf)  # (2, C, L, n)
+        queries, keys = attended.nonzero(as_tuple=True)
+        both = torch.stack([changes, -changes]).where(listed[attended], -torch.inf)  # (2, C, L, n)
         found, places = both.topk(min(_KEPT, both.shape[-1]))
         better = (found >= self._pairs.thresholds()[..., None]) & (found > 0)
         rows, words = list[tuple[float, ...]](), list[tuple[str, str]]()
@@ -133,15 +126,15 @@ class ComponentChanges(Analysis):
         self._pairs.add(rows, words)
 
     def _word(self, sequence: TokenSequence, position: int) -> str:
-        """The word that a token is a part of."""
+        """The word to which a token belongs."""
         ids = [sequence.ids[position]]
         if sequence.words is not None:
             word = sequence.words[position]
             ids = [token for token, other in zip(sequence.ids, sequence.words, strict=True) if other == word]
         return self.context.decode(ids).strip()
 
-    def findings(self) -> Findings:
-        """What the statistics say."""
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
         micro = 1 - np.array(self._micro.spearman()).reshape(self._macro.count.shape)
         labels = [f"{place + 1}. {component}" for place, component in enumerate(self._components)]
         layers = range(self.context.layers)
@@ -199,7 +192,7 @@ class ComponentChanges(Analysis):
             Plot("change", "heat", by_layer.title, "layers", "layer", "component", value="macro"),
             Plot("change-by-layer", "line", by_layer.title, "layers", "layer", "macro", "component", "sd"),
         ]
-        return Findings(summary, [by_component, by_layer, pairs], plots)
+        return self._result(summary, [by_component, by_layer, pairs], plots)
 
     def _listed(self) -> list[tuple[Any, Any]]:
         return list(zip(self._pairs.parts["pairs"].tolist(), self._pairs.parts["words"].tolist(), strict=True))
@@ -213,7 +206,7 @@ class ComponentChanges(Analysis):
 
 
 def _correlations(ranks: Tensor) -> Tensor:
-    """Of the ranks before and after each component, (C + 1, L, n) -> (C, L); NaN where there is nothing to order."""
+    """Correlations of the ranks before and after each component, (C + 1, L, n) -> (C, L); NaN for equal ranks."""
     centered = ranks - ranks.mean(-1, keepdim=True)
     lengths = centered.norm(dim=-1)
     correlation: Tensor = (centered[:-1] * centered[1:]).sum(-1) / (lengths[:-1] * lengths[1:])

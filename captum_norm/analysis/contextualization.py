@@ -1,4 +1,4 @@
-"""Measures how much each component of a layer changes what its outputs are made of."""
+"""Measures how much each component of a layer changes the contextualisation."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,16 +15,16 @@ from captum_norm.models.layouts import Scope
 
 @dataclass(frozen=True)
 class ContextualizationChange:
-    """1 − ρ of the maps before and after each component, ρ Spearman's rank correlation of their entries.
+    """1 − ρ of the maps before and after each component, with ρ Spearman's rank correlation of their entries.
 
-    0 where a component leaves the order of all entries as it was, 2 where it reverses it. Entries are all pairs of real
-    positions, of causal models those that look back. NaN where there is nothing to order: one position, or one value.
+    0 if a component keeps the order of all entries, 2 if it reverses it. Entries are all pairs of real positions; in
+    causal models, those with the key at or before the query. NaN for a single position, or if all entries are equal.
 
     Attributes:
-        components: the names of the C components behind attention, in the order of the layer.
-        scopes: the scopes of the maps, that of attention first: component c is between scope c and c + 1.
-        per_example: (B, L, C).
-        micro: of the entries of all examples taken together, (L, C).
+        components: the names of the C components after attention, in the order of the layer.
+        scopes: the scopes of the maps, attention first: component c is between scopes c and c + 1.
+        per_example: the change in each example, (B, L, C).
+        micro: the change over the pooled entries of all examples, (L, C).
     """
 
     components: tuple[str, ...]
@@ -34,24 +34,24 @@ class ContextualizationChange:
 
     @property
     def macro(self) -> Tensor:
-        """The mean over the examples that have something to order, (L, C); NaN where none has."""
+        """The mean over examples, (L, C), without NaN; NaN if all are."""
         return self.per_example.nanmean(0)
 
 
 def contextualization_change(
     model: nn.Module, inputs: Inputs, additional_forward_args: Any = None, **options: Unpack[MeterOptions]
 ) -> ContextualizationChange:
-    """How much each component of each layer changes the map [Kobayashi et al. 2024].
+    """Measure how much each component of each layer changes the map [Kobayashi et al. 2024].
 
     Args:
-        model: a model with one stack of layers; of an encoder–decoder model its encoder.
-        inputs: as for :meth:`captum_norm.NormMeter.measure`.
-        additional_forward_args: as there.
+        model: a model with one stack of layers, such as the encoder of an encoder–decoder model.
+        inputs: see :meth:`captum_norm.NormMeter.measure`.
+        additional_forward_args: see there.
         options: see :class:`captum_norm.MeterOptions`.
 
     Raises:
-        InvalidInputError: for an encoder–decoder model, or layers that are not all arranged alike.
-        UnsupportedScopeError: if the layers' feed-forward networks are not understood.
+        InvalidInputError: for an encoder–decoder model, or layers of different arrangements.
+        UnsupportedScopeError: if the feed-forward networks are not understood.
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
 
     Example:
@@ -72,7 +72,7 @@ def contextualization_change(
     chosen = [[stage[example][:, pair].unbind() for stage in maps] for example, pair in enumerate(pairs.cpu())]
 
     def changes(stages: list[Any]) -> Tensor:
-        """(L, C) of the maps' entries, by stage and layer."""
+        """From the entries by stage and layer, (L, C)."""
         steps = [
             torch.stack([1 - spearman(*layer) for layer in zip(before, after, strict=True)])
             for before, after in pairwise(stages)

@@ -1,4 +1,4 @@
-"""Reads text of any size in blocks, by lines or by documents that blank lines separate."""
+"""Reads text of any size in blocks of lines, or of documents separated by blank lines."""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.texts import is_regular_file, read_lines
 
 Unit = Literal["lines", "documents"]
-"""What is one text: a line, or all lines up to a blank one."""
+"""A text: one line, or all lines up to a blank one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,15 @@ class CorpusBlock:
     """Consecutive texts of a corpus.
 
     Attributes:
-        index: which block of the corpus, from 0.
-        texts: each with the number of its first line, from 1.
+        index: its index in the corpus.
+        texts: the texts, each with the number of its first line, from 1.
     """
 
     index: int
     texts: tuple[tuple[int, str], ...]
 
     def content(self) -> Iterator[str]:
-        """The texts and where they are: blocks that have the same are the same."""
+        """Yield the texts with their line numbers, which identify the block."""
         return (f"{number} {text}\n" for number, text in self.texts)
 
     def __len__(self) -> int:
@@ -40,12 +40,12 @@ class CorpusBlock:
 
 @dataclass(frozen=True, slots=True)
 class CorpusFacts:
-    """What is known of a corpus when it has been read once.
+    """The size and hash of a corpus.
 
     Attributes:
-        texts: how many texts there are.
-        sha256: a hash of the texts, a line feed behind each: of a file without blank lines that ends with a line feed,
-            the file's own.
+        texts: the number of texts.
+        sha256: a hash of the texts, each with a line feed: the hash of the file itself if it has no blank lines and
+            ends with a line feed.
     """
 
     texts: int
@@ -54,16 +54,16 @@ class CorpusFacts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text file; blank lines are no texts.
+    """A text file; blank lines are skipped.
 
     Attributes:
         path: the file, UTF-8; ``.gz``, ``.xz`` and ``.bz2`` are decompressed.
-        unit: what is one text.
-        limit: read only so many texts; all if None.
-        name: what results call it; the file's name if None.
+        unit: whether a text is a line or a document.
+        limit: the number of texts to read; all if None.
+        name: its name in results; the file's name if None.
 
     Raises:
-        InvalidInputError: there is no such file, it is not a regular one, or an option is none.
+        InvalidInputError: there is no such file, it is not a regular file, or an option is invalid.
 
     Example:
         >>> corpus = Corpus(SAMPLE, limit=2)
@@ -88,7 +88,7 @@ class Corpus:
         return Path(self.path).name if self.name is None else self.name
 
     def texts(self) -> Iterator[tuple[int, str]]:
-        """Each text with the number of its first line, from 1.
+        """Read each text with the number of its first line, from 1.
 
         Raises:
             InvalidInputError: a line is not UTF-8, or a compressed file is damaged.
@@ -96,7 +96,7 @@ class Corpus:
         return islice(self._lines() if self.unit == "lines" else self._documents(), self.limit)
 
     def blocks(self, size: int) -> Iterator[CorpusBlock]:
-        """The texts in blocks of ``size``, the last one perhaps smaller."""
+        """Read the texts in blocks of ``size``; the last one may be smaller."""
         texts = self.texts()
         for index in count():
             block = tuple(islice(texts, size))
@@ -105,10 +105,10 @@ class Corpus:
             yield CorpusBlock(index, block)
 
     def facts(self) -> CorpusFacts:
-        """How many texts there are, and their hash; reads all of them.
+        """Read all texts, to count and hash them.
 
         Raises:
-            InvalidInputError: there is none; see :meth:`texts`.
+            InvalidInputError: there are none; see :meth:`texts`.
         """
         digest, texts = hashlib.sha256(), 0
         for _, text in self.texts():
@@ -135,4 +135,4 @@ class Corpus:
 
 
 SAMPLE = Path(__file__).parent / "data" / "europarl-en.txt"
-"""The text that comes with the package: sentences of the European Parliament's proceedings, one a line."""
+"""The sample in the package: sentences from the proceedings of the European Parliament, one in each line."""

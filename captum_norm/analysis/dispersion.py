@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
-from captum_norm.analysis.results import Cell, Column, Plot, Table
-from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import Array, Moments, Statistic, number
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch
+from captum_norm.analysis.statistics import Array, Moments, number
 from captum_norm.attr import Measurements
 
 _TRANSFORMED, _INPUT = "‖f(x)‖", "‖x‖"
@@ -17,43 +17,37 @@ _TRANSFORMED, _INPUT = "‖f(x)‖", "‖x‖"
 class Dispersion(Analysis):
     """Mean, standard deviation, coefficient of variation (SD over mean) and range of ‖f(x)‖ and ‖x‖ over all tokens.
 
-    ‖f(x)‖ is that of each head; x is the residual stream that enters the block: what attention reads in a post-norm
-    layer, in others its normalisation.
+    ‖f(x)‖ is measured for each head. x is the residual stream at the start of the block, which attention reads directly
+    in a post-norm layer and after normalisation in others.
     """
 
     name = "dispersion"
     description = (
-        "How much the lengths of transformed vectors f(x) differ from token to token, by layer and head, and those of "
-        "the residual stream x by layer [Kobayashi et al. 2020, section 4]."
+        "How much the lengths of the transformed vectors f(x) vary over tokens, by layer and head, and those of the "
+        "residual stream x, by layer [Kobayashi et al. 2020, section 4]."
     )
 
     def __init__(self, context: AnalysisContext) -> None:
         super().__init__(context)
         self._transformed = Moments(context.layers, context.heads)
         self._inputs = Moments(context.layers)
+        self.statistics = {"transformed": self._transformed, "inputs": self._inputs}
+        self.options = {"head_norms": True, "maps": False}
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        return {"transformed": self._transformed, "inputs": self._inputs}
-
-    def _asked(self) -> Asked:
-        return {"head_norms": True, "maps": False}
-
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
         lengths, inputs = _lengths(measured)
         real = batch.real.to(lengths.device)
         self._transformed.add(lengths.permute(0, 3, 1, 2).flatten(0, 1), real.flatten()[:, None, None])
         self._inputs.add(inputs.transpose(1, 2).flatten(0, 1), real.flatten()[:, None])
 
-    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
         """See :class:`Analysis`."""
         lengths, inputs = _lengths(measured)
         return {"transformed": lengths.mean(2).transpose(1, 2), "input": inputs.transpose(1, 2)}
 
-    def findings(self) -> Findings:
-        """What the statistics say."""
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
         mean, variation = self._transformed.mean, _variation(self._transformed)  # (L, H)
         measures = (
             Column("mean", "mean length"),
@@ -116,7 +110,7 @@ class Dispersion(Analysis):
             Plot("lengths-by-layer", "line", "Length by layer", "layers", "layer", "mean", "vector", "sd"),
             Plot("variation", "heat", "Coefficient of variation", "heads", "head", "layer", value="cv"),
         ]
-        return Findings(summary, [overall, by_layer, by_head], plots)
+        return self._result(summary, [overall, by_layer, by_head], plots)
 
 
 def _lengths(measured: Measurements) -> tuple[Any, Any]:

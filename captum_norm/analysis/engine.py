@@ -1,8 +1,9 @@
-"""Runs an analysis over a corpus, whose blocks several processes may share and a killed run goes on with."""
+"""Runs an analysis over a corpus, block by block; a run can be resumed and shared by several processes."""
 
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ from torch import nn
 
 from captum_norm import bars
 from captum_norm.analysis.analysis import Analysis, AnalysisContext
-from captum_norm.analysis.blocks import BlockAnalysis, merged, parted
+from captum_norm.analysis.blocks import BlockAnalysis, merged, split_content
 from captum_norm.analysis.categories import Categories
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.frequencies import count_tokens, frequency_ranks, read_ranks
@@ -61,43 +62,43 @@ def analyze(
 ) -> AnalysisResult | None:
     """Run one of the papers' experiments on a model and a corpus of any size.
 
-    Only sufficient statistics are kept, so memory does not grow with the corpus. They are made block by block and added
-    up in the order of the blocks: with ``out`` finished blocks wait in the folder ``OUT/NAME.parts``, of a block that
-    takes long every few seconds what has been measured, and a run that was killed at any moment goes on from there when
-    it is started again; several processes share the blocks, block b being made by process b mod ``world_size``. In
-    every case the result is the same, bit for bit, as long as the processes compute alike (same device, same number of
-    threads). A run goes on only with the same text, options, weights, configuration, tokenizer and versions.
+    Only sufficient statistics are kept, so memory does not grow with the corpus. They are computed block by block and
+    merged in the order of the blocks. With ``out``, finished blocks, and every few seconds the state of an unfinished
+    one, are saved in the folder ``OUT/NAME.parts``: a run that was killed at any moment resumes from there, and several
+    processes share the blocks (process b mod ``world_size`` computes block b). The result is always the same, bit for
+    bit, as long as the processes compute alike (same device, same number of threads). A run resumes only with the same
+    text, options, weights, configuration, tokenizer and versions.
 
     Args:
-        name: which one, of :data:`~captum_norm.analysis.registry.ANALYSES`.
-        model: a Transformer of Hugging Face; of an encoder–decoder model the encoder is measured. It is left as it is.
+        name: a name in :data:`~captum_norm.analysis.registry.ANALYSES`.
+        model: a Transformer of Hugging Face; the encoder of an encoder–decoder model is measured. It is not changed.
         tokenizer: its tokenizer.
         corpus: the text.
-        out: a folder for unfinished work; it is made if its parent exists.
+        out: a folder for unfinished work; created if its parent exists.
         seed: decides which tokens are masked.
-        mask_rate: the share of ordinary tokens that the mask token replaces; the analysis's own if None, 0 where the
-            tokenizer has no mask token.
-        max_length: the most tokens of a sequence; what model and tokenizer allow if None. Longer lines are cut off,
-            longer documents become several sequences.
-        batch_tokens: the most tokens of a batch, padding included.
-        block_texts: texts a block, which length buckets are made of.
-        frequencies: a list of tokens, the most frequent first, where ranks do not come from the corpus itself; see
+        mask_rate: the share of ordinary tokens that the mask token replaces; None for the analysis's default, or 0 if
+            the tokenizer has no mask token.
+        max_length: the largest number of tokens in a sequence; None for the limit of model and tokenizer. Longer lines
+            are truncated, longer documents become several sequences.
+        batch_tokens: the largest number of tokens in a batch, padding included.
+        block_texts: the number of texts in a block, whose sequences are batched by length.
+        frequencies: a list of tokens, the most frequent first, to rank tokens by instead of the corpus; see
             :func:`captum_norm.analysis.frequencies.read_ranks`.
-        tokens: also store what is measured of each token, as this Parquet file.
-        restart: whether to discard what an unfinished run left.
+        tokens: also store the values of each token, in this Parquet file.
+        restart: whether to discard unfinished work.
         rank: the number of this process; see :func:`captum_norm.runs.torchrun_rank`.
-        world_size: the number of processes, all called in the same way, with ``out`` in common.
-        model_name: what results call the model; its class if None.
-        command: the command that made the result, for its metadata.
-        save: called with the result; only when it returns is the unfinished work removed.
-        report: told of what is not the result itself: blocks that were finished before, waiting for other processes.
+        world_size: the number of processes, all called with the same arguments and a common ``out``.
+        model_name: the model's name in results; its class if None.
+        command: the command line, for the metadata.
+        save: called with the result; unfinished work is removed once it returns.
+        report: called with messages about the run: blocks finished earlier, waiting for other processes.
 
     Returns:
         The result; None in all processes but the first.
 
     Raises:
-        InvalidInputError: there is no such analysis, the corpus has no text, an option does not fit, an unfinished run
-            in ``out`` had other settings, the folder is not one of a run, or it cannot be read or written.
+        InvalidInputError: the analysis is unknown, the corpus has no text, an option is invalid, the unfinished run
+            in ``out`` has other settings, or the folder belongs to no run or cannot be read or written.
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
 
     Example:
@@ -113,7 +114,7 @@ def analyze(
         raise InvalidInputError(f"got batch_tokens={batch_tokens} and block_texts={block_texts}; expected at least 1")
     check_rank(rank, world_size)
     if out is None and world_size > 1:
-        raise InvalidInputError(f"got {world_size} processes, which need a folder in common; name it with --out (out=)")
+        raise InvalidInputError(f"got {world_size} processes, which need a common folder; name it with --out (out=)")
     kind = ANALYSES[name]
     if mask_rate is None:
         mask_rate = kind.mask_rate if tokenizer.mask_token_id is not None else 0.0
@@ -165,13 +166,10 @@ def analyze(
             if rank > 0:
                 return None
             analysis, counts = merged(kind, context, journal.records())
-            found = analysis.findings()
             if store is not None and tokens is not None:
-                store.merge((parted(record.content)[1] for record in journal.records()), Path(tokens))
-            result = AnalysisResult(
-                analysis=name,
-                description=kind.description,
-                summary=found.summary,
+                store.merge((split_content(record.content)[1] for record in journal.records()), Path(tokens))
+            result = replace(
+                analysis.result(),
                 metadata={
                     "model": model_name or type(model).__name__,
                     "model_class": type(model).__name__,
@@ -181,21 +179,19 @@ def analyze(
                     "versions": versions(),
                     "command": command,
                 },
-                tables=found.tables,
-                plots=found.plots,
             )
             save(result)
     return result
 
 
 def journal_of(name: str, folder: Path, job: Job, report: Callable[[str], None] = lambda _: None) -> Journal:
-    """The unfinished work of an analysis, in the folder that its results go to."""
+    """Return the journal of an analysis in its output folder."""
     return Journal(folder / f"{name}.parts", f"{folder / name}", job, report)
 
 
 @contextmanager
 def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
-    """Where unfinished work is; gone in the end if it has no name."""
+    """Create the output folder, or a temporary one."""
     if out is None:
         with TemporaryDirectory(prefix="captum-norm-") as name:
             yield Path(name)
@@ -210,7 +206,7 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
 
 
 def _with_digest(path: str | PathLike[str] | None) -> str | None:
-    """The name of a file and a hash of it; the name alone where none can be read, which its reader will say."""
+    """The name of a file and its hash; only the name of an unreadable file, which its reader will report."""
     if path is None:
         return None
     try:
@@ -231,20 +227,20 @@ def prepare(
     max_length: int | None = None,
     frequencies: str | PathLike[str] | None = None,
 ) -> tuple[AnalysisContext, Encoder]:
-    """What an analysis is told beforehand: the model's structure, seen on the first text, and frequencies.
+    """Prepare an analysis: find the model's structure on the first text, and rank tokens by frequency.
 
     Args:
         kind: the analysis.
-        model: as for :func:`analyze`, and so the others.
-        tokenizer: as there.
-        corpus: as there.
-        seed: as there.
+        model: see :func:`analyze`, also for the other arguments.
+        tokenizer: see there.
+        corpus: see there.
+        seed: see there.
         mask_rate: the share of ordinary tokens that the mask token replaces.
-        max_length: as there.
-        frequencies: as there.
+        max_length: see there.
+        frequencies: see there.
 
     Returns:
-        The context, and what makes batches of the corpus's texts.
+        The context, and the encoder for the texts of the corpus.
     """
     if max_length is None:
         max_length = longest(model, tokenizer)
@@ -266,7 +262,7 @@ def prepare(
         counts = sum((count_tokens(encoder.sequences(block.texts), size) for block in blocks), np.zeros(size, np.int64))
         ranks = frequency_ranks(counts, listed)
     elif frequencies is not None:
-        raise InvalidInputError(f"got a list of frequencies, which the analysis {kind.name} has no use for")
+        raise InvalidInputError(f"got a list of frequencies, which the analysis {kind.name} does not use")
     texts = [""] * size
     for text, number in vocabulary.items():
         texts[number] = text

@@ -1,14 +1,14 @@
-"""Measures how much attention's affine map and the normalisation behind it stretch vectors [Kobayashi et al. 2021]."""
+"""Measures how much attention's affine map and the following normalisation stretch vectors [Kobayashi et al. 2021]."""
 
 from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
-from captum_norm.analysis.results import Cell, Column, Plot, Table
-from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import Array, Moments, Statistic, number
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.results import AnalysisResult, Cell, Column, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch
+from captum_norm.analysis.statistics import Array, Moments, number
 from captum_norm.analysis.value_maps import AffineMap
 from captum_norm.attr import Measurements
 
@@ -16,15 +16,15 @@ from captum_norm.attr import Measurements
 class ExpansionRate(Analysis):
     """Singular values of f and of the normalisation, and their root mean square: the expansion rate.
 
-    f(x) = Σ_h f_h(x) = x W + b adds up all heads without the output projection's bias. It is linear on (x, 1), by the
-    matrix [[W, 0], [b, 1]], whose D + 1 singular values are meant. The normalisation behind the residual connection of
-    a post-norm layer is, with frozen statistics, γ ⊙ (I − 11ᵀ/D) / σ, without β; 1/σ is its mean over all tokens of the
+    f(x) = Σ_h f_h(x) = x W + b sums all heads, without the bias of the output projection. It is linear in (x, 1) with
+    the matrix [[W, 0], [b, 1]], which has D + 1 singular values. The normalisation after the residual connection of a
+    post-norm layer is, with frozen statistics, γ ⊙ (I − 11ᵀ/D) / σ, without β; 1/σ is averaged over all tokens of the
     corpus.
     """
 
     name = "expansion-rate"
     description = (
-        "How much the affine map f of all heads together, and the layer normalisation behind attention, stretch "
+        "How much the affine map f of all heads together, and the layer normalisation after attention, stretch "
         "vectors: singular values and their root mean square [Kobayashi et al. 2021]."
     )
     needs_value_maps = True
@@ -32,29 +32,23 @@ class ExpansionRate(Analysis):
     def __init__(self, context: AnalysisContext) -> None:
         super().__init__(context)
         self._scale = Moments(context.layers)
+        self.statistics = {"scale": self._scale}
+        self.options = {"scopes": ["attn_res_ln" if "attn_res_ln" in self.context.scopes else "attn"], "maps": False}
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        return {"scale": self._scale}
-
-    def _asked(self) -> Asked:
-        return {"scopes": ["attn_res_ln" if "attn_res_ln" in self.context.scopes else "attn"], "maps": False}
-
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
         if measured.norm_scale is not None:
             real = batch.real.to(measured.norm_scale.device)
             self._scale.add(measured.norm_scale.transpose(1, 2).flatten(0, 1), real.flatten()[:, None])
 
-    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:
         """See :class:`Analysis`."""
         if measured.norm_scale is None:
             return super().token_values(batch, measured)
         return {"norm_scale": measured.norm_scale.transpose(1, 2)}
 
-    def findings(self) -> Findings:
-        """What the statistics and the weights say."""
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
         affine, norms = list[Array](), list[Array | None]()
         for found, scale in zip(self.context.value_maps, self._scale.mean, strict=True):
             layer = found.read()
@@ -87,7 +81,7 @@ class ExpansionRate(Analysis):
             Plot("rate-by-layer", "line", by_layer.title, "layers", "layer", "rate"),
             Plot("spectrum", "line", "Singular values of f", "singular-values", "index", "f", "layer"),
         ]
-        return Findings(summary, [by_layer, spectrum], plots)
+        return self._result(summary, [by_layer, spectrum], plots)
 
 
 def _homogeneous(layer: AffineMap) -> Array:

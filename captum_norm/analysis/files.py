@@ -1,4 +1,4 @@
-"""Writes the numbers of an analysis as CSV and JSON, and reads them again."""
+"""Formats the numbers of an analysis as CSV and JSON, and reads them back."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from captum_norm.tables import csv_text, json_text
 from captum_norm.texts import quoted, read_text
 
 RESULTS = "results.json"
-"""The file that has everything."""
+"""The file with the complete result."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _LONGEST_REASON = 300
@@ -26,20 +26,20 @@ Made = TypeVar("Made", Column, Plot)
 
 
 def number_files(result: AnalysisResult) -> dict[str, bytes]:
-    """The contents of ``TABLE.csv`` for each table and of ``results.json``, which has everything, by file name.
+    """Format each table as ``TABLE.csv`` and the complete result as ``results.json``; returns contents by file name.
 
     Raises:
-        InvalidInputError: a name is not unique or no file's name, or a number is not finite.
+        InvalidInputError: a name is not unique or cannot be a file name, or a number is not finite.
     """
     _check(result)
     return {f"{table.name}.csv": _csv(table) for table in result.tables} | {RESULTS: _json(result)}
 
 
 def read_result(directory: str | os.PathLike[str]) -> AnalysisResult:
-    """A result from the folder that :func:`captum_norm.visualization.write_report` wrote it into.
+    """Read a result from the folder into which :func:`captum_norm.visualization.write_report` wrote it.
 
     Raises:
-        InvalidInputError: the folder has no ``results.json``, or another kind of file of that name.
+        InvalidInputError: the folder has no ``results.json``, or the file is not the result of an analysis.
     """
     path = Path(directory) / RESULTS
     if not path.exists():
@@ -56,45 +56,45 @@ def read_result(directory: str | os.PathLike[str]) -> AnalysisResult:
 
 
 def _result(told: Any) -> AnalysisResult:
-    """The result that a JSON document tells of.
+    """Parse a result.
 
     Raises:
-        AttributeError: it tells of something else.
+        AttributeError: the document is something else.
         KeyError: likewise.
         TypeError: likewise.
-        InvalidInputError: a row has another number of cells than there are columns.
+        InvalidInputError: a row has not as many cells as there are columns.
     """
     tables = [
         Table(
             name,
-            _of(str, table["title"], "title"),
-            tuple(_made(Column, column) for column in table["columns"]),
-            [tuple(_of(_CELL, cell, f"a cell of {name}") for cell in row) for row in table["rows"]],
+            _checked(str, table["title"], "title"),
+            tuple(_parsed(Column, column) for column in table["columns"]),
+            [tuple(_checked(_CELL, cell, f"a cell of {name}") for cell in row) for row in table["rows"]],
         )
         for name, table in told["tables"].items()
     ]
     return AnalysisResult(
-        analysis=_of(str, told["analysis"], "analysis"),
-        description=_of(str, told["description"], "description"),
-        summary={name: _of(float | int | None, value, name) for name, value in told["summary"].items()},
+        analysis=_checked(str, told["analysis"], "analysis"),
+        description=_checked(str, told["description"], "description"),
+        summary={name: _checked(float | int | None, value, name) for name, value in told["summary"].items()},
         tables=tables,
-        plots=[_made(Plot, plot) for plot in told["plots"]],
-        metadata=_of(dict, told["metadata"], "metadata"),
+        plots=[_parsed(Plot, plot) for plot in told["plots"]],
+        metadata=_checked(dict, told["metadata"], "metadata"),
     )
 
 
-def _made(kind: type[Made], told: Mapping[str, Any]) -> Made:
-    """A column or plot, whose fields are texts, None or, where the default is such, true or false."""
+def _parsed(kind: type[Made], told: Mapping[str, Any]) -> Made:
+    """Parse a column or plot, whose fields are text, None or, if the default is boolean, boolean."""
     kinds = {field.name: bool if isinstance(field.default, bool) else str | None for field in fields(kind)}
     for name, value in told.items():
-        _of(kinds.get(name), value, name)
+        _checked(kinds.get(name), value, name)
     if "kind" in kinds and told.get("kind") not in get_args(PlotKind):
-        raise ValueError(f"got a plot of the kind {quoted(told.get('kind'))}")
+        raise ValueError(f"got the kind of plot {quoted(told.get('kind'))}")
     return kind(**told)
 
 
-def _of(kind: Any, value: Any, name: str) -> Any:
-    """A value, if it is of the kind."""
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    """Return a value of the expected kind; raises TypeError otherwise."""
     if kind is None or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"got {quoted(value)} for {name}")
     return value
@@ -116,7 +116,7 @@ def _check_names(what: str, names: Sequence[str]) -> None:
         if not _FILE_NAME.fullmatch(name):
             raise InvalidInputError(f"got the {what} {name!r}; expected letters, digits, '_', '.' and '-'")
         if names.count(name) > 1:
-            raise InvalidInputError(f"got two {what}s named {name}; expected a name of its own for each")
+            raise InvalidInputError(f"got two {what}s named {name}; expected unique names")
 
 
 def _check_finite(value: Cell, where: str) -> None:

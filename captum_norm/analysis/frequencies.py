@@ -1,4 +1,4 @@
-"""Ranks tokens by frequency: as counted in the corpus itself, or by a list from elsewhere."""
+"""Ranks tokens by their frequency in the corpus, or by a given list."""
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -14,7 +14,7 @@ from captum_norm.texts import read_lines
 
 
 def count_tokens(sequences: Iterable[TokenSequence], vocabulary: int) -> Array:
-    """How often each token id is in the sequences, masked positions left out, (V,)."""
+    """Count each token id in the sequences, except masked positions, (V,)."""
     counts = np.zeros(vocabulary, np.int64)
     for sequence in sequences:
         visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
@@ -23,9 +23,9 @@ def count_tokens(sequences: Iterable[TokenSequence], vocabulary: int) -> Array:
 
 
 def read_ranks(path: str | PathLike[str], vocabulary: Mapping[str, int]) -> dict[int, int]:
-    """The ranks of tokens, by id, from a list of them: a token in each line, the most frequent first.
+    """Read the ranks of tokens, by id, from a list with a token in each line, the most frequent first.
 
-    What stands behind a tab, such as a count, is passed over, and so are tokens that are not in the vocabulary.
+    Anything after a tab, such as a count, is ignored, and so are tokens outside the vocabulary.
 
     Raises:
         InvalidInputError: there is no such file, or none of its tokens is in the vocabulary.
@@ -41,14 +41,14 @@ def read_ranks(path: str | PathLike[str], vocabulary: Mapping[str, int]) -> dict
 
 
 def frequency_ranks(counts: Array, listed: Mapping[int, int] | None = None) -> Tensor:
-    """The rank of each token's frequency among all tokens of a corpus, in shares of their number, (V,).
+    """Return the frequency rank of each token among all tokens of a corpus, as a share of their number, (V,).
 
-    Small for frequent tokens. Tokens that are equally frequent share the mean of their ranks, and so do all tokens that
-    are not listed, behind those that are.
+    Frequent tokens have small ranks. Tokens of the same frequency share the mean of their ranks. So do all unlisted
+    tokens, which follow the listed ones.
 
     Args:
-        counts: how often each token is in the corpus, (V,).
-        listed: ranks from elsewhere, by token id; those of the counts if None.
+        counts: the number of occurrences of each token in the corpus, (V,).
+        listed: ranks by token id; None to rank by the counts.
 
     Example:
         >>> frequency_ranks(np.array([2, 1, 0, 1])).tolist()

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
-from captum_norm.analysis.results import Column, Plot, Table
-from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import GREATEST, LEAST, Grid, Moments, RankedCounts, Statistic, number
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch
+from captum_norm.analysis.statistics import GREATEST, LEAST, Grid, Moments, RankedCounts, number
 from captum_norm.attr import Measurements
 
 VALUES = Grid(LEAST, GREATEST, 9)
@@ -21,15 +21,15 @@ _BANDS = 20
 class Frequency(Analysis):
     """Spearman's correlation of frequency rank with ‖f(x)‖ and with α, over all tokens of the corpus.
 
-    Of each token, ‖f(x)‖ is the mean over layers and heads, α the mean over these and over the queries that may look at
-    it. Both are put in bins of 1/512 of an octave; ranks are exact. The bands of the table hold a 20th of the tokens
-    each, as near as tokens of one frequency allow.
+    For each token, ‖f(x)‖ is averaged over layers and heads, α also over the queries that can attend to it. Both are
+    binned at 1/512 of an octave; ranks are exact. Each band of the table holds about a 20th of the tokens, since tokens
+    of the same frequency stay together.
     """
 
     name = "frequency"
     description = (
-        "How the length of the transformed vector ‖f(x)‖ of a token, and the attention weight α it gets, go with the "
-        "rank of its frequency, the most frequent token having the first [Kobayashi et al. 2020]."
+        "How the length of a token's transformed vector, ‖f(x)‖, and the attention weight α on it correlate with its "
+        "frequency rank, in which the most frequent token is first [Kobayashi et al. 2020]."
     )
     needs_ranks = True
 
@@ -37,17 +37,11 @@ class Frequency(Analysis):
         super().__init__(context)
         self._ranked = RankedCounts(len(_MEASURES), VALUES)
         self._bands = Moments(len(_MEASURES), _BANDS)
+        self.statistics = {"ranked": self._ranked, "bands": self._bands}
+        self.options = {"weights": True, "head_norms": True, "maps": False}
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        return {"ranked": self._ranked, "bands": self._bands}
-
-    def _asked(self) -> Asked:
-        return {"weights": True, "head_norms": True, "maps": False}
-
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
         values = self.token_values(batch, measured)
         visible = batch.real & ~batch.masked
         ranks = self._ranks()[batch.ids[visible]]
@@ -56,7 +50,7 @@ class Frequency(Analysis):
         bands = (ranks * _BANDS).long().clamp(max=_BANDS - 1)
         self._bands.add(found.T[..., None], torch.nn.functional.one_hot(bands, _BANDS).bool()[:, None])
 
-    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:
         """See :class:`Analysis`."""
         weights: Any = measured.weights  # (B, L, Q, K)
         lengths: Any = measured.transformed_norms
@@ -65,8 +59,8 @@ class Frequency(Analysis):
         received = weights.double().mean(1).sum(1) / queries.clamp(min=1)
         return {"transformed": lengths.double().mean((1, 2)), "weight": received}
 
-    def findings(self) -> Findings:
-        """What the statistics say."""
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
         correlations = self._ranked.spearman()
         table = Table(
             "correlation",
@@ -99,7 +93,7 @@ class Frequency(Analysis):
             Plot(f"{name}-by-frequency", "line", f"{label} by frequency", "bands", "rank", name, error=f"{name}_sd")
             for name, label in _MEASURES.items()
         ]
-        return Findings(summary, [table, bands], plots)
+        return self._result(summary, [table, bands], plots)
 
     def _ranks(self) -> Tensor:
         if self.context.ranks is None:

@@ -1,19 +1,19 @@
-"""Measures how much of each output comes from other positions than its own [Kobayashi et al. 2021]."""
+"""Measures how much of each output comes from other positions [Kobayashi et al. 2021]."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
-from captum_norm.analysis.results import Column, Plot, Table
-from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import Grid, Moments, RankedCounts, Statistic, number
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch
+from captum_norm.analysis.statistics import Grid, Moments, RankedCounts, number
 from captum_norm.attr import Measurements
 from captum_norm.functional import spearman
 from captum_norm.models.layouts import Scope
 
-# Of a ratio below 2^-24 rounding to float32 leaves nothing but noise.
+# Below 2^-24, a ratio in float32 is rounding noise.
 RATIOS = Grid(-24, 1, 10)
 
 _SCOPES: tuple[Scope, ...] = ("attn", "attn_res", "attn_res_ln", "atb")
@@ -28,41 +28,35 @@ _TITLES = {
 
 
 class MixingRatio(Analysis):
-    """Mixing ratios of the paper's five variants, or of those that the model's layers have, by layer and category.
+    """Mixing ratios of the paper's five variants, as far as the model's layers have them, by layer and category.
 
-    Means are over all tokens, the masked ones being a category. Spearman's correlation with depth is that of the
-    layers' means with the layers' numbers; that with frequency is over all tokens that are not masked, of the rank of
-    the token's frequency with the mean of its ratios over layers, which are put in bins of 1/1024 of an octave.
+    Means are over all tokens; masked tokens are a category. Spearman's correlation with depth is between the means of
+    the layers and their indices. The correlation with frequency is over all tokens that are not masked, between the
+    token's frequency rank and its mean ratio over layers, binned at 1/1024 of an octave.
     """
 
     name = "mixing-ratio"
     description = (
-        "How much of each output of attention comes from other positions than its own, as far as attention, the "
-        "residual connection and the normalisation go, by weights (W) and by norms (N) [Kobayashi et al. 2021]."
+        "How much of each output comes from other positions than its own, for attention alone, with the residual "
+        "connection and with the normalisation, by weights (W) and by norms (N) [Kobayashi et al. 2021]."
     )
     needs_ranks = True
     mask_rate = 0.12
 
     def __init__(self, context: AnalysisContext) -> None:
         super().__init__(context)
-        # Where there is a norm behind the residual connection, or nothing at all, the block ends at a scope before.
+        # A block with a norm after the residual connection, or nothing after it, ends at an earlier scope than atb.
         has_end = {"attn_res_ln", "attn_res"} & set(context.scopes)
         self._scopes = [scope for scope in _SCOPES if scope in context.scopes and (scope != "atb" or not has_end)]
         self._variants = [name for name in _TITLES if name in {"weights", "weights_res", *self._scopes}]
         categories = len(context.categories.names)
         self._ratios = Moments(context.layers, len(self._variants), categories)
         self._frequencies = RankedCounts(len(self._variants), RATIOS)
+        self.statistics = {"ratios": self._ratios, "frequencies": self._frequencies}
+        self.options = {"scopes": self._scopes, "weights": True, "maps": False}
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        return {"ratios": self._ratios, "frequencies": self._frequencies}
-
-    def _asked(self) -> Asked:
-        return {"scopes": self._scopes, "weights": True, "maps": False}
-
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
         ratios = torch.stack([measured.mixing_ratio[name] for name in self._variants], -1).cpu()  # (B, L, S, V)
         ratios = ratios.transpose(1, 2)[batch.real]  # (N, L, V)
         categories = batch.categories[batch.real]
@@ -73,12 +67,12 @@ class MixingRatio(Analysis):
             ids = batch.ids[batch.real][visible]
             self._frequencies.add(self.context.ranks[ids], ratios[visible].double().mean(1).T)
 
-    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
         """See :class:`Analysis`."""
         return {name: measured.mixing_ratio[name].transpose(1, 2) for name in self._variants}
 
-    def findings(self) -> Findings:
-        """What the statistics say."""
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
         names, layers = self.context.categories.names, range(self.context.layers)
         seen = [place for place in range(len(names)) if self._ratios.count[..., place].any()]
         pooled = self._ratios.over(2)  # (L, V)
@@ -159,4 +153,4 @@ class MixingRatio(Analysis):
             Plot("variants-by-layer", "line", "Mixing ratio by layer", "layers", "layer", "mean", "variant", "sd"),
             Plot("categories-by-layer", "line", end.title, "end-of-block", "layer", "mean", "category"),
         ]
-        return Findings(summary, [variants, by_layer, end, by_category], plots)
+        return self._result(summary, [variants, by_layer, end, by_category], plots)

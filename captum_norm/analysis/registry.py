@@ -14,4 +14,4 @@ from captum_norm.analysis.special_tokens import SpecialTokens
 ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType(
     {kind.name: kind for kind in (Dispersion, SpecialTokens, Frequency, MixingRatio, ExpansionRate, ComponentChanges)}
 )
-"""The analyses by the names that the command line gives them."""
+"""The analyses by their names on the command line."""

@@ -1,4 +1,4 @@
-"""Holds what an analysis found: tables of plain values, what to plot of them, and where they come from."""
+"""Results of an analysis: tables of plain values, plots of them, and metadata."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Cell = int | float | str | None
-"""What stands in a table: finite numbers, words, or None where a value is not defined (a deviation of nothing)."""
+"""A cell of a table: a finite number, a word, or None for an undefined value."""
 
 PlotKind = Literal["line", "grouped-bars", "heat", "scatter"]
-"""How a table is drawn; see :class:`Plot`."""
+"""The kind of a plot; see :class:`Plot`."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Column:
 
     Attributes:
         name: a short identifier, unique in its table: the header in CSV.
-        label: what an axis or a printed table calls it, with the unit if there is one.
+        label: its title in plots and printed tables, with the unit if there is one.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Table:
     """Values in rows.
 
     Attributes:
-        name: an identifier that can be a file's name, unique among the tables of a result.
-        title: what it shows, one line.
+        name: an identifier that can be a file name, unique among the tables of a result.
+        title: a line that says what it shows.
         columns: the columns.
         rows: the rows, each with a cell for every column.
 
     Raises:
-        InvalidInputError: a row has another number of cells than there are columns.
+        InvalidInputError: a row has not as many cells as there are columns.
 
     Example:
         >>> table = Table("layers", "Norms by layer", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5)])
@@ -62,16 +62,16 @@ class Table:
                 )
 
     def label(self, name: str) -> str:
-        """The label of the column called ``name``."""
+        """Return the label of a column."""
         return self.columns[self._index(name)].label
 
     def column(self, name: str) -> list[Cell]:
-        """The cells of the column called ``name``."""
+        """Return the cells of a column."""
         index = self._index(name)
         return [row[index] for row in self.rows]
 
     def frame(self) -> "pd.DataFrame":
-        """The table as a data frame of pandas.
+        """Return the table as a data frame of pandas.
 
         Raises:
             InvalidInputError: if pandas is not installed.
@@ -87,20 +87,20 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """What to draw of a table. Axes and legends are labelled with the labels of its columns.
+    """A plot of a table; axes and legends have the labels of its columns.
 
     Attributes:
-        name: an identifier that can be a file's name, unique among the plots of a result.
+        name: an identifier that can be a file name, unique among the plots of a result.
         kind: ``line`` and ``scatter``: y over x, a line or a kind of marker for each value of ``series``;
             ``grouped-bars``: for each value of x, side by side, one bar of height y for each value of ``series``;
-            ``heat``: a field for each x and y, its colour ``value``.
-        title: what is shown, one line.
+            ``heat``: a cell for each x and y with ``value`` as its colour.
+        title: a line that says what it shows.
         table: the name of the table.
         x: the column along the horizontal axis.
         y: the column along the vertical axis.
-        series: the column whose values are told apart, in the order of their first rows; None for a single series.
-        error: the column with the half length of error bars, such as a standard deviation.
-        value: of ``heat``, the column that is the colour.
+        series: the column whose values become series, in the order of their first rows; None for a single series.
+        error: the column with half the length of the error bars, such as a standard deviation.
+        value: the column that ``heat`` shows as colour.
         log_x: whether the horizontal axis is logarithmic.
     """
 
@@ -118,14 +118,14 @@ class Plot:
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What an analysis found in a corpus.
+    """The result of an analysis of a corpus.
 
     Attributes:
-        analysis: the analysis's name, as on the command line.
-        description: what it measures, and of which paper it is, in a sentence or two.
+        analysis: the name of the analysis, as on the command line.
+        description: what it measures, and the paper it is from, in a sentence or two.
         summary: the headline numbers by name, such as ``{"mean AttnResLn-N": 0.19}``.
-        metadata: what they come from, all of it plain values for JSON: ``model``, ``corpus`` (its name, ``sha256``,
-            ``lines``, ``sequences``, ``tokens``), ``seed``, ``settings``, ``versions``, ``command``.
+        metadata: the origin of the numbers, in plain values for JSON: ``model``, ``corpus`` (its name, ``sha256``,
+            ``texts``, ``sequences``, ``tokens``, ``masked``), ``seed``, ``settings``, ``versions``, ``command``.
         tables: all numbers.
         plots: the figures.
     """
@@ -138,7 +138,7 @@ class AnalysisResult:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def table(self, name: str) -> Table:
-        """The table called ``name``.
+        """Return the table of a name.
 
         Raises:
             InvalidInputError: if there is none.

@@ -1,4 +1,4 @@
-"""Makes batches of texts: tokens, windows that the model can read, masks, sequences of like length together."""
+"""Turns texts into batches: tokenizes, splits into windows, masks, and batches by length."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from captum_norm.models.stacks import encoder_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NO_LIMIT = 10**6  # a tokenizer that knows no limit names an astronomic one
+_NO_LIMIT = 10**6  # a tokenizer without a limit has an astronomic one
 _DEFAULT_LENGTH = 512
 
 
@@ -25,12 +25,12 @@ class TokenSequence:
     """One input of the model.
 
     Attributes:
-        line: the number of its text's first line.
-        window: which part of the text it is, from 0.
-        ids: token ids, special tokens included, as the model reads them.
-        masked: the positions at which the mask token replaces another.
-        words: the number of the word in the text that each token is a part of, None for special tokens; None where the
-            tokenizer does not tell.
+        line: the number of the first line of its text.
+        window: the index of this part of the text.
+        ids: token ids, with special tokens and masks.
+        masked: the positions of masked tokens.
+        words: for each token the index of its word in the text, None for special tokens; None if the tokenizer does
+            not know words.
     """
 
     line: int
@@ -41,15 +41,15 @@ class TokenSequence:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """Sequences of similar length.
 
     Attributes:
         sequences: the B sequences.
         ids: token ids, (B, S), padded on the right.
-        real: True where there is a token, (B, S).
-        categories: of each token, (B, S); C at padded positions.
-        masked: True where the mask token replaces another, (B, S).
+        real: True at tokens, False at padding, (B, S).
+        categories: the category of each token, (B, S); C at padding.
+        masked: True at masked tokens, (B, S).
     """
 
     sequences: Sequence[TokenSequence]
@@ -59,23 +59,22 @@ class Batch:
     masked: Tensor
 
     def inputs(self, device: torch.device) -> dict[str, Tensor]:
-        """What the model is called with."""
+        """Return the arguments for the model."""
         return {"input_ids": self.ids.to(device), "attention_mask": self.real.long().to(device)}
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Makes sequences of texts and batches of sequences.
+    """Turns texts into sequences, and sequences into batches.
 
     Attributes:
         tokenizer: the tokenizer.
-        categories: those of its vocabulary.
-        max_length: the most tokens of a sequence, special tokens included.
-        windows: whether a longer text becomes several sequences; else it is cut off.
-        mask_rate: the share of each sequence's ordinary tokens that the mask token replaces, at least one if it is not
-            0. By default the paper's 12 %: as many as pre-training replaces by it (80 % of 15 %)
-            [Kobayashi et al. 2021].
-        seed: which ones depends on this, the line and the window alone.
+        categories: the categories of its vocabulary.
+        max_length: the largest number of tokens in a sequence, special tokens included.
+        windows: whether a longer text becomes several sequences; otherwise it is truncated.
+        mask_rate: the share of each sequence's ordinary tokens to mask, at least one token unless it is 0. The paper
+            masks 12 %, as many as pre-training does (80 % of 15 %) [Kobayashi et al. 2021].
+        seed: decides, with line and window, which tokens are masked.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -94,14 +93,14 @@ class Encoder:
             )
         if self.windows and not self.tokenizer.is_fast:
             raise InvalidInputError(
-                f"{type(self.tokenizer).__name__} cannot cut documents into windows; give the text by lines"
+                f"{type(self.tokenizer).__name__} cannot split documents into windows; give the text by lines"
             )
         least = self.tokenizer.num_special_tokens_to_add() + 1
         if self.max_length < least:
             raise InvalidInputError(f"got max_length={self.max_length}; expected at least {least}")
 
     def sequences(self, texts: Sequence[tuple[int, str]]) -> list[TokenSequence]:
-        """The sequences of texts, each with the number of its first line, in their order."""
+        """Tokenize texts, each with the number of its first line, in their order."""
         encoded: Any = self.tokenizer(
             [text for _, text in texts],
             truncation=True,
@@ -120,9 +119,9 @@ class Encoder:
                 found.append(TokenSequence(texts[owner][0], window, ids, frozenset(), words))
         return [self._masked(sequence) for sequence in found] if self.mask_rate else found
 
-    def batches(self, sequences: Sequence[TokenSequence], batch_tokens: int) -> Iterator[Batch]:
-        """The sequences by length, as many at a time as ``batch_tokens`` tokens allow, padding included."""
-        ordered = sorted(sequences, key=lambda sequence: len(sequence.ids))  # stable: the order of the text decides
+    def batches(self, sequences: Sequence[TokenSequence], batch_tokens: int) -> Iterator[TokenBatch]:
+        """Batch sequences by length, with at most ``batch_tokens`` tokens in a batch, padding included."""
+        ordered = sorted(sequences, key=lambda sequence: len(sequence.ids))  # stable
         start = 0
         while start < len(ordered):
             end = start + 1
@@ -141,7 +140,7 @@ class Encoder:
         ids = [mask if place in masked else token for place, token in enumerate(sequence.ids)]
         return replace(sequence, ids=ids, masked=masked)
 
-    def _batch(self, sequences: Sequence[TokenSequence]) -> Batch:
+    def _batch(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
         shape = len(sequences), len(sequences[-1].ids)
         padding = self.tokenizer.pad_token_id
         ids = torch.full(shape, 0 if padding is None else int(padding))
@@ -151,13 +150,13 @@ class Encoder:
             real[row, : len(sequence.ids)] = True
             masked[row, list(sequence.masked)] = True
         categories = torch.where(real, self.categories.of_token[ids], len(self.categories.names))
-        return Batch(sequences, ids, real, categories, masked)
+        return TokenBatch(sequences, ids, real, categories, masked)
 
 
 def longest(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int:
-    """The most tokens that a model is given at a time: what its tokenizer and its table of positions both allow.
+    """Return the largest number of tokens that both the tokenizer and the model's position embeddings allow.
 
-    Where neither says it, what the configuration does, but no more than 512.
+    If neither has a limit, that of the configuration, but no more than 512.
     """
     table = SequenceReader.of(encoder_of(model) or model, None).longest
     limits = [limit for limit in (tokenizer.model_max_length, table) if limit is not None and limit < _NO_LIMIT]

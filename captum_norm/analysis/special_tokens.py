@@ -1,4 +1,4 @@
-"""Measures where attention's weight goes and what comes from there, by token [Kobayashi et al. 2020, section 4]."""
+"""Measures attention weights and vector norms by category of token [Kobayashi et al. 2020, section 4]."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.analysis.analysis import Analysis, AnalysisContext, Asked, Findings
-from captum_norm.analysis.results import Column, Plot, Table
-from captum_norm.analysis.sequences import Batch
-from captum_norm.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, Statistic, number
+from captum_norm.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.analysis.sequences import TokenBatch
+from captum_norm.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, number
 from captum_norm.attr import Measurements
 
 WEIGHTS = Grid(LEAST, 1, 4)
@@ -19,18 +19,18 @@ _MEASURES = {"weight": "attention weight α", "transformed": "‖f(x)‖", "prod
 
 
 class SpecialTokens(Analysis):
-    """α, ‖f(x)‖ and ‖αf(x)‖ of each category G of keys, by layer and head, and how α goes with ‖f(x)‖.
+    """α, ‖f(x)‖ and ‖αf(x)‖ of each category G of keys, by layer and head, and the correlation of α with ‖f(x)‖.
 
-    In each sequence that has the category, with all tokens as queries i: α is the mean over i of Σ_{j∈G} α_ij, ‖αf(x)‖
-    the mean over i of Σ_{j∈G} ‖α_ij f(x_j)‖, ‖f(x)‖ the mean over j∈G; then their mean over sequences. Spearman's
-    correlation is that of α_ij with ‖f(x_j)‖ over all pairs of the corpus and all heads of all layers, of a causal
-    model the pairs that look back, with α put in bins of 1/16 and ‖f(x)‖ in bins of 1/32 of an octave.
+    In each sequence that contains the category, with all tokens as queries i: α is the mean over i of Σ_{j∈G} α_ij,
+    ‖αf(x)‖ the mean over i of Σ_{j∈G} ‖α_ij f(x_j)‖, ‖f(x)‖ the mean over j∈G. All are averaged over sequences.
+    Spearman's correlation of α_ij with ‖f(x_j)‖ is over all pairs of the corpus (in causal models, j ≤ i) and all heads
+    of all layers; α is binned at 1/16 of an octave, ‖f(x)‖ at 1/32.
     """
 
     name = "special-tokens"
     description = (
-        "How much attention weight each category of tokens gets, and how much comes from there: the weight α, the "
-        "length of the transformed vector ‖f(x)‖ and of what arrives ‖αf(x)‖ [Kobayashi et al. 2020, section 4]."
+        "How much attention weight each category of tokens receives, and how much it contributes: the weight α and the "
+        "lengths of the transformed vector ‖f(x)‖ and the weighted one ‖αf(x)‖ [Kobayashi et al. 2020, section 4]."
     )
 
     def __init__(self, context: AnalysisContext) -> None:
@@ -39,17 +39,11 @@ class SpecialTokens(Analysis):
         shape = context.layers, context.heads, self._categories
         self._means = {name: Moments(*shape) for name in _MEASURES}
         self._pairs = Counts(self._categories, WEIGHTS, LENGTHS)
+        self.statistics = {**self._means, "pairs": self._pairs}
+        self.options = {"weights": True, "per_head": True, "head_norms": True, "maps": False}
 
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        return {**self._means, "pairs": self._pairs}
-
-    def _asked(self) -> Asked:
-        return {"weights": True, "per_head": True, "head_norms": True, "maps": False}
-
-    def update(self, batch: Batch, measured: Measurements) -> None:
-        """Take in a batch."""
         weights: Any = measured.weights
         lengths: Any = measured.transformed_norms
         categories, real = batch.categories.to(weights.device), batch.real.to(weights.device)
@@ -66,7 +60,7 @@ class SpecialTokens(Analysis):
         self._count_pairs(weights, lengths, categories, counted)
 
     def _count_pairs(self, weights: Tensor, lengths: Tensor, categories: Tensor, counted: Tensor) -> None:
-        """One layer at a time: the fields of its pairs take as much memory as its weights."""
+        """Count pairs layer by layer, since the fields of one layer take as much memory as its weights."""
         size = WEIGHTS.size * LENGTHS.size
         left_out = ~counted[:, None]
         groups = (categories * size).int()[:, None]
@@ -75,7 +69,7 @@ class SpecialTokens(Analysis):
             fields = WEIGHTS.places(weights[:, layer]).mul_(LENGTHS.size).add_(columns[:, :, None])
             self._pairs.add(fields.masked_fill_(left_out, self._categories * size))
 
-    def token_values(self, batch: Batch, measured: Measurements) -> Mapping[str, Tensor]:
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:
         """See :class:`Analysis`."""
         weights: Any = measured.weights
         lengths: Any = measured.transformed_norms
@@ -83,8 +77,8 @@ class SpecialTokens(Analysis):
         values = {"weight": received, "transformed": lengths, "product": received * lengths}
         return {name: value.mean(2).transpose(1, 2) for name, value in values.items()}
 
-    def findings(self) -> Findings:
-        """What the statistics say."""
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
         names = self.context.categories.names
         seen = [place for place in range(self._categories) if self._means["weight"].count[..., place].any()]
         layers, heads = range(self.context.layers), range(self.context.heads)
@@ -149,4 +143,4 @@ class SpecialTokens(Analysis):
             Plot(f"{name}-by-layer", "line", f"{label} by category of token", "layers", "layer", name, "category")
             for name, label in _MEASURES.items()
         ]
-        return Findings(summary, [by_layer, by_category, by_head], plots)  # type: ignore[arg-type]
+        return self._result(summary, [by_layer, by_category, by_head], plots)  # type: ignore[arg-type]

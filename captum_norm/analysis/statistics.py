@@ -1,11 +1,11 @@
-"""Gathers sufficient statistics: small, whatever the corpus, and merged by adding.
+"""Sufficient statistics, whose size does not depend on the corpus and which are merged by addition.
 
-A run makes one set of them for each block of the corpus and adds the sets up in the order of the blocks, so the order
-of every floating-point addition follows from the corpus alone, and one process, several, or one that was killed and
-started again get the same numbers, bit for bit. Sums are in float64, counts are whole numbers.
+A run computes statistics for each block of the corpus and merges them in the order of the blocks. The corpus alone
+thus determines the order of every floating-point addition: one process, several, and a resumed run give the same
+numbers, bit for bit. Sums are in float64, counts are integers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -21,11 +21,11 @@ from torch import Tensor
 Array = NDArray[Any]
 
 LEAST, GREATEST = -127, 128
-"""The exponents between which a :class:`Grid` has all non-negative numbers of float32, 0 in the first bin."""
+"""Exponents of a :class:`Grid` for all non-negative numbers of float32, with 0 in the first bin."""
 
 
 class Statistic:
-    """Arrays that are merged one by one: added, unless ``joins`` names another way.
+    """Arrays that are merged by addition, or by the function in ``joins``.
 
     Attributes:
         parts: the arrays by name.
@@ -37,16 +37,16 @@ class Statistic:
         self.parts = parts
 
     def merge(self, other: Self) -> None:
-        """Take in what another part of the corpus gave."""
+        """Add the statistics of another part of the corpus."""
         for name, part in self.parts.items():
             self.joins.get(name, np.add)(part, other.parts[name], out=part)
 
 
 class Moments(Statistic):
-    """Number, mean, population standard deviation, least and greatest of the values in each of a number of cells.
+    """Count, mean, population standard deviation, minimum and maximum of the values in each cell.
 
     Args:
-        shape: that of the cells.
+        shape: the shape of the cells.
 
     Example:
         >>> moments = Moments(2)
@@ -69,7 +69,7 @@ class Moments(Statistic):
         )
 
     def add(self, values: Tensor, present: Tensor) -> None:
-        """Take in values (N, ...) where ``present`` is True; both broadcast to (N, *shape)."""
+        """Add values (N, ...) where ``present`` is True; both broadcast to (N, *shape)."""
         values, present = torch.broadcast_tensors(values.double(), present)
         kept = values.where(present, 0)
         added = {
@@ -84,32 +84,32 @@ class Moments(Statistic):
 
     @property
     def count(self) -> Array:
-        """How many values there are."""
+        """The number of values."""
         return self.parts["count"]
 
     @property
     def mean(self) -> Array:
-        """Their mean; NaN where there is none."""
+        """The mean; NaN without values."""
         return _ratio(self.parts["total"], self.count)
 
     @property
     def deviation(self) -> Array:
-        """Their standard deviation, that of the whole population; NaN where there is none."""
+        """The population standard deviation; NaN without values."""
         variance = _ratio(self.parts["squares"], self.count) - self.mean**2
         return _root(variance)
 
     @property
     def least(self) -> Array:
-        """The least value; infinite where there is none."""
+        """The minimum; infinite without values."""
         return self.parts["least"]
 
     @property
     def greatest(self) -> Array:
-        """The greatest value; infinite where there is none."""
+        """The maximum; −infinite without values."""
         return self.parts["greatest"]
 
     def over(self, *axes: int) -> "Moments":
-        """The values of all cells along some axes taken together."""
+        """Pool the cells along some axes."""
         pooled = Moments()
         ways = {"least": np.min, "greatest": np.max}
         pooled.parts = {name: np.asarray(ways.get(name, np.sum)(part, axis=axes)) for name, part in self.parts.items()}
@@ -118,15 +118,15 @@ class Moments(Statistic):
 
 @dataclass(frozen=True)
 class Grid:
-    """Bins for positive numbers, 2^bits of equal width in every octave from 2^low to 2^high, without a gap.
+    """Bins for positive numbers: 2^bits of equal width in every octave from 2^low to 2^high.
 
-    What lies outside is counted in the first or last bin. A bin's number is read off the exponent and the first bits of
-    the mantissa, so finding it costs four whole-number operations.
+    Values outside go to the first or last bin. The index of a bin is the exponent and the first bits of the mantissa,
+    which takes four integer operations.
 
     Attributes:
         low: exponent of the lowest edge.
         high: exponent of the highest edge.
-        bits: how finely octaves are divided; the values in one bin differ by at most 2^-bits of themselves.
+        bits: the values in one bin differ by at most a relative 2^-bits.
 
     Example:
         >>> Grid(-1, 1, 1).places(torch.tensor([0.0, 0.5, 0.75, 1.0, 1.4, 9.0])).tolist()
@@ -139,24 +139,23 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many bins there are."""
+        """The number of bins."""
         return (self.high - self.low) << self.bits
 
     def places(self, values: Tensor) -> Tensor:
-        """The bin of each value, int32."""
+        """Return the bin of each value, int32."""
         first = (127 + self.low) << self.bits
         return (values.float().contiguous().view(torch.int32) >> (23 - self.bits)).sub_(first).clamp_(0, self.size - 1)
 
 
 class Counts(Statistic):
-    """How many pairs of values are in each field of a grid, for each of a number of groups: Spearman's correlation.
+    """Counts of pairs of values in the fields of a two-dimensional grid by group, for Spearman's correlation.
 
-    Values in one bin share their rank, so the correlation is that of values rounded to the grid. Where each axis has
-    at least n bins in use with at most 1/n of the values each, the error is at most about 1/n². Only the fields in use
-    are kept, so a grid may be as wide as the numbers there are.
+    Values in one bin share a rank, so the correlation is that of values rounded to the grid. If each axis has n or
+    more used bins with at most 1/n of the values each, the error is at most about 1/n². Only used fields are stored.
 
     Args:
-        groups: how many groups there are.
+        groups: the number of groups.
         rows: the bins of the first value.
         columns: the bins of the second value.
     """
@@ -166,9 +165,9 @@ class Counts(Statistic):
         super().__init__({"field": np.zeros(0, np.int64), "count": np.zeros(0, np.int64)})
 
     def add(self, fields: Tensor) -> None:
-        """Take in pairs by the number of their field: (group · rows + row) · columns + column.
+        """Add pairs by the index of their field, (group · rows + row) · columns + column.
 
-        Those whose number is that of all fields are left out.
+        Pairs whose index is the number of fields are ignored.
         """
         if fields.device.type == "cpu":
             found, count = np.unique(fields.numpy(), return_counts=True)
@@ -178,7 +177,7 @@ class Counts(Statistic):
         self._add(found[inside], count[inside])
 
     def merge(self, other: Self) -> None:
-        """Take in what another part of the corpus gave."""
+        """Add the statistics of another part of the corpus."""
         self._add(other.parts["field"], other.parts["count"])
 
     def _add(self, fields: Array, counts: Array) -> None:
@@ -190,12 +189,12 @@ class Counts(Statistic):
         self.parts["count"] = np.insert(count, places[~old], counts[~old])
 
     def spearman(self) -> list[float]:
-        """Spearman's correlation in each group; NaN where a value does not vary."""
+        """Return Spearman's correlation in each group; NaN if a value is constant."""
         ends = np.searchsorted(self.parts["field"], np.arange(self._groups + 1) * self._size)
         return [_correlation(self._table(slice(*bounds))) for bounds in pairwise(ends)]
 
     def _table(self, group: slice) -> Array:
-        """The counts in the bins that are in use."""
+        """The counts in the used bins."""
         fields = divmod(self.parts["field"][group] % self._size, self._columns)
         (rows, row), (columns, column) = (np.unique(places, return_inverse=True) for places in fields)
         table = np.zeros((len(rows), len(columns)), np.int64)
@@ -204,12 +203,12 @@ class Counts(Statistic):
 
 
 class RankedCounts(Statistic):
-    """Spearman's correlation of values with numbers whose ranks are known beforehand, such as frequencies of tokens.
+    """Spearman's correlation of values with numbers whose ranks are known in advance, such as token frequencies.
 
-    The ranks are exact, only the values are put in bins; see :class:`Grid`.
+    The ranks are exact; the values are binned, see :class:`Grid`.
 
     Args:
-        groups: how many kinds of values there are.
+        groups: the number of kinds of values.
         grid: their bins.
     """
 
@@ -224,7 +223,7 @@ class RankedCounts(Statistic):
         )
 
     def add(self, ranks: Tensor, values: Tensor) -> None:
-        """Take in the ranks (N,) and the values (groups, N)."""
+        """Add ranks (N,) and values (groups, N)."""
         ranks, places = ranks.double().cpu(), self._grid.places(values).cpu()
         size = self._grid.size
         for group, row in enumerate(places):
@@ -233,7 +232,7 @@ class RankedCounts(Statistic):
             self.parts["square"][group] += ranks.square().sum().item()
 
     def spearman(self) -> list[float]:
-        """Spearman's correlation of each kind of values with the ranks; NaN where one of them does not vary."""
+        """Return the correlation of each kind of values with the ranks; NaN if one of the two is constant."""
         return [
             _from_sums(count, rank, square)
             for count, rank, square in zip(self.parts["count"], self.parts["rank"], self.parts["square"], strict=True)
@@ -241,7 +240,7 @@ class RankedCounts(Statistic):
 
 
 def midranks(counts: Array) -> Array:
-    """The rank, in shares of the number of values, of the values in each of a number of bins in ascending order.
+    """Return the rank of the values in each bin, as a share of the number of values; bins are in ascending order.
 
     Values in one bin share the mean of their ranks.
 
@@ -255,7 +254,7 @@ def midranks(counts: Array) -> Array:
 
 
 def dump(statistics: Mapping[str, Statistic]) -> bytes:
-    """Statistics as bytes that :func:`restore` reads."""
+    """Serialize statistics, for :func:`restore`."""
     arrays = {f"{name}/{part}": array for name, found in statistics.items() for part, array in found.parts.items()}
     stream = BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **arrays)
@@ -263,24 +262,19 @@ def dump(statistics: Mapping[str, Statistic]) -> bytes:
 
 
 def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
-    """Give fresh statistics the values of those that :func:`dump` wrote."""
+    """Restore the values of statistics that :func:`dump` serialized."""
     with np.load(BytesIO(content), allow_pickle=False) as arrays:
         for name, found in statistics.items():
             found.parts = {part: arrays[f"{name}/{part}"] for part in found.parts}
 
 
 def number(value: Any) -> float | None:
-    """A cell of a table: None for what is not finite, or such a cell already."""
+    """Convert a value to a cell of a table: None unless it is finite."""
     return float(value) if value is not None and isfinite(value) else None
 
 
-def numbers(values: Sequence[Any] | Array) -> list[float | None]:
-    """Cells of a table."""
-    return [number(value) for value in np.asarray(values, dtype=np.float64).flat]
-
-
 def _root(variance: Array) -> Array:
-    """Of what rounding may have pushed below zero."""
+    """The square root of a variance, which rounding may have made negative."""
     root: Array = np.sqrt(np.maximum(variance, 0))
     return root
 
@@ -298,7 +292,7 @@ def _correlation(table: Array) -> float:
 
 
 def _from_sums(count: Array, rank: Array, square: float) -> float:
-    """The correlation of ranks, by bins of the values: how many there are, the sum of their ranks, of all squares."""
+    """The correlation of ranks from, for each bin of values, their count and sum of ranks, and all squares of ranks."""
     number = count.sum()
     if not number:
         return float("nan")

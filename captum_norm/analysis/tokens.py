@@ -1,4 +1,4 @@
-"""Writes what is measured of each token, one row for each, as a Parquet file."""
+"""Writes the values of each token to a Parquet file."""
 
 from collections.abc import Iterable, Mapping
 from io import BytesIO
@@ -9,16 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from captum_norm.analysis.analysis import AnalysisContext
-from captum_norm.analysis.sequences import Batch
+from captum_norm.analysis.sequences import TokenBatch
 from captum_norm.errors import InvalidInputError
 from captum_norm.files import whole_file
 
 
 class TokenStore:
-    """The tokens of a block as Parquet, and of all blocks one file in the end.
+    """Collects the tokens of a block as Parquet, and merges those of all blocks into one file.
 
-    Its columns are ``line``, ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value that is
-    stored: numbers, or lists of one number for each layer.
+    The columns are ``line``, ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value:
+    numbers, or lists with a number for each layer.
 
     Raises:
         InvalidInputError: pyarrow is not installed.
@@ -29,12 +29,12 @@ class TokenStore:
             import pyarrow
             import pyarrow.parquet
         except ModuleNotFoundError as error:
-            raise InvalidInputError("a store of tokens needs pyarrow: pip install 'captum-norm[tables]'") from error
+            raise InvalidInputError("the token store needs pyarrow: pip install 'captum-norm[tables]'") from error
         self._arrow: Any = pyarrow
         self._batches: list[Any] = []
 
-    def add(self, batch: Batch, values: Mapping[str, Tensor], context: AnalysisContext) -> None:
-        """Take in the tokens of a batch; ``values`` are (B, S) or (B, S, L) by name."""
+    def add(self, batch: TokenBatch, values: Mapping[str, Tensor], context: AnalysisContext) -> None:
+        """Add the tokens of a batch; ``values`` are (B, S) or (B, S, L) by name."""
         rows, positions = batch.real.nonzero(as_tuple=True)
         sequences = [batch.sequences[row] for row in rows.tolist()]
         columns: dict[str, Any] = {
@@ -50,7 +50,7 @@ class TokenStore:
         self._batches.append(self._arrow.table(columns))
 
     def state(self) -> bytes:
-        """The tokens that were taken in, in the order of the text; nothing if there are none."""
+        """Serialize the tokens added, in the order of the text; empty if there are none."""
         if not self._batches:
             return b""
         order = [(name, "ascending") for name in ("line", "window", "position")]
@@ -60,17 +60,17 @@ class TokenStore:
         return stream.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Put what :meth:`state` gave in the place of what was taken in."""
+        """Replace the tokens by those that :meth:`state` returned."""
         self._batches = [self._read(state)] if state else []
 
     def merge(self, states: Iterable[bytes], path: Path) -> None:
-        """Write the tokens of all blocks to one file; none if there are no tokens.
+        """Write the tokens of all blocks to one file, unless there are none.
 
         Raises:
             InvalidInputError: it cannot be written.
         """
         tables = map(self._read, filter(None, states))
-        for first in tables:  # once, if at all: the loop inside takes the others
+        for first in tables:  # at most once: the inner loop consumes the rest
             try:
                 with whole_file(path) as file, self._arrow.parquet.ParquetWriter(file, first.schema) as writer:
                     for table in chain([first], tables):

@@ -1,4 +1,4 @@
-"""Reads attention's affine map f and the normalisation behind it off a model, as matrices."""
+"""Extracts attention's affine map f and the following normalisation from a model, as matrices."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from captum_norm.models.projections import Projection, read_projection
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place
 
-# So many tokens tell the columns of a module's output apart.
+# This many tokens distinguish the columns of a module's output.
 _ROWS = 32
 
 
@@ -30,9 +30,9 @@ class AffineMap:
 
     Attributes:
         weight: W, (D, D).
-        bias: b, (D,), without the output projection's own bias.
-        norm: (I − 11ᵀ/D) diag(γ) of the normalisation behind the residual sum, without the mean for an RMSNorm, (D, D);
-            None where there is none.
+        bias: b, (D,), without the bias of the output projection.
+        norm: the normalisation after the residual sum, (I − 11ᵀ/D) diag(γ), or diag(γ) for an RMSNorm, (D, D); None if
+            there is no such norm.
     """
 
     weight: Array
@@ -42,15 +42,15 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class ValueMap:
-    """Where one layer's f and the normalisation behind it are among the model's parameters.
+    """One layer's f and the following normalisation, as parameters of the model.
 
     Attributes:
-        block: the layer's attention block.
-        projection: the linear module of whose output the values are columns.
-        columns: which, H · d of them.
-        added: what attention adds to these columns, (H · d,), or None.
-        own_heads: how many heads the values have.
-        heads: how many the queries have.
+        block: the attention block.
+        projection: the linear module whose output contains the values.
+        columns: the H · d columns of its output that are the values.
+        added: a vector that attention adds to them, (H · d,), or None.
+        own_heads: the number of heads of the values.
+        heads: the number of heads of the queries.
     """
 
     block: Block
@@ -62,7 +62,7 @@ class ValueMap:
 
     @torch.no_grad()
     def read(self) -> AffineMap:
-        """The matrices with the model's present parameters."""
+        """Compute the matrices from the current parameters."""
         dtype = torch.float64
         weight = self.projection.weight(dtype).cpu()[:, self.columns]
         bias = torch.zeros(len(self.columns), dtype=dtype)
@@ -81,7 +81,7 @@ class ValueMap:
 
 
 class _Values:
-    """The values of one layer, (B · K, H · d), each head's own."""
+    """Records the values of one layer, (B · K, H · d)."""
 
     def __init__(self) -> None:
         self.flat: Tensor
@@ -92,28 +92,28 @@ class _Values:
         self.own_heads, self.heads = call.value.shape[1], call.query.shape[1]
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        """Only values are of interest."""
+        """Ignore the weights."""
 
     def finish(self, tensors: BlockTensors | None) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 _Calls = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 
 
 def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[ValueMap]:
-    """Where each layer's f is; the model runs twice on the inputs.
+    """Find each layer's f in the model, which runs twice on the inputs.
 
-    The value projection is the linear module inside attention of whose output the values are columns, whichever they
-    are, but for a vector that attention may have as a parameter of its own and add to them (DeBERTa). Values that are
-    changed on their way in another manner (by a norm, say) are refused.
+    The value projection is the linear module inside attention whose output contains the values as columns, possibly
+    plus a vector that is a parameter of attention (DeBERTa). Values that are changed in another way, such as by a norm,
+    are refused.
 
     Args:
         model: a model with one stack of layers.
-        inputs: any that it accepts, of three tokens or more.
+        inputs: any inputs it accepts, of three tokens or more.
 
     Raises:
-        UnsupportedModelError: no module's output has the values as its columns.
+        UnsupportedModelError: no module's output contains the values.
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
     """
     call = bind_inputs(model, dict(inputs), None)
@@ -134,7 +134,7 @@ def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[ValueMap]
 
 
 def _hooks(blocks: Iterable[Block], calls: _Calls) -> Iterator[Any]:
-    """At both ends of every module inside attention that has a matrix."""
+    """Record the input and output of every module inside attention that has a matrix."""
     inputs: dict[nn.Module, Tensor] = {}
 
     def enter(module: nn.Module, tensor: Tensor | None) -> None:
@@ -164,12 +164,12 @@ def _value_map(block: Block, values: _Values, calls: _Calls) -> ValueMap:
                 if columns is not None and projection is not None:
                     return ValueMap(block, projection, columns, added, values.own_heads, values.heads)
     raise UnsupportedModelError(
-        f'the value projection of "{block.name}" was not found: no linear module inside attention gives the values'
+        f'the value projection of "{block.name}" was not found: no linear module inside attention outputs the values'
     )
 
 
 def _columns(values: Tensor, outputs: Tensor, added: Tensor | None) -> list[int] | None:
-    """Which columns of a module's output the values are, bit for bit, once a vector is added; None if not all there."""
+    """The columns of a module's output that, plus a vector, equal the values bit for bit; None unless all are found."""
     if len(outputs) != len(values) or outputs.shape[1] < values.shape[1]:
         return None
     offsets = values.new_zeros(values.shape[1]) if added is None else added.to(values)

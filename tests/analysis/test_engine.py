@@ -162,7 +162,7 @@ def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
         ("dispersion", {"batch_tokens": 0}, "batch_tokens=0"),
         ("dispersion", {"world_size": 2}, "name it with --out"),
         ("dispersion", {"rank": 2, "world_size": 2}, "got rank 2 of 2 processes"),
-        ("dispersion", {"frequencies": "list"}, "has no use for"),
+        ("dispersion", {"frequencies": "list"}, "does not use"),
         ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: there is no such file"),
         ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),
     ],

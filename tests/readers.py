@@ -1,0 +1,285 @@
+"""Every reader of a file, with contents that it reads."""
+
+import argparse
+import bz2
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from sentencepiece import SentencePieceTrainer
+from subword_nmt.learn_bpe import learn_bpe
+from transformers import BertModel
+
+from alignment import GoldAlignment, GoldFormat, read_gold, read_identified, read_parallel, read_pharaoh
+from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
+from alignment.fairseq.dictionary import SPECIAL, Dictionary, read_dictionary
+from alignment.fairseq.segmentation import BPESegmenter, SentencePieceSegmenter
+from alignment.formats import format_pharaoh
+from captum_norm import InvalidInputError, loading
+from captum_norm.analysis import read_result
+from captum_norm.analysis.corpus import Corpus
+from captum_norm.analysis.frequencies import read_ranks
+from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
+from tests.alignment.fairseq.small import settings, weights
+from tests.tiny import bert_config, save_tiny
+
+COUNT = 2000
+"""How many damaged files of a kind are read."""
+
+TEXT = "Das Haus , 1\u00a0000 m² groß .\nEs ist klein\u2028und alt .\n\nJa !\n"
+PAIRS = "das Haus ||| the house\nja ||| yes\n , ||| ,\n"
+LINKS = ["0-0 1-2 2-1\n\n3-3\n0-0 12-7\n"]
+TALP = ["0-0 1p2 2-1\n\n3-3\n", "1-1 2-1\n7p3\n"]
+WORDS = ["la", "séance", "½", "…", "e\u0301", "\u200b", "est", "x" * 40]
+
+
+class Reader(NamedTuple):
+    """A reader of a kind of file.
+
+    Attributes:
+        name: the name of the file.
+        files: valid contents.
+        read: reads a file.
+        written: writes what was read, so that it is read as the same; None if nothing writes this kind.
+        cases: how many damaged files to read.
+    """
+
+    name: str
+    files: Sequence[bytes]
+    read: Callable[[Path], Any]
+    written: Callable[[Any], bytes] | None = None
+    cases: int = COUNT
+
+
+def texts(*contents: str) -> list[bytes]:
+    return [content.encode() for content in contents]
+
+
+def joined(lines: Sequence[str]) -> bytes:
+    """A file of lines, which may begin with a byte order mark and end with carriage returns of their own."""
+    return "".join(["\ufeff", *(f"{line}\r\n" for line in lines)]).encode()
+
+
+def talp(gold: GoldAlignment) -> str:
+    return " ".join(f"{i}{'-' if (i, j) in gold.sure else 'p'}{j}" for i, j in gold.possible)
+
+
+def gold(
+    format: GoldFormat,  # noqa: A002
+    *contents: str,
+    written: Callable[[list[GoldAlignment]], bytes] | None,
+    base: Literal[0, 1] | None = None,
+) -> Reader:
+    return Reader(f"gold.{format}", texts(*contents), partial(read_gold, format=format, base=base), written)
+
+
+def naacl(pairs: list[GoldAlignment]) -> bytes:
+    """The last sentence has no line if it has no link: then there is none to write."""
+    kinds = ((number, pair, link) for number, pair in enumerate(pairs, 1) for link in pair.possible)
+    return joined([f"{number} {i + 1} {j + 1} {'S' if (i, j) in pair.sure else 'P'}" for number, pair, (i, j) in kinds])
+
+
+def dictionary(path: Path) -> Dictionary:
+    # Of a checkpoint that has as many rows as the file has lines, or 7 more.
+    return read_dictionary(path, len(SPECIAL) + 4)
+
+
+def dictionary_file(found: Dictionary) -> bytes:
+    return joined([f"{symbol} 1 #fairseq:overwrite" for symbol in found.symbols[len(SPECIAL) :]])
+
+
+@cache
+def checkpoints(old: bool) -> list[bytes]:
+    model = {name: tensor for name, tensor in weights().items() if "layers" not in name}
+    args = argparse.Namespace(**settings(extra=[1, (2.5, None, "ß")], more={"a": True}))
+    contents = []
+    for state in (
+        {"args": args, "model": model},
+        {"cfg": {"model": args, "task": {}}, "model": model, "extra": [b"x"]},
+    ):
+        stream = io.BytesIO()
+        torch.save(state, stream, _use_new_zipfile_serialization=not old)
+        contents.append(stream.getvalue())
+    return contents
+
+
+def compared(checkpoint: Checkpoint) -> object:
+    """NaN is the same as NaN."""
+    tensors = {name: (tensor.dtype, tensor.shape, repr(tensor.tolist())) for name, tensor in checkpoint.weights.items()}
+    return repr(dict(checkpoint.settings)), tensors
+
+
+def checkpoint_file(found: Checkpoint) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"args": dict(found.settings), "model": dict(found.weights)}, stream)
+    return stream.getvalue()
+
+
+@cache
+def codes() -> list[bytes]:
+    learned = io.StringIO()
+    learn_bpe(io.StringIO(TEXT * 20), learned, 10)
+    return [learned.getvalue().encode(), *texts("#version: 0.1\ne s\nes </w>\n", "a b\nab </w>\n")]
+
+
+def cut(kind: type[BPESegmenter] | type[SentencePieceSegmenter], path: Path) -> list[str]:
+    segmenter = kind(path)
+    try:
+        pieces, owners = segmenter.cut(WORDS)
+    except InvalidInputError as error:  # the model is fine, but of another kind
+        return [str(error)]
+    assert len(pieces) == len(owners)
+    return segmenter.join(pieces)
+
+
+def pieces_models(folder: Path) -> list[bytes]:
+    contents = []
+    kinds: dict[str, dict[str, Any]] = {
+        "bpe": {},
+        "bytes": {"byte_fallback": True, "vocab_size": 310},
+        "first": {"add_dummy_prefix": False},
+    }
+    for name, more in kinds.items():
+        chosen: dict[str, Any] = {
+            "model_type": "bpe",
+            "vocab_size": 40,
+            "normalization_rule_name": "identity",
+            "minloglevel": 2,
+        }
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXT.split("\n") * 20), model_prefix=str(folder / name), **(chosen | more)
+        )
+        contents.append((folder / f"{name}.model").read_bytes())
+    return contents
+
+
+LAYOUT = """
+[FuzzedLayer]
+attention = "attention"
+projection = "attention.out"
+residual = "input"
+total = "norm.input"
+final_norm = "norm"
+normed_input = false
+
+[FuzzedLayer.feed_forward]
+inner = ["up", "gate"]
+outer = "down"
+total = "last_norm.input"
+"""
+
+
+def layouts(path: Path) -> object:
+    before = dict(registered_layouts()), dict(registered_feed_forwards())
+    try:
+        names = register_layouts(path)
+    except InvalidInputError:
+        assert (dict(registered_layouts()), dict(registered_feed_forwards())) == before, "something was declared"
+        raise
+    return [(name, registered_layouts().get(name), registered_feed_forwards().get(name)) for name in names]
+
+
+def result(path: Path) -> AnalysisResult:
+    return read_result(path.parent)
+
+
+def result_file(found: AnalysisResult) -> bytes:
+    tables = {
+        table.name: {"title": table.title, "columns": [asdict(column) for column in table.columns], "rows": table.rows}
+        for table in found.tables
+    }
+    return json.dumps({**asdict(found), "tables": tables}, allow_nan=False).encode()
+
+
+RESULT = AnalysisResult(
+    "dispersion",
+    "How norms differ.",
+    {"mean": 2.25, "none": None},
+    [
+        Table(
+            "layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5), (2, None), ("a", -1.0)]
+        )
+    ],
+    [Plot("by-layer", "line", "Norms", "layers", "layer", "norm")],
+    {"model": "m", "seed": 0, "corpus": {"lines": 3}},
+)
+
+
+def model_file(folder: Path, name: str, load: Callable[[str], Any]) -> Reader:
+    """A file of a model's folder, the others beside it."""
+    torch.manual_seed(0)
+    save_tiny(BertModel(bert_config()), folder)
+    # Weights are read by building a model, which takes ten times as long as anything else here.
+    cases = COUNT // 5 if load is loading.load_model else COUNT
+    return Reader(name, [(folder / name).read_bytes()], lambda path: load(str(path.parent)), cases=cases)
+
+
+VOCABULARY = {"the": 0, "house": 1, "\u2028": 2}
+
+READERS: Mapping[str, Callable[[Path], Reader]] = {
+    "pharaoh": lambda _: Reader(
+        "links",
+        texts(*LINKS),
+        lambda path: list(read_pharaoh(path)),
+        lambda found: joined(list(map(format_pharaoh, found))),
+    ),
+    "talp": lambda _: gold("talp", *TALP, base=0, written=lambda found: joined(list(map(talp, found)))),
+    "naacl": lambda _: gold("naacl", "1 1 1 S\n1 2 3 P 0.5\n3 1 1\n", "0002 10 7\n0001 1 1 S 1.0\n", written=naacl),
+    "alibi": lambda _: gold(
+        "alibi",
+        "s1 0-0 1p2\ns2\t\ns3 3-3\n",
+        written=lambda found: joined([f"id{number} {talp(pair)}" for number, pair in enumerate(found)]),
+    ),
+    "tsv": lambda _: gold(
+        "tsv",
+        "a b c\tx y z\t0-0 1p2\t\t\nd\tz\t\n",
+        written=lambda found: joined([f"{'a ' * 9999}\t{'b ' * 9999}\t{talp(pair)}" for pair in found]),
+    ),
+    "identified": lambda _: Reader(
+        "sents.txt",
+        texts("0\tLe chat .\n1\tIl dort .\n", "a\tx\n"),
+        read_identified,
+        lambda found: joined([f"{number}\t{text}" for number, (text,) in enumerate(found)]),
+    ),
+    "parallel": lambda _: Reader(
+        "text.both",
+        texts(PAIRS),
+        lambda path: list(read_parallel(path)),
+        lambda found: joined([" ||| ".join(pair) for pair in found]),
+    ),
+    "corpus": lambda _: Reader(
+        "text.txt",
+        texts(TEXT),
+        lambda path: [text for _, text in Corpus(path).texts()] and Corpus(path, "documents").facts(),
+    ),
+    "gz": lambda _: Reader("text.gz", [gzip.compress(TEXT.encode() * 20)], lambda path: Corpus(path).facts()),
+    "xz": lambda _: Reader("text.xz", [lzma.compress(TEXT.encode() * 20)], lambda path: Corpus(path).facts()),
+    "bz2": lambda _: Reader("text.bz2", [bz2.compress(TEXT.encode() * 20)], lambda path: Corpus(path).facts()),
+    "dictionary": lambda _: Reader(
+        "dict.fr.txt",
+        texts("le 3\nla@@ 2\né 1\n▁a 1\n", "a 1\nb 1\na 2 #fairseq:overwrite\nc 9\n"),
+        dictionary,
+        dictionary_file,
+    ),
+    "checkpoint": lambda _: Reader("model.pt", checkpoints(False), read_checkpoint, checkpoint_file),
+    "old checkpoint": lambda _: Reader("model.pt", checkpoints(True), read_checkpoint, checkpoint_file),
+    "bpe": lambda _: Reader("codes", codes(), partial(cut, BPESegmenter)),
+    "fastbpe": lambda _: Reader("bpecodes", texts("e s 120\nes t</w> 90\nl a</w> 7\n"), partial(cut, BPESegmenter)),
+    "sentencepiece": lambda folder: Reader("pieces.model", pieces_models(folder), partial(cut, SentencePieceSegmenter)),
+    "layouts": lambda _: Reader("layers.toml", texts(LAYOUT), layouts),
+    "ranks": lambda _: Reader(
+        "ranks.txt", texts("the\t100\nof\t90\nhouse\n\u2028\n"), lambda path: read_ranks(path, VOCABULARY)
+    ),
+    "config": lambda folder: model_file(folder, "config.json", loading._config),
+    "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
+    "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),
+    "results": lambda _: Reader("results.json", [result_file(RESULT)], result, result_file),
+}
