@@ -1,4 +1,4 @@
-"""Makes token attributions of Captum's gradient and perturbation methods."""
+"""Turns Captum's gradient and perturbation methods into token attributions."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -38,10 +38,10 @@ from captum_norm.models.outputs import (
 )
 
 Reduction = Literal["l2", "sum"]
-"""What is made of a token's D numbers: their Euclidean norm, or their sum."""
+"""How a token's D numbers are reduced to one: by their Euclidean norm, or their sum."""
 
-# Arguments of a method's ``attribute`` that are no options, and where they are given.
-OURS = {
+# Arguments of a method's ``attribute`` that are not options, and how they are passed instead.
+_RESERVED = {
     **dict.fromkeys(
         ("inputs", "target", "additional_forward_args", "return_convergence_delta"), "an argument of attribute()"
     ),
@@ -50,38 +50,37 @@ OURS = {
 
 
 class TokenAttribution(Attribution):
-    """Any gradient or perturbation method of Captum with one score for each token.
+    """Any gradient or perturbation method of Captum, with one score for each token.
 
-    Gradient methods explain the tokens' embeddings, and each token's D numbers are reduced to one. Perturbation methods
-    explain one number for each token: 1 keeps its embedding, 0 puts the baseline in its place. Either way the
-    embeddings are replaced where the model looks them up, so that ids, position and type embeddings stay as they are.
+    Gradient methods explain the embeddings of the tokens, whose D numbers are then reduced to one. Perturbation methods
+    explain one number for each token: 1 keeps its embedding, 0 replaces it by the baseline. In both cases the output of
+    the embedding module is replaced; ids, position and type embeddings stay the same.
 
-    Methods that draw random numbers take them from torch's and, in Captum's GradientSHAP, numpy's global generators.
+    Methods that draw random numbers use torch's global generator, Captum's GradientSHAP also numpy's.
 
     Args:
-        model: a classifier or causal language model of Hugging Face, or any other model if ``readout`` says what to
-            explain; left exactly as it is.
-        method: makes the method out of a module: a class such as :class:`captum.attr.IntegratedGradients`, or a
+        model: a classifier or causal language model of Hugging Face, or any other model with ``readout``; not changed.
+        method: creates the method from a module: a class such as :class:`captum.attr.IntegratedGradients`, or a
             function, ``lambda module: IntegratedGradients(module, multiply_by_inputs=False)``.
-        baseline: what a token is compared with, where the method compares: ``"mask"``, ``"pad"``, ``"zero"``,
-            ``"mean"`` (of all tokens' embeddings), a token's id or an embedding (D,). None: the mask token, or else the
-            padding token, or else the mean. :attr:`signature` says what it is.
-        tokenizer: knows mask, padding and special tokens; None to ask the model's configuration for the first two.
-        keep_special: keep special tokens such as [CLS] as they are in the baseline; they then score exactly 0 by
-            methods that compare with one. Needs the tokenizer.
-        reduction: of gradient methods, ``"l2"`` or ``"sum"``. None: the sum where the method multiplies by the inputs,
-            so that scores are signed and add up, else the norm.
-        readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
-        batch_size: how many perturbed or interpolated inputs go through the model at a time, at least one of each
-            example for integrated gradients.
+        baseline: the baseline of a token, for methods that have one: ``"mask"``, ``"pad"``, ``"zero"``, ``"mean"`` (of
+            all tokens' embeddings), a token's id or an embedding (D,). None: the mask token, or else the padding token,
+            or else the mean. It is part of :attr:`signature`.
+        tokenizer: knows mask, padding and special tokens; None to find the first two in the model's configuration.
+        keep_special: keep special tokens such as [CLS] in the baseline; with a baseline they then score exactly 0.
+            Needs the tokenizer.
+        reduction: for gradient methods, ``"l2"`` or ``"sum"``. None: the sum if the method multiplies by the inputs,
+            which gives signed scores that add up, else the norm.
+        readout: the output to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        batch_size: the number of perturbed or interpolated inputs in one forward pass; integrated gradients need at
+            least one for each example.
         options: further arguments of the method's ``attribute``, such as ``n_steps=20``.
 
     Attributes:
-        baseline: the baseline's name, and its embedding as the model makes it now; None if the method has none.
+        baseline: the baseline's name and current embedding; None if the method has none.
 
     Raises:
-        InvalidInputError: an option is not as described, or a perturbation method takes no baseline.
-        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+        InvalidInputError: an option is invalid, or a perturbation method takes no baseline.
+        UnsupportedModelError: the model is an encoder–decoder, or does not name its embedding module.
 
     Example:
         >>> import torch
@@ -122,16 +121,16 @@ class TokenAttribution(Attribution):
         self._make = method
         probe = method(_Explained(model))
         parameters = inspect.signature(probe.attribute).parameters
-        unknown, given = options.keys() - parameters.keys(), options.keys() & OURS.keys()
+        unknown, given = options.keys() - parameters.keys(), options.keys() & _RESERVED.keys()
         if unknown:
             raise InvalidInputError(f"{type(probe).__name__}.attribute has no argument {min(unknown)!r}")
         if given:
-            raise InvalidInputError(f"got the option {min(given)!r}; expected it as {OURS[min(given)]}")
+            raise InvalidInputError(f"got the option {min(given)!r}; expected it as {_RESERVED[min(given)]}")
         self._name = type(probe).__name__
         self._perturbs = isinstance(probe, PerturbationAttribution)
-        # These draw from all baselines that they are given, or compare with all, so no example must see another's.
-        self._alone = isinstance(probe, (PerturbationAttribution, GradientShap, DeepLiftShap))
-        # It takes no single one.
+        # These use the baselines of the whole batch, so each example is explained alone.
+        self._one_by_one = isinstance(probe, (PerturbationAttribution, GradientShap, DeepLiftShap))
+        # DeepLiftShap refuses a single baseline.
         self._repeats = 2 if isinstance(probe, DeepLiftShap) else 1
         self._parameters = frozenset(parameters)
         if self._perturbs and "baselines" not in parameters:
@@ -146,7 +145,7 @@ class TokenAttribution(Attribution):
 
     @property
     def signature(self) -> str:
-        """The method and every choice that changes its scores, in the manner of sacrebleu."""
+        """The method and all choices that change its scores, like a signature of sacrebleu."""
         entries = {"attribution": self._name} | {name: str(value) for name, value in self._options.items()}
         if self.baseline is not None:
             entries |= {"baseline": self.baseline.name, "special": "kept" if self.keep_special else "replaced"}
@@ -168,19 +167,19 @@ class TokenAttribution(Attribution):
         position: Place = None,
         return_convergence_delta: bool = False,
     ) -> Any:
-        """How much each input token contributes to one output.
+        """Attribute one output to the input tokens.
 
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's
                 output. Embeddings go into the model as ``inputs_embeds``.
             target: the class or next token to explain: an integer, one for each example, or a
-                :class:`captum_norm.Difference`. None: the one that the model predicts.
+                :class:`captum_norm.Difference`. None: the model's prediction.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            position: where to read logits that there are for every position: an index (negative from the end), one
-                for each example, ``"first"`` or ``"last"``. None: the last real position, where a causal model predicts
-                the next token.
+            position: where to read the logits if every position has some: an index (negative from the end), one for
+                each example, ``"first"`` or ``"last"``. None: the last real position, where a causal model predicts the
+                next token.
             return_convergence_delta: also return Σ attributions − (output − output at the baseline), (B,), signed, in
-                the output's unit, before any reduction; the mean over baselines where the method draws several.
+                the unit of the output, before any reduction; averaged if the method draws several baselines.
 
         Returns:
             (B, S), exactly 0 at padding; a tuple of this one tensor if ``inputs`` is a tuple.
@@ -189,7 +188,7 @@ class TokenAttribution(Attribution):
             InvalidInputError: the inputs, target or position do not fit the model, or the method has no convergence
                 delta.
             NonFiniteError: a score or convergence delta is NaN or infinite.
-            UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
+            UnsupportedModelError: the model returns no logits, or does not use its embedding module once.
         """
         if as_truth("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
             raise InvalidInputError(f"{self._name} has no convergence delta")
@@ -198,7 +197,7 @@ class TokenAttribution(Attribution):
             subject = _subject(call, read_mask(call, position), target, self._readout)
             replaced = ordinary_positions(call, subject.real, self._special)
             vector = None if self.baseline is None else self.baseline.vector
-            parts = _examples(subject, replaced) if self._alone else [(subject, replaced)]
+            parts = _examples(subject, replaced) if self._one_by_one else [(subject, replaced)]
             explained = [self._explain(*part, vector, delta=return_convergence_delta) for part in parts]
         length = subject.real.shape[1]
         scores = torch.cat([nn.functional.pad(part, (0, length - part.shape[1])) for part, _ in explained])
@@ -220,20 +219,20 @@ class TokenAttribution(Attribution):
         *,
         position: Place = None,
     ) -> Tensor:
-        """The convergence delta of some inputs; the method is run once more, since reduced scores need not add up.
+        """Compute the convergence delta; runs the method again, since reduced scores need not add up.
 
         Args:
             attributions: what :meth:`attribute` returned for these inputs, (B, S).
-            inputs: as for :meth:`attribute`.
-            target: as for :meth:`attribute`.
-            additional_forward_args: as for :meth:`attribute`.
-            position: as for :meth:`attribute`.
+            inputs: see :meth:`attribute`.
+            target: see :meth:`attribute`.
+            additional_forward_args: see :meth:`attribute`.
+            position: see :meth:`attribute`.
 
         Returns:
-            (B,), as :meth:`attribute` returns it.
+            (B,), see :meth:`attribute`.
 
         Raises:
-            InvalidInputError: the method has no convergence delta, or the attributions are of other inputs.
+            InvalidInputError: the method has no convergence delta, or the attributions belong to other inputs.
         """
         options = {"position": position, "return_convergence_delta": True}
         _, delta = self.attribute(inputs, target, additional_forward_args, **options)
@@ -242,7 +241,7 @@ class TokenAttribution(Attribution):
     def _explain(
         self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None, *, delta: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """(N, S) and (N,)."""
+        """Run the method: scores (N, S) and convergence deltas (N,)."""
         if self._perturbs and not replaced.any():
             return torch.zeros_like(replaced, dtype=torch.float32), None
         features, baselines = self._features(subject, replaced, baseline)
@@ -257,7 +256,7 @@ class TokenAttribution(Attribution):
                 result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
-        # torch.compile turns checks of torch.distributions off, whose functions then raise the last one.
+        # RuntimeError: torch.compile disables the checks of torch.distributions.
         except (AssertionError, ValueError, RuntimeError) as refusal:
             reason = str(refusal).partition("\n")[0]
             raise InvalidInputError(f"{self._name} of Captum does not take these inputs: {reason}") from refusal
@@ -270,7 +269,7 @@ class TokenAttribution(Attribution):
         return scores, None if error is None else error.detach().reshape(len(replaced), -1).mean(1)
 
     def _features(self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What the method explains, (N, S, D) or (N, S), and what it compares that with."""
+        """The features to explain, (N, S, D) or (N, S), and their baselines."""
         if self._perturbs:
             kept = (~replaced).to(subject.embeddings)
             return torch.ones_like(kept), kept
@@ -281,11 +280,11 @@ class TokenAttribution(Attribution):
         return features, baselines.repeat(self._repeats, 1, 1)
 
     def _defaults(self, replaced: Tensor) -> dict[str, Any]:
-        """Those of the method's arguments that Captum's own defaults would make slow, or not about tokens."""
+        """Arguments whose defaults in Captum are slow, or do not treat tokens as features."""
         defaults: dict[str, Any] = {
             "perturbations_per_eval": self._batch_size,
             "internal_batch_size": max(self._batch_size, len(replaced)),
-            # Tokens that stay are put with one that does not: no feature of their own.
+            # Tokens that stay share a feature with one that does not.
             "feature_mask": (replaced.long().cumsum(1) - 1).clamp(min=0),
             "sliding_window_shapes": (1,),
         }
@@ -294,15 +293,15 @@ class TokenAttribution(Attribution):
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """What is explained of some examples.
+    """Examples to explain.
 
     Attributes:
-        call: of the model.
-        embeddings: of the tokens, (N, S, D).
+        call: the call of the model.
+        embeddings: the embeddings of the tokens, (N, S, D).
         real: True at real positions, (N, S).
         read: True where the output is read, (N, S); None for the default.
-        target: as of :func:`captum_norm.models.outputs.chosen_target`.
-        readout: the user's own.
+        target: see :func:`captum_norm.models.outputs.chosen_target`.
+        readout: the user's readout.
     """
 
     call: ModelCall
@@ -314,7 +313,7 @@ class _Subject:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arguments with one entry for each example, but for the embeddings."""
+        """The arguments with an entry for each example, except the embeddings."""
         return tuple(
             name
             for name, value in self.call.arguments.items()
@@ -323,18 +322,18 @@ class _Subject:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What Captum repeats along with the features."""
+        """The tensors that Captum repeats with the features."""
         further = (value for value in (self.real, self.target, self.read) if value is not None)
         return (*(self.call.arguments[name] for name in self.names), *further)
 
 
 class _Explained(nn.Module):
-    """What Captum explains: features and :attr:`_Subject.tensors` to the number explained, (N,).
+    """The function that Captum explains: from features and :attr:`_Subject.tensors` to the explained output, (N,).
 
     Args:
         model: the model.
-        subject: its call; None before there is one.
-        baseline: (D,), for features (N, S) that say how much of each embedding is kept; None for features that are
+        subject: the examples; None to inspect the method only.
+        baseline: (D,), for features (N, S) that interpolate between it and the embeddings; None for features that are
             embeddings.
     """
 
@@ -347,7 +346,7 @@ class _Explained(nn.Module):
     def forward(self, features: Tensor, *tensors: Tensor) -> Tensor:
         subject = self._subject
         if subject is None:
-            raise RuntimeError("called before there was anything to explain")
+            raise RuntimeError("called without examples to explain")
         names = subject.names
         real, *further = tensors[len(names) :]
         target = None if subject.target is None else further.pop(0)
@@ -358,7 +357,7 @@ class _Explained(nn.Module):
             if self._baseline is None:
                 return features
             kept = features[..., None].to(original)
-            # Given embeddings are those of one example here, so they need no repeating.
+            # Embeddings given as inputs belong to one example here, and broadcast.
             return kept * original + (1 - kept) * self._baseline.to(original)
 
         output = run_with_embeddings(call, embed)
@@ -366,7 +365,7 @@ class _Explained(nn.Module):
 
 
 def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Readout | None) -> _Subject:
-    """One forward pass finds the embeddings and, where none is given, the target."""
+    """Run the model to find the embeddings and the default target."""
     real = real_positions(call)
     with torch.no_grad():
         output, embeddings = run_embedded(call)
@@ -375,7 +374,7 @@ def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Read
 
 
 def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, Tensor]]:
-    """Each example by itself, without the padding behind it."""
+    """Yield each example alone, without trailing padding."""
     batch, length = subject.real.shape
     for example in range(batch):
         end = int(subject.real[example].nonzero().max()) + 1
@@ -388,7 +387,7 @@ def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, T
 
         call = replace(subject.call, arguments={name: cut(value) for name, value in subject.call.arguments.items()})
         embeddings, real, read = map(cut, (subject.embeddings, subject.real, subject.read))
-        # Two outputs of a difference are no two positions.
+        # Not cut(), which would take the two outputs of a difference for positions.
         target = None if subject.target is None else subject.target[example : example + 1]
         alone = replace(subject, call=call, embeddings=embeddings, real=real, read=read, target=target)
         yield alone, cut(replaced)

@@ -1,4 +1,4 @@
-"""Compares methods: their scores, how faithful they are, how much they agree and what they cost."""
+"""Compares methods: scores, faithfulness, agreement and cost."""
 
 from captum_norm.comparison.measures import MEASURES, Measure
 from captum_norm.comparison.methods import RandomScores

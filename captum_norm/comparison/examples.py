@@ -1,4 +1,4 @@
-"""Hands out the examples of a comparison, a batch at a time."""
+"""Splits the examples of a comparison into batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from captum_norm.models.outputs import Choice, Difference, Place, Target, read_m
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some of the examples; positions as the model sees them.
+    """Some of the examples; positions are those of the model.
 
     Attributes:
-        index: their places among all examples, (N,).
-        call: the model's, without padding that is common to all of them.
-        target: what to explain of them; None where the output is one number, or not chosen yet.
+        index: their indices among all examples, (N,).
+        call: the call of the model, without padding that is common to all of them.
+        target: their targets; None if the output is one number, or no target is chosen yet.
         position: where the output is read, (N,); None for the default.
     """
 
@@ -29,11 +29,11 @@ class Batch:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What every method takes."""
+        """The inputs for every method."""
         return self.call.arguments
 
     def first(self) -> "Batch":
-        """The first of the examples alone."""
+        """Return only the first example."""
         index = self.index.new_zeros(1)
         position = None if self.position is None else self.position[:1]
         return Batch(self.index[:1], self.call.example(0), of_examples(self.target, index, len(self.index)), position)
@@ -43,12 +43,12 @@ class Examples:
     """All examples of a comparison.
 
     Args:
-        call: of the model, with all of them.
-        target: the user's.
-        position: the user's.
+        call: the call of the model on all of them.
+        target: the user's target.
+        position: the user's position.
 
     Attributes:
-        real: True at real positions, as the model sees them, (B, S).
+        real: True at real positions of the model, (B, S).
     """
 
     def __init__(self, call: ModelCall, target: Target, position: Place) -> None:
@@ -62,12 +62,12 @@ class Examples:
         return len(self.real)
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """Examples of like length together, so that little of a batch is padding."""
+        """Batch examples of similar lengths, which need little padding."""
         for index in self.real.sum(1).argsort(stable=True).split(size):
             yield self.batch(index)
 
     def batch(self, index: Tensor) -> Batch:
-        """Some examples, (N,)."""
+        """Return some examples as a batch."""
         batch, width = self.real.shape
         length = int(self.real[index].sum(1).max())
 
@@ -84,19 +84,19 @@ class Examples:
         return Batch(index, call, of_examples(self._target, index, batch), position)
 
     def shown(self, rows: Tensor) -> Tensor:
-        """Numbers of every position, (B, S), where the user's inputs have it; 0 at padding."""
+        """Rearrange numbers of all positions, (B, S), to the positions of the user's inputs; 0 at padding."""
         return self.call.positions.restored(rows, 1)
 
 
 def of_examples(target: Target, index: Tensor, batch: int) -> Target:
-    """The targets of some of B examples."""
+    """Return the targets of some of B examples."""
     if isinstance(target, Difference):
         return Difference(_chosen(target.target, index, batch), _chosen(target.other, index, batch))
     return None if target is None else _chosen(target, index, batch)
 
 
 def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -> Tensor:
-    """Rows of batches, made (B, width) with zeros behind if there is a width, in the order of all examples."""
+    """Concatenate rows of batches in the order of all examples, padded with zeros to (B, width) if given."""
     if width is not None:
         parts = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
     rows = torch.cat(list(parts))
@@ -104,7 +104,7 @@ def gathered(parts: Sequence[Tensor], order: Tensor, width: int | None = None) -
 
 
 def _chosen(choice: Choice, index: Tensor, batch: int) -> Choice:
-    # What is no choice at all is told of where it is looked up.
+    # Invalid choices are refused where they are used.
     if not isinstance(choice, (Sequence, Tensor)) or (isinstance(choice, Tensor) and not choice.dim()):
         return choice
     if len(choice) != batch:

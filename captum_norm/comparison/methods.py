@@ -1,4 +1,4 @@
-"""Makes methods by name, and tells what was chosen in them."""
+"""Creates methods by name, and formats their signatures."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from captum_norm.models.outputs import Readout, real_positions
 
 _CAPTUM = "captum.attr"
 COLUMNS = {"method", "example", "position", "token", "removable"}
-"""What tables with a column for each method call the others."""
+"""The other columns of tables that have a column for each method."""
 
 
 class RandomScores(Attribution):
-    """Scores that know nothing, from torch's global generator: what every method should beat."""
+    """Random scores from torch's global generator, as a baseline."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -31,7 +31,7 @@ class RandomScores(Attribution):
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None) -> Tensor:  # noqa: ARG002
-        """Uniform between 0 and 1 at real positions, (B, S)."""
+        """Draw scores uniformly from 0 to 1 at real positions, (B, S)."""
         call = bind_inputs(self.model, inputs, additional_forward_args)
         real = real_positions(call)
         return call.positions.unshift(torch.rand(real.shape, device=real.device) * real, 1)
@@ -47,20 +47,20 @@ def make_method(
     readout: Readout | None,
     batch_size: int,
 ) -> Attribution:
-    """A method of :data:`captum_norm.methods.METHODS` for a model.
+    """Create a method of :data:`captum_norm.methods.METHODS` for a model.
 
     Args:
         name: the method's name.
         model: the model.
-        removal: what Captum's methods compare a token with, unless it is ``"delete"``; None for their default.
+        removal: the baseline of Captum's methods, unless it is ``"delete"``; None for their default.
         tokenizer: knows mask, padding and special tokens.
         keep_special: whether special tokens stay in that baseline.
-        readout: what to explain instead of logits.
-        batch_size: how many inputs go through the model at a time.
+        readout: the output to explain instead of logits.
+        batch_size: the number of inputs in one forward pass.
 
     Raises:
-        InvalidInputError: it needs a package that is not there.
-        CaptumNormError: it does not take the model.
+        InvalidInputError: it needs a package that is not installed.
+        CaptumNormError: it does not support the model.
     """
     method = METHODS[name]
     if method.requires is not None and find_spec(method.requires) is None:
@@ -82,10 +82,10 @@ def make_method(
 
 
 def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | None) -> dict[str, str | Attribution]:
-    """Methods, or names of them, by what the results call them.
+    """Check the choice of methods; returns methods or their names, by their names in the results.
 
     Raises:
-        InvalidInputError: there is no method of a name, or none was asked for.
+        InvalidInputError: a name is unknown, or there are no methods.
     """
     if isinstance(wanted, str):
         raise InvalidInputError(f"got methods={wanted!r}; expected a list of names, or a mapping")
@@ -108,7 +108,7 @@ def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | Non
 
 
 def signature_of(method: Attribution) -> str:
-    """The class of a method and the choices in it, in the manner of sacrebleu."""
+    """Format the class of a method and its choices, like a signature of sacrebleu."""
     given: str | None = getattr(method, "signature", None)
     if given is not None:
         return given

@@ -1,4 +1,4 @@
-"""Holds what a comparison of methods found, and gives it as tables."""
+"""Results of a comparison of methods, as tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,15 +23,15 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class MethodResult:
-    """One method.
+    """The result of one method.
 
     Attributes:
-        title: what tables call it.
-        signature: its class, and every choice in it.
-        scores: one for each token, (B, S); 0 at padding.
-        faithfulness: to the model, of each example.
-        seconds: for all examples, after a warm-up.
-        forward_ratio: the same ÷ the plain forward pass of all examples.
+        title: its title in tables.
+        signature: its class and all its choices.
+        scores: a score for each token, (B, S); 0 at padding.
+        faithfulness: the faithfulness on each example.
+        seconds: the time for all examples, after a warm-up.
+        forward_ratio: the time divided by that of the plain forward pass of all examples.
     """
 
     title: str
@@ -44,25 +44,25 @@ class MethodResult:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Methods side by side on the same model and inputs; made by :func:`captum_norm.compare`.
+    """The result of :func:`captum_norm.compare`: several methods on the same model and inputs.
 
     :func:`~captum_norm.visualization.draw_comparison`, :func:`~captum_norm.visualization.render_comparison` and
     :func:`~captum_norm.visualization.show_comparison` show it.
 
     Attributes:
-        model: the name of the model's class, or what the caller called it.
-        explained: what number of the output is explained and watched.
-        targets: which output, of each example.
+        model: the name of the model or its class.
+        explained: the kind of output that is explained and observed.
+        targets: the target of each example.
         tokens: the tokens of each example, padding included.
         real: True at real positions, (B, S).
         removable: True at the tokens that are ranked and removed, (B, S).
-        results: by method, in the order asked for.
-        refused: why, by method, for methods that do not take the model or the inputs.
-        agreement: mean over examples of Spearman's ρ between two methods' scores of removable tokens, (M, M), in the
-            order of ``results``.
-        forward_seconds: the plain forward pass of all examples, without gradients.
-        accuracy: the share of examples that the model labels right; None without labels.
-        signature: every choice that changes numbers, and the versions of the packages.
+        results: the results by method, in the requested order.
+        refused: the reason by method, for methods that do not support the model or the inputs.
+        agreement: Spearman's ρ of two methods' scores of removable tokens, averaged over examples, (M, M), in the order
+            of ``results``.
+        forward_seconds: the time of the plain forward pass of all examples, without gradients.
+        accuracy: the share of examples that the model classifies correctly; None without labels.
+        signature: all choices that change numbers, and the versions of the packages.
     """
 
     model: str
@@ -80,21 +80,21 @@ class Comparison:
 
     @property
     def examples(self) -> int:
-        """How many examples the means are over."""
+        """The number of examples."""
         return len(self.tokens)
 
     @property
     def ranking(self) -> list[str]:
-        """The methods by falling relevance gain."""
+        """The methods by descending relevance gain."""
         means = self.means()
         return sorted(means, key=lambda name: -means[name][MEASURES[0].name])
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Each method's faithfulness, mean over examples."""
+        """Average each method's faithfulness over examples."""
         return {name: result.faithfulness.means() for name, result in self.results.items()}
 
     def facts(self) -> dict[str, str]:
-        """Names and values that belong beside every number."""
+        """Return the names and values to show beside the numbers."""
         facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
         if self.accuracy is not None:
             facts["accuracy"] = f"{self.accuracy:.1%}"
@@ -102,7 +102,7 @@ class Comparison:
         return facts | {"signature": self.signature}
 
     def frame(self, table: TableName = "methods") -> "pd.DataFrame":
-        """One table as a data frame of pandas.
+        """Return a table as a data frame of pandas.
 
         Args:
             table: ``"methods"``: a row for each method, with faithfulness, cost and signature, or why it was refused.
@@ -118,7 +118,7 @@ class Comparison:
         return frame.set_index("method") if table in ("methods", "agreement") else frame
 
     def to_json(self) -> str:
-        """Everything, as JSON; NaN is null."""
+        """Format everything as JSON; NaN is null."""
         content = {
             "model": self.model,
             "explained": self.explained,
@@ -132,7 +132,7 @@ class Comparison:
         return json_text(content)
 
     def to_csv(self, table: TableName = "methods") -> str:
-        """One table as CSV; NaN is empty.
+        """Format a table as CSV; NaN is empty.
 
         Args:
             table: see :meth:`frame`.

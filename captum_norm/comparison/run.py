@@ -1,4 +1,4 @@
-"""Compares methods on one model and its inputs, in one call."""
+"""Compares methods on one model and its inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -65,47 +65,45 @@ def compare(
 ) -> Comparison:
     """Explain inputs by several methods, and score the methods: faithfulness, agreement and cost.
 
-    All methods explain the same number of each example's output. Faithfulness is what
-    :class:`captum_norm.evaluation.Faithfulness` says. A method that does not take the model is listed with its reason.
+    All methods explain the same output of each example. Faithfulness is measured by
+    :class:`captum_norm.evaluation.Faithfulness`. Methods that do not support the model are listed with the reason.
 
-    A model that returns hidden states alone has no number to explain. There it is the projection of the mean-pooled
-    output on its own direction for the whole input; results say so.
+    For a model that only returns hidden states, the output is the projection of the mean-pooled hidden states on their
+    own direction for the whole input; results say so.
 
     Args:
-        model: a model of Hugging Face that reads one sequence; left exactly as it is.
+        model: a model of Hugging Face that reads one sequence; not changed.
         inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's output.
         additional_forward_args: the model's further positional arguments (attention mask first).
-        methods: names of :data:`captum_norm.methods.METHODS`, or a mapping from what results call them to names or
-            methods of your own, which are called as those of this library are. None: all that have a name.
-        target: what to explain, as for every method; None for the class or next token that the model predicts.
-        position: where to read logits that there are for every position; None for what the head reads.
-        readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
-        tokenizer: knows mask, padding and special tokens, and the tokens' texts.
-        tokens: the tokens' texts, for each example S; None to ask the inputs or the tokenizer.
+        methods: names in :data:`captum_norm.methods.METHODS`, or a mapping from names for the results to such names or
+            methods of your own, which have the same interface. None: all of :data:`captum_norm.methods.METHODS`.
+        target: the class or next token to explain, as for every method; None for the model's prediction.
+        position: where to read the logits if every position has some; None for the position that the head reads.
+        readout: the output to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        tokenizer: knows mask, padding and special tokens, and the texts of tokens.
+        tokens: the texts of the tokens, S for each example; None to take them from the inputs or the tokenizer.
         labels: the right class of each example, for the model's accuracy.
-        removal: what happens to a removed token, see :class:`captum_norm.evaluation.Perturbation`; Captum's methods
-            compare with the same, unless it is ``"delete"``. None: the mask token, or else the padding token, or else
-            the mean of all embeddings.
-        keep_special: special tokens such as [CLS] are never removed, nor ranked; Captum's methods keep them in their
-            baseline. Needs the tokenizer.
-        output: what to watch, ``"probability"`` or ``"logit"``; None: the probability of a class of the model's own
-            logits, else the number itself. Probability is the softmax, which multi-label classifiers do not have: of
-            them the logit is watched.
+        removal: how to remove a token, see :class:`captum_norm.evaluation.Perturbation`; also the baseline of Captum's
+            methods, unless it is ``"delete"``. None: the mask token, or else the padding token, or else the mean of all
+            embeddings.
+        keep_special: never remove nor rank special tokens such as [CLS]; Captum's methods keep them in their baseline.
+            Needs the tokenizer.
+        output: the output to observe, ``"probability"`` (softmax) or ``"logit"``. None: the probability if the model
+            returns logits of mutually exclusive classes, else the number itself.
         bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
-        steps: steps of the curves, and of AOPC.
-        seed: of methods that draw random numbers, for each batch; 0 to 2³² − 1. The global generators are left as they
-            were.
-        batch_size: how many inputs go through the model at a time. It changes which random numbers an example gets.
-        name: what results call the model; None for its class.
+        steps: the number of steps of the curves and of AOPC.
+        seed: the seed of methods that draw random numbers, for each batch; 0 to 2³² − 1. The global generators are
+            restored.
+        batch_size: the number of inputs in one forward pass. It changes which random numbers an example gets.
+        name: the model's name in results; None for its class.
 
     Returns:
         the comparison.
 
     Raises:
-        InvalidInputError: an option is not as described, no method takes the model, or an example has no token to
-            remove.
-        UnsupportedModelError: the model is an encoder–decoder, does not say where its tokens are embedded, or returns
-            neither logits nor hidden states.
+        InvalidInputError: an option is invalid, no method supports the model, or an example has no token to remove.
+        UnsupportedModelError: the model is an encoder–decoder, does not name its embedding module, or returns neither
+            logits nor hidden states.
 
     Example:
         >>> from types import SimpleNamespace
@@ -144,12 +142,12 @@ def compare(
     scored, refused = run_methods(chosen, make, model, batches, seed, mean=explained == PROJECTION)
     if not scored:
         one, reason = next(iter(refused.items()))
-        raise InvalidInputError(f"no method takes the model and these inputs; {one}: {reason}")
+        raise InvalidInputError(f"no method supports the model and these inputs; {one}: {reason}")
 
     order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
     scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
     removable = gathered([one.removable for one in bound], order, width)
-    judged = _judged(faithfulness, batches, {label: method.scores for label, method in scored.items()}, order)
+    faithful = _faithfulness(faithfulness, batches, {label: method.scores for label, method in scored.items()}, order)
     forward = forward_seconds(batches)
     found = [one.target for one in bound if one.target is not None]
     if explained == PROJECTION or not found:
@@ -168,7 +166,7 @@ def compare(
                 title=METHODS[label].title if chosen[label] == label else label,
                 signature=method.signature,
                 scores=examples.shown(scores[label]).cpu(),
-                faithfulness=judged[label],
+                faithfulness=faithful[label],
                 seconds=method.seconds,
                 forward_ratio=method.seconds / forward,
             )
@@ -208,10 +206,10 @@ def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
     return bound
 
 
-def _judged(
+def _faithfulness(
     faithfulness: Faithfulness, batches: Sequence[Batch], scores: Mapping[str, Sequence[Tensor]], order: Tensor
 ) -> dict[str, FaithfulnessScores]:
-    """Every method's faithfulness, from its scores of each batch, for all examples in their order."""
+    """Measure the faithfulness of every method, on all examples in their order."""
     parts = []
     with bar("removing tokens", len(order), "examples") as progress:
         for place, batch in enumerate(batches):
@@ -231,7 +229,7 @@ def _judged(
 def _accuracy(
     perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor, order: Tensor
 ) -> float:
-    """The share of examples whose label is what the model predicts."""
+    """The share of examples whose label the model predicts."""
     found = [perturbation.bind(batch.inputs, position=batch.position).target for batch in batches]
     predicted = gathered([classes for classes in found if classes is not None], order).cpu()
     return float((predicted == torch.as_tensor(labels)).double().mean())

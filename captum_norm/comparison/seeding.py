@@ -1,4 +1,4 @@
-"""Seeds the random generators, and puts them back as they were."""
+"""Seeds the global random generators, and restores them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ _SEEDS = 2**32
 
 
 def checked_seed(seed: int) -> int:
-    """A seed that torch and numpy take.
+    """Check a seed for torch and numpy.
 
     Raises:
-        InvalidInputError: it is none.
+        InvalidInputError: it is out of range or no integer.
     """
     number = as_index("the seed", seed)
     if not 0 <= number < _SEEDS:
@@ -27,11 +27,11 @@ def checked_seed(seed: int) -> int:
 
 @contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed torch's and numpy's global generators while open, then leave them as they were.
+    """Seed torch's and numpy's global generators inside the context, then restore them.
 
     Args:
-        model: its devices' generators count.
-        seed: for all of them, as :func:`checked_seed` gives it.
+        model: the generators of its devices are seeded, too.
+        seed: a seed from :func:`checked_seed`.
 
     Example:
         >>> with seeded(nn.Linear(1, 1), 0):

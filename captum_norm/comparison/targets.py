@@ -1,4 +1,4 @@
-"""Chooses which number of the output a comparison explains, and names it."""
+"""Chooses and names the output that a comparison explains."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from captum_norm.models.outputs import Difference, Readout, Target, real_positio
 from captum_norm.models.wrappers import config_of
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
-"""What is explained of a model that returns hidden states alone."""
+"""The explained output of a model that only returns hidden states."""
 
 
 def count_outputs(batch: Batch) -> int | None:
-    """How many numbers the model's logits are, at each position if there are several; None for hidden states alone.
+    """Count the logits, at each position if every position has some; None if the model only returns hidden states.
 
     Raises:
-        UnsupportedModelError: it returns neither.
+        UnsupportedModelError: the model returns neither.
     """
     output = _run(batch)
     named = output if isinstance(output, Mapping) else {"logits": output}
@@ -31,17 +31,17 @@ def count_outputs(batch: Batch) -> int | None:
             return None
         raise UnsupportedModelError(
             f"{type(batch.call.model).__name__} returns neither logits nor a last hidden state; take a classifier, a "
-            "tagger, a language model or an encoder without a head, or in Python say by readout= what to explain"
+            "tagger, a language model or an encoder without a head, or in Python pass a readout"
         )
     return logits.shape[-1] if logits.dim() > 1 else 1
 
 
 def own_directions(examples: Examples, size: int) -> Readout:
-    """A readout for models without a head.
+    """Create a readout for models without a head.
 
     Returns:
-        what projects the mean-pooled output of N inputs on the direction that each of the B examples' has, (N, B). An
-        example's own number is that of its place.
+        a function that projects the mean-pooled hidden states of N inputs on the directions of the B examples, (N, B).
+        The target of an example is its own index.
     """
     batches = list(examples.batches(size))
     parts = [_pooled(_run(batch), real_positions(batch.call)) for batch in batches]
@@ -55,17 +55,17 @@ def own_directions(examples: Examples, size: int) -> Readout:
 
 
 def as_target(chosen: Tensor | None) -> Target:
-    """What names the numbers that :func:`captum_norm.models.outputs.chosen_target` gave."""
+    """Convert what :func:`captum_norm.models.outputs.chosen_target` returns to a target."""
     return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
 
 
 def target_names(model: nn.Module, chosen: Tensor, readout: Readout | None, tokenizer: Any) -> list[str]:
-    """What targets are called: a classifier's labels, a language model's tokens, or numbers where a readout made them.
+    """Name targets: by a classifier's labels, a language model's tokens, or the indices of a readout.
 
     Args:
         model: the model.
-        chosen: as of :func:`captum_norm.models.outputs.chosen_target`, (B,) or (B, 2).
-        readout: the user's.
+        chosen: what :func:`captum_norm.models.outputs.chosen_target` returns, (B,) or (B, 2).
+        readout: the user's readout.
         tokenizer: knows the texts of tokens.
     """
     rows = (chosen[:, None] if chosen.dim() == 1 else chosen).tolist()
@@ -75,7 +75,7 @@ def target_names(model: nn.Module, chosen: Tensor, readout: Readout | None, toke
 
 
 def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
-    """The tokens' texts at the positions of the user's inputs; ids, or numbers from 0, where they are not known."""
+    """Return the texts of the tokens at the positions of the user's inputs; ids or indices if texts are not known."""
     tokens = examples.call.tokens if tokens is None else tokens
     if tokens is not None:
         return [list(texts) for texts in tokens]
@@ -101,7 +101,7 @@ def _run(batch: Batch) -> Any:
 
 
 def _pooled(output: Any, real: Tensor) -> Tensor:
-    """The mean of the real positions' hidden states, (N, D)."""
+    """The mean hidden state of the real positions, (N, D)."""
     states: Tensor = output["last_hidden_state"]
     weights = real.to(states)
     return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)

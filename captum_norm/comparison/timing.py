@@ -42,18 +42,18 @@ def run_methods(
     *,
     mean: bool,
 ) -> tuple[dict[str, Scored], dict[str, str]]:
-    """Run every method on all examples, after a warm-up on one of them that is not counted.
+    """Run every method on all examples, after a warm-up on one of them that is not timed.
 
     Args:
-        methods: methods, or names of them, by what the results call them.
-        make: makes those that have a name.
-        model: the model that they explain.
+        methods: methods or their names, by their names in the results.
+        make: creates a method by name.
+        model: the model.
         batches: all examples.
-        seed: of the global generators, for each batch.
+        seed: the seed of the global generators, for each batch.
         mean: see :func:`token_scores`.
 
     Returns:
-        what they found, and why others were refused.
+        the scores by method, and the reasons of refused methods.
     """
     scored, refused = {}, {}
     examples = sum(len(batch.index) for batch in batches)
@@ -71,7 +71,7 @@ def run_methods(
 
 
 def forward_seconds(batches: Sequence[Batch]) -> float:
-    """The plain forward pass of all examples: for each batch the quickest of a few."""
+    """Time the plain forward pass of all examples: the fastest of a few runs for each batch."""
     total = 0.0
     for batch in batches:
         with torch.no_grad(), evaluating(batch.call.model):
@@ -94,23 +94,23 @@ def _timed(
 
 def _explain(method: Attribution, model: nn.Module, seed: int, batch: Batch, *, mean: bool) -> Tensor:
     with seeded(model, seed), warnings.catch_warnings():
-        # Captum's DeepLIFT says at every call that it sets hooks and removes them.
+        # Captum's DeepLIFT warns at every call that it sets hooks.
         warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
         return token_scores(method, batch, mean=mean)
 
 
 def token_scores(method: Attribution, batch: Batch, *, mean: bool) -> Tensor:
-    """A method's scores for the tokens of a batch, (N, S).
+    """Compute a method's scores for the tokens of a batch, (N, S).
 
     Args:
         method: the method.
         batch: the examples.
-        mean: explain the mean of the positions, where a method's maps have rows to choose from.
+        mean: explain the mean over positions, for methods with maps.
 
     Raises:
-        InvalidInputError: it gives something else.
-        NonFiniteError: it gives NaN or infinity.
-        CaptumNormError: what the method raises.
+        InvalidInputError: the method returns something else.
+        NonFiniteError: the method returns NaN or infinity.
+        CaptumNormError: the method raises it.
     """
     where: dict[str, Any] = {} if batch.position is None else {"position": batch.position}
     if mean and hasattr(method, "maps"):
@@ -131,7 +131,7 @@ def token_scores(method: Attribution, batch: Batch, *, mean: bool) -> Tensor:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What some work returns, and the seconds that it takes on whatever device."""
+    """Return the result of some work, and the seconds it takes on any device."""
     _wait()
     start = perf_counter()
     result = work()

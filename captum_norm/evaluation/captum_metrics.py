@@ -25,25 +25,25 @@ def infidelity(
     normalize: bool = True,
     seed: int = 0,
 ) -> Tensor:
-    """How far scores are from the drops of the output when random tokens are removed [Yeh et al. 2019].
+    """Squared difference of scores and output drops when random tokens are removed [Yeh et al. 2019].
 
-    E[(β Σ_{i removed} score_i − (f(x) − f(x without them)))²], by :func:`captum.metrics.infidelity` on one number for
-    each token, 1 or 0.
+    E[(β Σ_{i removed} score_i − (f(x) − f(x without them)))²], by :func:`captum.metrics.infidelity` on a vector with 1
+    or 0 for each token.
 
     Args:
         bound: the inputs, from :meth:`Perturbation.bind`.
         scores: (B, S).
-        samples: random removals of each example.
-        share: the probability of each token to be removed.
-        normalize: choose β for each example so that infidelity is least, which makes the scores' unit irrelevant; else
-            β = 1.
-        seed: of the removals.
+        samples: the number of random removals for each example.
+        share: the probability of removing each token.
+        normalize: choose the β of each example that minimises the infidelity, so the unit of the scores does not
+            matter; otherwise β = 1.
+        seed: the seed of the removals.
 
     Returns:
         (B,), in the squared unit of the output; lower is better.
 
     Raises:
-        InvalidInputError: scores have another shape than the inputs, or an option is not as described.
+        InvalidInputError: the scores do not have the shape of the inputs, or an option is invalid.
     """
     if not isinstance(bound, PerturbedInputs):
         raise InvalidInputError(f"got {shown(bound)}; expected what Perturbation.bind returns")
@@ -81,27 +81,27 @@ def max_sensitivity(
     seed: int = 0,
     **arguments: Any,
 ) -> Tensor:
-    """The largest relative change of scores under small changes of the embeddings [Yeh et al. 2019].
+    """Largest relative change of scores under small changes of the embeddings [Yeh et al. 2019].
 
     max ‖scores(e + ε) − scores(e)‖ / ‖scores(e)‖ over random ε with entries in [−radius, radius], by
     :func:`captum.metrics.sensitivity_max`.
 
     Args:
-        attribute: the method's; called with mappings that hold ``inputs_embeds``.
+        attribute: the method's ``attribute``; called with mappings that hold ``inputs_embeds``.
         model: the model that it explains.
-        inputs: as for :meth:`Perturbation.bind`.
-        additional_forward_args: as for :meth:`Perturbation.bind`.
-        radius: in the unit of the embeddings.
-        samples: random changes of each example.
-        seed: of the changes.
-        arguments: further arguments of ``attribute``. Give a ``target`` where the method has one: left to the method it
-            could change with the embeddings.
+        inputs: see :meth:`Perturbation.bind`.
+        additional_forward_args: see :meth:`Perturbation.bind`.
+        radius: the radius in the unit of the embeddings.
+        samples: the number of random changes for each example.
+        seed: the seed of the changes.
+        arguments: further arguments of ``attribute``. Pass a ``target`` if the method has one, since its default could
+            change with the embeddings.
 
     Returns:
         (B,); lower is better.
 
     Raises:
-        InvalidInputError: an option is not as described.
+        InvalidInputError: an option is invalid.
     """
     samples, radius = as_count("samples", samples, MOST), as_number("radius", radius)
     call = bind_inputs(model, inputs, additional_forward_args)

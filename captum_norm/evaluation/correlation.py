@@ -1,4 +1,4 @@
-"""Correlates the ranks that methods give to tokens."""
+"""Rank correlations of token scores."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,7 +16,7 @@ Coefficient = Literal["spearman", "kendall"]
 
 
 def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
-    """Spearman's ρ of two scores in each example: Pearson's correlation of their ranks, equal scores sharing a rank.
+    """Spearman's ρ of two scores in each example: Pearson's correlation of the ranks, with equal scores sharing a rank.
 
     Args:
         first: (B, S).
@@ -24,7 +24,7 @@ def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
         compared: the tokens to compare, (B, S).
 
     Returns:
-        (B,), float64; NaN where one of them ranks nothing: all scores equal, or fewer than two tokens.
+        (B,), float64; NaN if all scores of one are equal, or for fewer than two tokens.
 
     >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.5000], dtype=torch.float64)
@@ -35,8 +35,8 @@ def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
 def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     """Kendall's τ_b of two scores in each example.
 
-    Pairs in the same order less pairs in opposite order, over √(pairs that the first orders · pairs that the second
-    orders).
+    The number of pairs in the same order minus those in opposite order, divided by √(pairs that the first orders ·
+    pairs that the second orders).
 
     Args:
         first: (B, S).
@@ -44,7 +44,7 @@ def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
         compared: the tokens to compare, (B, S).
 
     Returns:
-        (B,), float64; NaN where one of them ranks nothing: all scores equal, or fewer than two tokens.
+        (B,), float64; NaN if all scores of one are equal, or for fewer than two tokens.
 
     >>> kendall(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.3333], dtype=torch.float64)
@@ -53,18 +53,18 @@ def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
 
 
 def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coefficient = "spearman") -> Tensor:
-    """How alike methods rank tokens: the mean over examples of each pair's rank correlation.
+    """Rank correlation of each pair of methods, averaged over examples.
 
     Args:
-        scores: (B, S) by method, M of them.
+        scores: (B, S) for each of M methods, by name.
         compared: the tokens to compare, (B, S).
         coefficient: ``"spearman"`` or ``"kendall"``.
 
     Returns:
-        (M, M), float64, in the order of ``scores``; examples where a coefficient is NaN are left out of its mean.
+        (M, M), float64, in the order of ``scores``; the mean leaves out examples with NaN.
 
     Raises:
-        InvalidInputError: no scores, tensors of different shapes, or another coefficient.
+        InvalidInputError: there are no scores, the shapes differ, or the coefficient is unknown.
     """
     one_of("coefficient", coefficient, _FEATURES)
     given: object = scores
@@ -87,12 +87,12 @@ def _signs(values: Tensor) -> Tensor:
     return ((later > earlier).double() - (later < earlier).double()).flatten(1)
 
 
-# A coefficient is the cosine of two scores' features.
+# Each coefficient is the cosine of two scores' features.
 _FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"spearman": _ranks, "kendall": _signs})
 
 
 def _correlations(values: Tensor, coefficient: Coefficient) -> Tensor:
-    """Each pair's coefficient in one example: (M, n) -> (M, M)."""
+    """The coefficient of each pair in one example: (M, n) -> (M, M)."""
     features = _FEATURES[coefficient](values)
     products = features @ features.T
     squares = products.diagonal()

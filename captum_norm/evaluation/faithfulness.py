@@ -1,4 +1,4 @@
-"""Measures how faithful token scores are: what a model's output does when tokens are removed."""
+"""Measures how faithful token scores are: how the model's output changes when tokens are removed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,23 +17,23 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.outputs import Place, Target
 
 ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
-"""The shares of tokens of DeYoung et al. 2020."""
+"""Shares of tokens [DeYoung et al. 2020]."""
 
 
 @dataclass(frozen=True, eq=False)
 class FaithfulnessScores:
-    """Scores of one method on B examples, in the unit of the output that is watched.
+    """Scores of one method on B examples, in the unit of the observed output.
 
     Attributes:
-        aopc: mean drop over the MoRF curve's steps, (B,); higher is better.
+        aopc: mean drop over the steps of the MoRF curve, (B,); higher is better.
         comprehensiveness: mean drop without the highest-ranked tokens of each bin, (B,); higher is better.
-        sufficiency: mean drop with nothing but them, (B,); lower is better.
+        sufficiency: mean drop with only these tokens, (B,); lower is better.
         log_odds: mean of log p − log p(whole) without them, (B,); lower is better. NaN for logits.
         relevance_gain: area between LeRF and MoRF, (B,); higher is better.
-        spearman: rank correlation with leave-one-out scores, (B,); NaN where one of the two ranks nothing.
-        kendall: the same by Kendall's τ_b.
+        spearman: Spearman's ρ with leave-one-out scores, (B,); NaN if either has no order.
+        kendall: Kendall's τ_b with leave-one-out scores, (B,).
         morf: the output at steps + 1 shares of removed tokens from 0 to 1, most relevant first, (B, steps + 1).
-        lerf: the same, least relevant first.
+        lerf: the same with the least relevant first.
     """
 
     aopc: Tensor
@@ -47,30 +47,30 @@ class FaithfulnessScores:
     lerf: Tensor
 
     def means(self) -> dict[str, float]:
-        """The mean of every score over examples; undefined correlations are left out."""
+        """Average every score over examples, without undefined correlations."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: float(column.nanmean()) for name, column in columns.items() if column.dim() == 1}
 
     @classmethod
     def concatenate(cls, parts: Sequence["FaithfulnessScores"]) -> "FaithfulnessScores":
-        """The scores of several batches as those of one."""
+        """Concatenate the scores of several batches."""
         if not parts:
             raise InvalidInputError("got no scores; expected those of at least one batch")
         return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
 
 
 class Faithfulness:
-    """Scores token attributions of any origin by what a model's output does when tokens are removed.
+    """Scores token attributions of any method by how the model's output changes when tokens are removed.
 
-    Tokens are ranked by falling score, equal scores from the left; a share q of n tokens is ⌈qn⌉ of them.
+    Tokens are ranked by descending score, equal scores from the left; a share q of n tokens is ⌈qn⌉ of them.
 
     Args:
-        perturbation: how tokens are removed and what is watched.
+        perturbation: how tokens are removed, and which output is observed.
         bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
-        steps: steps of the curves, and of AOPC.
+        steps: the number of steps of the curves and of AOPC.
 
     Raises:
-        InvalidInputError: a bin is not within 0 and 1, or there is no step.
+        InvalidInputError: a bin is not in (0, 1], or there are no steps.
 
     Example:
         >>> from types import SimpleNamespace
@@ -131,22 +131,22 @@ class Faithfulness:
         *,
         position: Place = None,
     ) -> FaithfulnessScores | dict[str, FaithfulnessScores]:
-        """Score one method, or several at once, which runs inputs that they share once.
+        """Score one method, or several, which run the inputs they share only once.
 
         Args:
-            inputs: as for :meth:`Perturbation.bind`.
-            scores: one number for each token, (B, S), or several methods' by name. Higher is more relevant; what is
-                not removable is not read.
-            target: the class or next token that the scores explain; None for the one that the model predicts.
-            additional_forward_args: as for :meth:`Perturbation.bind`.
-            position: as for :meth:`Perturbation.bind`.
+            inputs: see :meth:`Perturbation.bind`.
+            scores: a number for each token, (B, S), or those of several methods by name. Higher is more relevant;
+                scores of tokens that are not removable are ignored.
+            target: the class or next token that the scores explain; None for the model's prediction.
+            additional_forward_args: see :meth:`Perturbation.bind`.
+            position: see :meth:`Perturbation.bind`.
 
         Returns:
-            the scores, by name if several methods were given.
+            the scores, by name for several methods.
 
         Raises:
-            InvalidInputError: scores have another shape than the inputs or are not finite, an example has no token to
-                remove, or see :meth:`Perturbation.bind` and :meth:`PerturbedInputs.outputs`.
+            InvalidInputError: the scores do not have the shape of the inputs or are not finite, an example has no token
+                to remove, or see :meth:`Perturbation.bind` and :meth:`PerturbedInputs.outputs`.
         """
         bound = self.perturbation.bind(inputs, additional_forward_args, target=target, position=position)
         methods = dict(scores) if isinstance(scores, Mapping) else {"": scores}
@@ -164,7 +164,7 @@ class Faithfulness:
         return results if isinstance(scores, Mapping) else results[""]
 
     def _kept(self, scores: Tensor, removable: Tensor) -> Tensor:
-        """What stays of the inputs without each bin, with each bin alone, and along the two curves, (B, K, S)."""
+        """The tokens kept without each bin, with each bin alone, and along the two curves, (B, K, S)."""
         places = ranks(scores, removable)
         bins = token_counts(self.bins, removable)
         steps = token_counts([step / self.steps for step in range(1, self.steps + 1)], removable)

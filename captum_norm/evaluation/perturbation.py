@@ -36,28 +36,26 @@ from captum_norm.models.outputs import (
 from captum_norm.models.wrappers import config_of
 
 Output = Literal["probability", "logit"]
-"""What of a class is watched: its probability, or its logit (or whatever number a readout gives)."""
+"""The output of a class: its probability, or its logit (or the number that a readout returns)."""
 
 
 class Perturbation:
-    """How tokens are removed, and what of the model's output is watched.
+    """How tokens are removed, and which output of the model is observed.
 
     Args:
-        model: a classifier or causal language model of Hugging Face, or any other model if ``readout`` says what to
-            watch; left exactly as it is.
-        removal: what happens to a removed token: ``"delete"`` takes it out of the sequence, and the rest moves
-            together; anything else leaves its position and puts another embedding there: that of the ``"mask"`` or
-            ``"pad"`` token, ``"mean"`` of all tokens' embeddings, ``"zero"``, a token's id or an embedding (D,).
-            None: the mask token, or else the padding token, or else the mean.
+        model: a classifier or causal language model of Hugging Face, or any other model with ``readout``; not changed.
+        removal: how to remove a token: ``"delete"`` deletes it from the sequence; anything else replaces its embedding,
+            by that of the ``"mask"`` or ``"pad"`` token, the ``"mean"`` of all tokens' embeddings, ``"zero"``, a
+            token's id or an embedding (D,). None: the mask token, or else the padding token, or else the mean.
         tokenizer: knows mask, padding and special tokens.
-        keep_special: special tokens such as [CLS] are never removed, nor counted among the tokens. Needs the tokenizer.
-        output: ``"probability"``, of classes that exclude each other, or ``"logit"``.
-        readout: what to watch instead of logits, see :data:`captum_norm.models.outputs.Readout`.
-        batch_size: how many perturbed inputs go through the model at a time.
+        keep_special: never remove nor count special tokens such as [CLS]. Needs the tokenizer.
+        output: ``"probability"``, for mutually exclusive classes, or ``"logit"``.
+        readout: the output to observe instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        batch_size: the number of perturbed inputs in one forward pass.
 
     Raises:
-        InvalidInputError: an option is not as described, or the token to put in is not known.
-        UnsupportedModelError: the model is an encoder–decoder, or does not say where its tokens are embedded.
+        InvalidInputError: an option is invalid, or the replacing token is unknown.
+        UnsupportedModelError: the model is an encoder–decoder, or does not name its embedding module.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class Perturbation:
 
     @property
     def signature(self) -> str:
-        """Every choice that changes scores, in the manner of sacrebleu."""
+        """All choices that change scores, like a signature of sacrebleu."""
         removal = "delete" if self.replacement is None else self.replacement.name
         return f"removal:{removal}|special:{'kept' if self.keep_special else 'removed'}|output:{self.output}"
 
@@ -113,20 +111,20 @@ class Perturbation:
         target: Target = None,
         position: Place = None,
     ) -> "PerturbedInputs":
-        """Some inputs, ready to be perturbed; runs the model on them once.
+        """Prepare inputs for perturbation, which runs the model on them once.
 
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's
                 output.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            target: the class or next token to watch: an integer, one for each example, or of logits a
-                :class:`captum_norm.Difference`. None: the one that the model predicts for the whole input.
-            position: where to read logits that there are for every position, and never to remove a token; None: the
-                last real position, where a causal model predicts the next token.
+            target: the class or next token to observe: an integer, one for each example, or for logits a
+                :class:`captum_norm.Difference`. None: the model's prediction for the whole input.
+            position: where to read the logits if every position has some; its token is never removed. None: the last
+                real position, where a causal model predicts the next token.
 
         Raises:
             InvalidInputError: the inputs, target or position do not fit the model.
-            UnsupportedModelError: the model returns no logits, or does not embed its tokens where it says.
+            UnsupportedModelError: the model returns no logits, or does not use its embedding module once.
         """
         if self.output == "probability" and isinstance(target, Difference):
             raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
@@ -145,14 +143,14 @@ class Perturbation:
 
 
 class PerturbedInputs:
-    """Inputs whose tokens can be removed; made by :meth:`Perturbation.bind`.
+    """Inputs whose tokens can be removed, as :meth:`Perturbation.bind` returns them.
 
-    Positions are those of the user's inputs, wherever their padding is. Outputs are log-probabilities or logits, by the
-    perturbation's ``output``, in single precision or better.
+    Positions are those of the user's inputs, with padding on either side. Outputs are log-probabilities or logits,
+    depending on the perturbation's ``output``, in single precision or better.
 
     Attributes:
         removable: True at the tokens that may be removed, (B, S).
-        target: the class of each example, (B,), or of a difference the two, (B, 2); None where the output is one
+        target: the class of each example, (B,), or both classes of a difference, (B, 2); None if the output is one
             number.
         whole: the output for the whole inputs, (B,).
     """
@@ -165,9 +163,9 @@ class PerturbedInputs:
         self.removable = batches.call.positions.unshift(removable, 1)
 
     def outputs(self, kept: Tensor) -> Tensor:
-        """The output for inputs with some of their tokens removed.
+        """Compute the output with some tokens removed; tokens that are not removable stay.
 
-        Equal inputs are run once. Whatever ``kept`` says, only removable tokens are removed.
+        Duplicate inputs are run once.
 
         Args:
             kept: True at the tokens to keep, (B, K, S).
@@ -191,26 +189,26 @@ class PerturbedInputs:
         return scores[places].reshape(batch, -1).to(self.whole)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Outputs as probabilities if that is what is watched, else as they are."""
+        """Convert log-probabilities to probabilities; logits stay as they are."""
         return outputs.exp() if self._batches.perturbation.output == "probability" else outputs
 
     def leave_one_out(self) -> Tensor:
-        """Output for the whole input less output without the token, (B, S); 0 at tokens that are never removed."""
+        """Compute the whole output minus that without each token, (B, S); 0 at tokens that are never removed."""
         return self.drops(self.outputs(self.all_but_one()))
 
     def all_but_one(self) -> Tensor:
-        """Which tokens are kept if each one is removed by itself, (B, S, S)."""
+        """Return which tokens are kept when each one is removed alone, (B, S, S)."""
         batch, length = self.removable.shape
         return ~torch.eye(length, dtype=torch.bool, device=self.removable.device).expand(batch, -1, -1)
 
     def drops(self, outputs: Tensor) -> Tensor:
-        """Leave-one-out scores from the outputs for :meth:`all_but_one`, (B, S)."""
+        """Compute leave-one-out scores from the outputs for :meth:`all_but_one`, (B, S)."""
         return (self.whole[:, None] - outputs) * self.removable
 
 
 @dataclass(frozen=True, eq=False)
 class _Batches:
-    """One call of a model that is repeated with other tokens missing; positions as the model sees them."""
+    """Repeats a call of a model with tokens removed; positions are those of the model."""
 
     perturbation: Perturbation
     call: ModelCall
@@ -219,10 +217,10 @@ class _Batches:
     stand_in: Tensor | None
 
     def run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
-        """What the model returns for some examples (N,) with the tokens that each keeps (N, S).
+        """Run examples (N,) with the tokens to keep (N, S).
 
         Returns:
-            (N,) of the target if there is one, else as :func:`read_output`.
+            the output of the target, (N,); without one, what :func:`read_output` returns.
         """
         deleting = self.stand_in is None
         lengths = kept.sum(1) if deleting else _ends(self.real)[examples]
@@ -232,7 +230,7 @@ class _Batches:
             raise InvalidInputError(
                 f"deletion leaves no token of example {empty}; {advice}choose another removal, such as mean"
             )
-        # Inputs of like length share a batch, so little of it is padding.
+        # Batches of similar lengths need little padding.
         order = lengths.argsort(stable=True)
         results = []
         with torch.no_grad(), evaluating(self.call.model):
@@ -240,7 +238,7 @@ class _Batches:
                 scores = self._forward(examples[chunk], kept[chunk], lengths[chunk])
                 chosen = None if target is None else target[chunk]
                 results.append(scores if chosen is None else _select(scores, chosen, self.perturbation.output))
-        # The last layers of a model spread over devices are elsewhere than its inputs.
+        # A model spread over devices may return outputs on another device than the inputs.
         outputs = torch.cat(results).to(order.device)[order.argsort()]
         if target is not None and not outputs.isfinite().all():
             name = type(self.call.model).__name__
@@ -276,16 +274,16 @@ class _Batches:
 
 
 def _pad(call: ModelCall, real: Tensor) -> None:
-    """Make padding of what is not real, (N, S)."""
+    """Turn positions that are not real, (N, S), into padding."""
     call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
     ids, padding = call.arguments.get("input_ids"), getattr(config_of(call.model), "pad_token_id", None)
-    # Some classifiers tell the last token by the padding id, whatever the mask says.
+    # Some classifiers find the last token by the padding id, not by the mask.
     if ids is not None and padding is not None:
         call.arguments["input_ids"] = ids.masked_fill(~real, padding)
 
 
 def _ends(real: Tensor) -> Tensor:
-    """Where the last real position of each example ends: (N, S) -> (N,)."""
+    """The end of the last real position of each example: (N, S) -> (N,)."""
     return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
 
 

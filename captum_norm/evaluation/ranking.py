@@ -1,4 +1,4 @@
-"""Ranks tokens by their scores: which are removed first, and how many."""
+"""Ranks tokens by score, and selects those to remove."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -11,14 +11,14 @@ _SLACK = 1e-9
 
 
 def ranks(scores: Tensor, removable: Tensor) -> Tensor:
-    """Each token's place in the order of falling scores, the highest score first; equal scores from the left.
+    """Rank tokens by descending score; equal scores from the left.
 
     Args:
         scores: (B, S).
-        removable: True at the tokens that have a place, (B, S).
+        removable: True at the tokens to rank, (B, S).
 
     Returns:
-        (B, S) integers from 0; S at all other tokens.
+        ranks from 0, (B, S); S at all other tokens.
 
     >>> ranks(torch.tensor([[0.1, 0.9, 5.0, 0.1]]), torch.tensor([[True, True, False, True]]))
     tensor([[1, 0, 4, 2]])
@@ -30,11 +30,11 @@ def ranks(scores: Tensor, removable: Tensor) -> Tensor:
 
 
 def token_counts(fractions: Sequence[float], removable: Tensor) -> Tensor:
-    """How many tokens a fraction q of n tokens is: ⌈qn⌉, so at least one for any q > 0.
+    """Convert fractions q of n tokens to counts ⌈qn⌉, at least one for any q > 0.
 
     Args:
         fractions: K numbers from 0 to 1.
-        removable: the tokens counted, (B, S).
+        removable: the tokens to count, (B, S).
 
     Returns:
         (B, K).
@@ -47,11 +47,11 @@ def token_counts(fractions: Sequence[float], removable: Tensor) -> Tensor:
 
 
 def highest(places: Tensor, counts: Tensor) -> Tensor:
-    """True at the tokens with the first places: (B, S), (B, K) -> (B, K, S)."""
+    """True at the first tokens of the ranking: (B, S), (B, K) -> (B, K, S)."""
     return places[:, None] < counts[..., None]
 
 
 def lowest(places: Tensor, counts: Tensor, removable: Tensor) -> Tensor:
-    """True at the tokens with the last places: (B, S), (B, K), (B, S) -> (B, K, S)."""
+    """True at the last tokens of the ranking: (B, S), (B, K), (B, S) -> (B, K, S)."""
     rest = removable.sum(1, keepdim=True) - counts
     return (places[:, None] >= rest[..., None]) & removable[:, None]

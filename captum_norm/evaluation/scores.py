@@ -1,6 +1,6 @@
-"""Computes faithfulness scores from outputs that are already there: tensors in, tensors out.
+"""Computes faithfulness scores from outputs: tensors in, tensors out.
 
-f is a model's output for the class explained; x the whole input, x₁ … x_K perturbed ones.
+f is the model's output for the explained class, x the whole input, x₁ … x_K are perturbed inputs.
 """
 
 import torch
@@ -10,11 +10,11 @@ from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError
 
 MOST = 10**6
-"""How many steps or samples may be asked for; no memory holds what is far above."""
+"""The largest number of steps or samples; more would not fit into memory."""
 
 
 def mean_drop(whole: Tensor, perturbed: Tensor) -> Tensor:
-    """1/K Σ_k f(x) − f(x_k): area over the perturbation curve, comprehensiveness or sufficiency, by what x_k is.
+    """1/K Σ_k f(x) − f(x_k): area over the perturbation curve, comprehensiveness or sufficiency, depending on x_k.
 
     Args:
         whole: f(x), (B,).
@@ -30,12 +30,12 @@ def mean_drop(whole: Tensor, perturbed: Tensor) -> Tensor:
 
 
 def area(curve: Tensor) -> Tensor:
-    """∫₀¹ of a curve given at equal steps, by the trapezoidal rule: (B, K + 1) -> (B,)."""
+    """∫₀¹ of a curve at equal steps, by the trapezoidal rule: (B, K + 1) -> (B,)."""
     return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)
 
 
 def relevance_gain(most_relevant_first: Tensor, least_relevant_first: Tensor) -> Tensor:
-    """Area between the two perturbation curves, LeRF less MoRF [Blücher et al. 2024]: (B, K + 1) twice -> (B,).
+    """Area between the two perturbation curves, LeRF minus MoRF [Blücher et al. 2024]: (B, K + 1) twice -> (B,).
 
     >>> relevance_gain(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
     tensor([0.5000])
@@ -44,10 +44,10 @@ def relevance_gain(most_relevant_first: Tensor, least_relevant_first: Tensor) ->
 
 
 def check_scores(scores: object, removable: Tensor) -> None:
-    """Check that scores are a number for each token, (B, S).
+    """Check that scores have a number for each token, (B, S).
 
     Raises:
-        InvalidInputError: they are something else.
+        InvalidInputError: they have not.
     """
     if not isinstance(scores, Tensor) or scores.is_nested or scores.is_meta:
         raise InvalidInputError(f"got scores {shown(scores)}; expected a tensor with their numbers")

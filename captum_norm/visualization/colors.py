@@ -1,9 +1,8 @@
-"""Gives numbers their colours, alike in the terminal, in figures and on pages.
+"""Maps numbers to colours, for the terminal, figures and pages.
 
-The scale runs from near-white (nothing) through blue to dark navy (the most), in steps of equal length in OKLab, a
-space in which distance is close to perceived difference. Lightness falls all the way, so the order survives greyscale
-printing and every kind of colour blindness. Numbers below zero have a scale of their own, through orange, which no kind
-of colour blindness takes for blue.
+The scale runs from near-white (0) through blue to dark navy (1), in equal steps in OKLab, where distances approximate
+perceived differences. Lightness decreases all the way, so the order survives greyscale printing and colour blindness of
+any kind. Negative numbers have a scale through orange, which is never confused with blue.
 """
 
 from collections.abc import Sequence
@@ -40,10 +39,10 @@ _CONES_TO_RGB = np.array(
 
 
 def color_of(share: float) -> Rgb:
-    """The colour of a share of the largest score.
+    """Return the colour of a share of the largest score.
 
     Args:
-        share: between 0 and 1; what lies outside is clipped.
+        share: between 0 and 1; clipped outside.
 
     Returns:
         Red, green and blue, each from 0 to 255.
@@ -57,7 +56,7 @@ def color_of(share: float) -> Rgb:
 
 
 def signed_color_of(share: float) -> Rgb:
-    """The colour of a share of the largest absolute score, between -1 and 1; what lies outside is clipped.
+    """Return the colour of a share of the largest absolute score, between -1 and 1; clipped outside.
 
     Example:
         >>> signed_color_of(0.5) == color_of(0.5), signed_color_of(-0.5) == color_of(0.5)
@@ -82,20 +81,20 @@ def hex_of(color: Rgb) -> str:
 
 
 def shares_of(scores: Sequence[float], maximum: float | None = None) -> list[float]:
-    """Scores as shares of the largest one (or of ``maximum``); zero where a score, or all of them, are below zero."""
+    """Divide scores by the largest one (or by ``maximum``); 0 for negative scores."""
     top = max(scores, default=0.0) if maximum is None else maximum
     return [max(score, 0.0) / top if top > 0 else 0.0 for score in scores]
 
 
 def signed_shares_of(scores: Sequence[float], counted: Sequence[bool]) -> list[float]:
-    """Scores as shares of the largest absolute one of those that count; zero for the others."""
+    """Divide scores by the largest absolute score that counts; 0 for scores that do not count."""
     top = max((abs(score) for score, one in zip(scores, counted, strict=True) if one), default=0.0)
     return [score / top if one and top > 0 else 0.0 for score, one in zip(scores, counted, strict=True)]
 
 
 @cache
 def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
-    """The whole scale, (256, 3), lightest first; ``below``: that of numbers below zero."""
+    """Return the whole scale, (256, 3), lightest first; ``below``: the scale of negative numbers."""
     anchors = _ANCHORS_BELOW if below else _ANCHORS
     steps = [np.linspace(start, end, 1000) for start, end in pairwise(anchors)]
     path = np.concatenate(steps)
@@ -104,7 +103,7 @@ def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
     lab = np.stack([np.interp(even, travelled, path[:, axis]) for axis in range(3)], axis=1)
     linear = (lab @ _LAB_TO_CONES.T) ** 3 @ _CONES_TO_RGB.T
     table: npt.NDArray[np.uint8] = np.rint(_gamma(linear.clip(0, 1)) * 255).astype(np.uint8)
-    table.setflags(write=False)  # cached: a caller's edit would change everyone's colours
+    table.setflags(write=False)  # the table is cached and shared
     return table
 
 

@@ -1,4 +1,4 @@
-"""Makes figures without pyplot, shows them in notebooks and saves them."""
+"""Creates figures without pyplot, shows them in notebooks and saves them."""
 
 import io
 import os
@@ -23,17 +23,17 @@ from captum_norm.visualization.text import printable
 
 _MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
 _MOST_GLYPHS = 8
-# Tried in order after matplotlib's own font, for tokens in scripts that it lacks.
+# Fallbacks for scripts that matplotlib's own font lacks.
 _FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
 
 
 class StandaloneFigure(Figure):
-    """A figure on an Agg canvas, outside pyplot, that a notebook shows as the result of a cell.
+    """A figure without pyplot that a notebook shows as the result of a cell.
 
-    Notebooks show other figures only after pyplot has drawn with their backend.
+    Notebooks show other figures only if pyplot created them.
 
     Args:
-        options: what :class:`matplotlib.figure.Figure` takes.
+        options: arguments of :class:`matplotlib.figure.Figure`.
 
     Example:
         >>> StandaloneFigure(figsize=(2, 1))._repr_png_()[1:4]
@@ -45,12 +45,12 @@ class StandaloneFigure(Figure):
         FigureCanvasAgg(self)
 
     def _repr_png_(self) -> bytes:
-        """What IPython asks the result of a cell for."""
+        """Render the figure for IPython."""
         return figure_bytes(self)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure whole or not at all; the suffix says the format (.png, .svg, .pdf).
+    """Write a figure atomically; the suffix is the format (.png, .svg, .pdf).
 
     Args:
         figure: any matplotlib figure.
@@ -74,17 +74,17 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = None) -> bytes:
-    """A figure in a file format ("png", "svg", "pdf"), in memory; figures made alike give the same bytes.
+    """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
 
-    What cannot be printed is spelled out, in the figure, too.
+    Unprintable characters are spelled out, also in the figure itself.
 
     Args:
         figure: any matplotlib figure.
         suffix: the format.
-        title: what a PNG, SVG or PDF says of itself.
+        title: the title in the metadata.
 
     Warns:
-        MissingGlyphsWarning: once, of all characters that the fonts lack.
+        MissingGlyphsWarning: the fonts lack characters; a single warning lists them.
     """
     for text in figure.findobj(Text):
         if (shown := spelled_lines(text.get_text())) != text.get_text():
@@ -102,10 +102,7 @@ def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = Non
 
 @contextmanager
 def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
-    """Matplotlib warns of each character, at every place; here it is one warning of all of them.
-
-    None if text is not drawn but stays text: who shows it has other fonts.
-    """
+    """Combine matplotlib's warnings about missing characters into one; none if text is not drawn but stays text."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
         yield
@@ -130,6 +127,6 @@ def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
 
 @cache
 def font_families() -> list[str]:
-    """The font that figures have anyway, then those installed that have other scripts."""
+    """Return the default font of figures and the installed fallbacks for other scripts."""
     installed = set(fontManager.get_font_names())
     return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]

@@ -1,4 +1,4 @@
-"""Draws maps as heatmaps: one panel, or several side by side."""
+"""Draws maps as heatmaps, side by side."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Panel:
     """One map of a figure.
 
     Attributes:
-        title: what stands above the map.
+        title: the title above the map.
         map: (Q, K), not negative; rows are queries, columns are keys.
-        unit: what the colours measure; stands beside the colour bar.
+        unit: the label of the colour bar.
     """
 
     title: str
@@ -51,22 +51,22 @@ def draw_heatmaps(
     title: str = "",
     shared_scale: bool = False,
 ) -> Figure:
-    """Maps side by side, four or more in rows, queries down and keys across, with colour bars that start at 0.
+    """Draw maps side by side, in rows of three or four, queries down and keys across, with colour bars from 0.
 
-    Nothing of pyplot is touched: the figure belongs to the caller. A notebook shows it as the result of a cell.
+    The figure is independent of pyplot; a notebook shows it as the result of a cell.
 
     Args:
         panels: the maps, all (Q, K).
-        query_tokens: Q tokens; where they have no room, only every n-th is written.
+        query_tokens: Q tokens; if there is no room for all, only every n-th is shown.
         key_tokens: K tokens; the query tokens if None.
-        title: stands above all panels.
-        shared_scale: one colour scale for all panels (they must have the same unit), not one for each.
+        title: the title above all panels.
+        shared_scale: use one colour scale for all panels, which must have the same unit.
 
     Returns:
         The figure; :func:`~captum_norm.visualization.save_figure` writes it.
 
     Raises:
-        InvalidInputError: no panel, a map that is not (Q, K) for these tokens, or a shared scale over different units.
+        InvalidInputError: there is no panel, a map does not fit the tokens, or a shared scale has different units.
 
     Example:
         >>> import torch
@@ -100,21 +100,30 @@ def draw_heatmaps(
     return figure
 
 
+def check_panel(panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
+    """Check that a map has a row for each query and a column for each key.
+
+    Raises:
+        InvalidInputError: it has not.
+    """
+    if panel.map.dim() != 2:
+        raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
+    same_length(queries, panel.map.shape[0], "the queries (rows)")
+    same_length(keys, panel.map.shape[1], "the keys (columns)")
+
+
 def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:
     if not panels:
         raise InvalidInputError("no map to draw: give at least one panel")
     for panel in panels:
-        if panel.map.dim() != 2:
-            raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected two axes")
-        same_length(queries, panel.map.shape[0], "the queries (rows)")
-        same_length(keys, panel.map.shape[1], "the keys (columns)")
+        check_panel(panel, queries, keys)
     units = {panel.unit for panel in panels}
     if shared_scale and len(units) > 1:
         raise InvalidInputError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
 
 
 def _inches(count: int, most: float) -> float:
-    """Room for each label of a short sequence, and an end to growth for a long one."""
+    """The size of an axis: room for every label, up to a maximum."""
     return min(max(_LABEL_INCHES * count, 2.6), most)
 
 
@@ -129,7 +138,7 @@ def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> No
 
 
 def _color_bar(axes: "Axes", image: "AxesImage", unit: str) -> None:
-    # Inside the panel's own coordinates, so that the bar is exactly as high as the map.
+    # In the coordinates of the panel, which makes the bar as high as the map.
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.04, 1.0)))
     bar.set_label(unit, parse_math=False)
     bar.ax.tick_params(labelsize=8)

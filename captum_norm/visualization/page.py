@@ -1,7 +1,7 @@
 """Renders an explanation as one HTML page: coloured tokens, their scores, and the maps.
 
-The page loads nothing: styles are inline and the maps are SVG around a small embedded PNG. It reads on a phone and on a
-desktop, in light and in dark.
+The page is self-contained: styles are inline, and each map is an SVG with a small embedded PNG. It adapts to narrow
+screens and to dark mode.
 """
 
 import base64
@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from captum_norm.characters import spelled_lines
-from captum_norm.errors import InvalidInputError
 from captum_norm.files import write_whole
 from captum_norm.visualization.colors import Rgb, color_of, color_table, hex_of, ink_on, shares_of
-from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel
+from captum_norm.visualization.heatmap import KEY_LABEL, QUERY_LABEL, Panel, check_panel
 from captum_norm.visualization.text import formatted, printable, same_length, shortened, thinned
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _LABEL_WIDTH = 14
 _LABEL_HEIGHT = 13
 _CHARACTER = 7.4
 _TITLE_ROOM = 22
-# A browser grows slow on more hover areas than this; pages with more entries go without.
+# More hover areas than this slow down a browser; pages with more entries have none.
 _MOST_HOVERED = 5000
 
 
@@ -44,22 +43,22 @@ def render_page(
     facts: Mapping[str, str] = _NO_FACTS,
     key_tokens: Sequence[str] | None = None,
 ) -> str:
-    """The page as text; everything that is passed in is escaped.
+    """Render the page; all arguments are escaped.
 
     Args:
-        tokens: the S tokens of the input, which are the maps' queries.
+        tokens: the S tokens of the input, the queries of the maps.
         scores: S scores; those below zero count as zero.
         title: the page's heading.
         unit: what the scores measure.
         panels: the maps below the tokens, (S, K) each.
-        facts: names and values for the list under the heading (model, method, layer, ...).
-        key_tokens: the K tokens of the maps' columns; ``tokens`` if None.
+        facts: names and values to list under the heading (model, method, layer, ...).
+        key_tokens: the K keys of the maps; ``tokens`` if None.
 
     Returns:
         A complete HTML document.
 
     Raises:
-        InvalidInputError: scores or maps do not fit the tokens.
+        InvalidInputError: the scores or maps do not fit the tokens.
 
     Example:
         >>> "&lt;script&gt;" in render_page(["<script>"], [1.0], title="Norms", unit="norm")
@@ -82,7 +81,7 @@ def render_page(
 
 
 def template(name: str) -> "Template":
-    """A template of this package, which escapes what it is given and spells out what cannot be printed."""
+    """Load a template of this package, which escapes its arguments and spells out unprintable characters."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -100,21 +99,21 @@ def template(name: str) -> "Template":
 
 
 def on_ground(ground: Rgb) -> dict[str, str]:
-    """A background colour, and the ink to write on it, for CSS."""
+    """Return a background colour and the text colour on it, for CSS."""
     return {"ground": hex_of(ground), "ink": hex_of(ink_on(ground))}
 
 
 def ramp(color: Callable[[float], Rgb], start: float = 0.0) -> str:
-    """The stops of a CSS gradient along a scale, from ``start`` to 1."""
+    """Return the stops of a CSS gradient along a scale, from ``start`` to 1."""
     return ", ".join(hex_of(color(start + (1 - start) * step / 16)) for step in range(17))
 
 
 def write_page(path: str | os.PathLike[str], page: str) -> Path:
-    """Write a page whole or not at all.
+    """Write a page atomically.
 
     Args:
         path: the file; its folder must exist.
-        page: what :func:`render_page` returns.
+        page: the page, see :func:`render_page`.
 
     Returns:
         The path.
@@ -141,10 +140,7 @@ def _tokens(tokens: Sequence[str], scores: Sequence[float]) -> list[dict[str, An
 
 
 def _map(panel: Panel, queries: Sequence[str], keys: Sequence[str], *, hovered: bool) -> dict[str, Any]:
-    if panel.map.dim() != 2:
-        raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
-    same_length(queries, panel.map.shape[0], "the queries (rows)")
-    same_length(keys, panel.map.shape[1], "the keys (columns)")
+    check_panel(panel, queries, keys)
     values = panel.map.detach().double().cpu().numpy()
     cell = min(max(560 / max(1, *values.shape), 2.0), 24.0)
     left = _TITLE_ROOM + _label_room(queries)
@@ -177,7 +173,7 @@ def _label_room(tokens: Sequence[str]) -> float:
 
 
 def _labels(tokens: Sequence[str], cell: float) -> list[tuple[str, float]]:
-    """The labels that have room, each with the middle of its cell."""
+    """The labels to show, each with the middle of its cell."""
     room = max(1, int(len(tokens) * cell / _LABEL_HEIGHT))
     return [(shortened(tokens[index], _LABEL_WIDTH), (index + 0.5) * cell) for index in thinned(len(tokens), room)]
 
@@ -193,7 +189,7 @@ def _hovers(
 
 
 def _image(values: npt.NDArray[Any]) -> str:
-    """One pixel for each entry, as base64 of a PNG."""
+    """A PNG with one pixel for each entry, in base64."""
     from matplotlib.image import imsave
 
     top = values.max(initial=0.0)

@@ -1,4 +1,4 @@
-"""Turns scores into records for Captum's own text viewer."""
+"""Converts scores to records for Captum's text viewer."""
 
 import html
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from captum_norm.visualization.text import printable, same_length
 def text_record(
     tokens: Sequence[str], scores: Tensor, *, label: str, convergence_delta: float | None = None
 ) -> visualization.VisualizationDataRecord:
-    """One row for ``captum.attr.visualization.visualize_text``.
+    """Create a row for ``captum.attr.visualization.visualize_text``.
 
-    Scores are divided by the largest one, since Captum's viewer takes 1 for its strongest colour. Captum's viewer
-    writes tokens into a page as they are, so they are escaped here. Norms explain no class: the columns for classes
-    hold the label, the probability is 1.
+    Scores are divided by the largest one, since 1 has the strongest colour in Captum's viewer. Tokens are escaped,
+    which Captum's viewer does not do. Norms explain no class: the columns for classes hold the label, the probability
+    is 1.
 
     Args:
-        tokens: the S tokens' texts.
+        tokens: the texts of the S tokens.
         scores: (S,), not negative, in any unit.
-        label: what is shown in the columns for classes, for example the method's name.
+        label: the text in the columns for classes, such as the method's name.
         convergence_delta: the method's relative completeness error; 0 if it has none.
 
     Returns:
-        The record; ``attr_score`` is the sum of the scores in their own unit.
+        The record; ``attr_score`` is the sum of the original scores.
 
     Raises:
-        InvalidInputError: scores are not one number for each token.
+        InvalidInputError: the scores do not have one number for each token.
 
     Example:
         >>> import torch
@@ -46,7 +46,7 @@ def text_record(
     return visualization.VisualizationDataRecord(
         word_attributions=values / top if top > 0 else values,
         pred_prob=1.0,
-        pred_class=escaped,  # type: ignore[arg-type]  # Captum's viewer prints it; its annotation alone says int
+        pred_class=escaped,  # type: ignore[arg-type]  # annotated as int, but only printed
         true_class=escaped,  # type: ignore[arg-type]
         attr_class=escaped,  # type: ignore[arg-type]
         attr_score=float(values.sum()),

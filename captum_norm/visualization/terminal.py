@@ -1,6 +1,6 @@
-"""Shows scores in the terminal: tokens on a coloured ground, a legend, a small table.
+"""Shows scores in the terminal: tokens on coloured backgrounds, a legend, a small table.
 
-Where the terminal has no or few colours (a file, a pipe, ``NO_COLOR``), blocks and bars say the same.
+Without colours (a file, a pipe, ``NO_COLOR``, an old terminal), blocks and bars show the scores.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
-    """Tokens in a row, each on a ground as dark as its score is large.
+    """Format tokens in a row, each on a background as dark as its score is high.
 
     Args:
-        tokens: the S tokens' texts.
-        scores: S scores in any unit; those below zero count as zero.
-        maximum: the score that gets the darkest colour; the largest score if None.
+        tokens: the texts of the S tokens.
+        scores: S scores in any unit; negative ones count as 0.
+        maximum: the score with the darkest colour; the largest score if None.
 
     Returns:
-        Text for ``rich.print``; markup and control codes inside tokens are shown, not obeyed.
+        Text for ``rich.print``; markup and control codes in tokens are shown literally.
 
     Raises:
         ValueError: the numbers of tokens and scores differ.
@@ -35,14 +35,14 @@ def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: f
         >>> colored_tokens(["a", "[b]"], [0.1, 0.3]).plain
         ' a   [b] '
     """
-    return _on_grounds(tokens, shares_of(scores, maximum), color_of)
+    return _on_backgrounds(tokens, shares_of(scores, maximum), color_of)
 
 
 def signed_tokens(tokens: Sequence[str], shares: Sequence[float]) -> Text:
-    """Tokens in a row on grounds in two colours, for shares above and below zero.
+    """Format tokens in a row on backgrounds in two colours, for positive and negative shares.
 
     Args:
-        tokens: the S tokens' texts.
+        tokens: the texts of the S tokens.
         shares: S numbers between -1 and 1.
 
     Returns:
@@ -55,16 +55,16 @@ def signed_tokens(tokens: Sequence[str], shares: Sequence[float]) -> Text:
         >>> signed_tokens(["a", "b"], [-1.0, 0.5]).plain
         ' a   b '
     """
-    return _on_grounds(tokens, shares, signed_color_of)
+    return _on_backgrounds(tokens, shares, signed_color_of)
 
 
 def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
-    """Tokens in a row without colour: each is followed by a block as high as its score is large.
+    """Format tokens in a row without colour, each followed by a block as high as its score.
 
     Args:
-        tokens: the S tokens' texts.
-        scores: S scores in any unit; those below zero count as zero.
-        maximum: the score that gets the full block; the largest score if None.
+        tokens: the texts of the S tokens.
+        scores: S scores in any unit; negative ones count as 0.
+        maximum: the score with the full block; the largest score if None.
 
     Returns:
         Text for ``rich.print``.
@@ -82,13 +82,13 @@ def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: fl
 
 
 def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> None:
-    """Print the tokens and a legend: on coloured grounds, or with blocks where the console has few colours or none.
+    """Print the tokens and a legend, on coloured backgrounds, or with blocks if the console has few colours or none.
 
     Args:
         console: where to print.
-        tokens: the S tokens' texts.
-        scores: S scores; those below zero count as zero.
-        unit: what one score is measured in.
+        tokens: the texts of the S tokens.
+        scores: S scores; negative ones count as 0.
+        unit: the unit of the scores.
 
     Raises:
         ValueError: the numbers of tokens and scores differ.
@@ -105,17 +105,17 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
 
 
 def has_colors(console: Console) -> bool:
-    """Whether a console shows the scale; the 16 colours of older terminals cannot show its order."""
+    """Whether a console can show the scale, for which 16 colours are not enough."""
     return console.color_system in ("256", "truecolor") and not console.no_color
 
 
 def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> Table:
-    """A table of the tokens in sequence order: index, token, score, and a bar as long as the score is large.
+    """Create a table of the tokens in order: index, token, score, and a bar.
 
     Args:
-        tokens: the S tokens' texts.
-        scores: S scores; those below zero count as zero.
-        unit: what one score is measured in; the column's title.
+        tokens: the texts of the S tokens.
+        scores: S scores; negative ones count as 0.
+        unit: the unit of the scores; the title of the column.
 
     Returns:
         A table for ``rich.print``.
@@ -140,7 +140,7 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) ->
     return table
 
 
-def _on_grounds(tokens: Sequence[str], shares: Sequence[float], color: Callable[[float], Rgb]) -> Text:
+def _on_backgrounds(tokens: Sequence[str], shares: Sequence[float], color: Callable[[float], Rgb]) -> Text:
     same_length(tokens, len(shares), "scores")
     text = Text()
     for token, share in zip(tokens, shares, strict=True):

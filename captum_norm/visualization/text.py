@@ -8,7 +8,7 @@ from captum_norm.errors import InvalidInputError
 
 
 def printable(token: str) -> str:
-    r"""A token with its unprintable characters (control codes, direction marks) spelled out, and never empty.
+    r"""Spell out the unprintable characters of a token, and show an empty one as ∅.
 
     Example:
         >>> printable("a\x1b[31m"), printable("")
@@ -18,18 +18,18 @@ def printable(token: str) -> str:
 
 
 def shortened(token: str, width: int) -> str:
-    """A printable token cut to ``width`` characters, with an ellipsis in place of what is left out."""
+    """Make a token printable and truncate it to ``width`` characters, with an ellipsis."""
     shown = printable(token)
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 
 def thinned(count: int, room: int) -> list[int]:
-    """Which of ``count`` labels to show where ``room`` fit: the first, and the others at even steps."""
+    """Choose evenly spaced indices of ``count`` labels, starting with the first, so that at most ``room`` are shown."""
     return list(range(0, count, max(1, -(-count // room))))
 
 
 def formatted(scores: Sequence[float]) -> list[str]:
-    """Scores with as many decimals as give the largest four significant digits, so that they line up in a column.
+    """Format scores with the same number of decimals, which gives the largest one four significant digits.
 
     Example:
         >>> formatted([0.1234567, 0.01]), formatted([12.3456, 1.0])
@@ -41,6 +41,6 @@ def formatted(scores: Sequence[float]) -> list[str]:
 
 
 def same_length(tokens: Sequence[str], other: int, what: str) -> None:
-    """Raise :class:`InvalidInputError` unless there are as many tokens as ``what`` has entries."""
+    """Check that there are as many tokens as ``what`` has entries."""
     if len(tokens) != other:
         raise InvalidInputError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")

@@ -179,7 +179,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     parts.rename("elsewhere")
     parts.symlink_to(Path("elsewhere").resolve())
     for options in ([], ["--restart"], ["--model", "no such model"]):
-        refused("special-tokens.parts is in the way of out/special-tokens, and no unfinished run: it is no", *options)
+        refused("special-tokens.parts is in the way of out/special-tokens, and not an unfinished run: it is not", *options)
     parts.unlink()
     Path("elsewhere").rename(parts)
     with monkeypatch.context() as patched:
@@ -193,7 +193,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     damaged = (parts / "block-000000000").read_bytes()
     (parts / "block-000000000").write_bytes(damaged[:-9] + b"0" + damaged[-8:])
     assert cli.main([*words, "out"]) == 0
-    assert "block-000000000 is damaged; what it had is made anew" in capsys.readouterr().err
+    assert "block-000000000 is damaged; its work is repeated" in capsys.readouterr().err
     assert Path("out", "results.json").read_bytes() == Path("whole", "results.json").read_bytes()
     assert sorted(path.name for path in Path("out").iterdir()) == sorted(path.name for path in Path("whole").iterdir())
 

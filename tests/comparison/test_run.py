@@ -346,7 +346,7 @@ def test_what_is_refused_altogether() -> None:
         ([], "got no methods"),
         (["alti", "magic"], "got the method 'magic'; expected a method of Captum or one of norm, "),
         ({"token": "alti"}, "got a method called 'token'"),
-        ({"wide": Constant(model, 1.0, width=3)}, "no method takes the model and these inputs; wide: Constant gives"),
+        ({"wide": Constant(model, 1.0, width=3)}, "no method supports the model and these inputs; wide: Constant"),
     ]
     for methods, message in refusals:
         with pytest.raises(InvalidInputError, match=message):

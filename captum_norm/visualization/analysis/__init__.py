@@ -1,1 +1,1 @@
-"""Draws what an analysis found: its plots, and a report in a folder."""
+"""Draws the plots of an analysis, and writes its report."""

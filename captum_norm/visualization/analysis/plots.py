@@ -1,8 +1,8 @@
-"""Draws the figures of an analysis as a paper would print them.
+"""Draws the figures of an analysis for print.
 
-One column wide, no title (a caption says it), labelled axes, 8-point type. Colours are those of Okabe & Ito [2008,
-"Color universal design"], which colour-blind readers can tell apart; in print without colour markers, line styles and
-hatches do it. Nothing of pyplot is touched, and no date is in the files: the same numbers give the same bytes.
+One column wide, no title (use a caption), labelled axes, 8-point type. The colours of Okabe & Ito [2008, "Color
+universal design"] are distinct for colour-blind readers; markers, line styles and hatches are distinct without colour.
+The figures are independent of pyplot, and their files have no date: equal numbers give equal bytes.
 """
 
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1b2430"
-"""Text, axes and edges; a page in dark colours puts its own in this one's place."""
+"""The colour of text, axes and edges, which a page in dark mode replaces."""
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", INK, "#d55e00", "#56b4e9", "#cc79a7")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -34,29 +34,29 @@ _COLUMN = 3.4  # inches: one column of a two-column page
 _PAGE = 7.0
 _HEIGHT = 2.5
 _CELL = 0.42
-_CHARACTERS = 14  # of a legend in an inch
-_LABEL_CHARACTERS = 10  # of an axis's label in an inch of the figure
+_CHARACTERS = 14  # in an inch of a legend
+_LABEL_CHARACTERS = 10  # of an axis label in an inch of the figure
 _HANDLE_CHARACTERS = 7
-# A line of more points has a marker on about so many of them.
+# Lines with more points have about this many markers.
 _MOST_MARKERS = 16
-# More labels than this under an axis of words are turned.
+# More words than this under an axis are rotated.
 _MOST_UPRIGHT = 8
-# A file with more vectors than this grows slow to open; more are drawn as pixels.
+# More vectors than this make a file slow to open, so they are rasterized.
 _MOST_VECTORS = 2000
 
 
 def draw_plot(result: AnalysisResult, plot: Plot) -> "Figure":
-    """One plot of a result.
+    """Draw a plot of a result.
 
     Args:
-        result: what has the plot's table.
-        plot: what to draw of it.
+        result: the result with the plot's table.
+        plot: the plot.
 
     Returns:
-        The figure, which a notebook shows; :func:`plot_bytes` has its bytes.
+        The figure, which a notebook shows; :func:`plot_bytes` renders it.
 
     Raises:
-        InvalidInputError: the table or a column is missing, a value is not a number, or two are for the same place.
+        InvalidInputError: the table or a column is missing, a value is not a number, or two have the same position.
 
     Example:
         >>> from captum_norm.analysis.results import Column
@@ -87,16 +87,16 @@ def draw_plot(result: AnalysisResult, plot: Plot) -> "Figure":
 
 
 def plot_bytes(figure: "Figure", suffix: str, title: str) -> bytes:
-    """A figure as a file to print or to show ("png", "pdf"), with a title among what the file says of itself."""
+    """Render a figure as "png" or "pdf", with a title in the metadata."""
     with _style():
         return figure_bytes(figure, suffix, title=title)
 
 
 def plot_markup(figure: "Figure", name: str) -> str:
-    """A figure as an ``<svg>`` inside a page.
+    """Render a figure as an ``<svg>`` for a page.
 
-    Its ids begin with ``name``, since several figures share a page. Text is text in the page's own font, and ink the
-    page's variable ``--text``, so that the figure is readable on a dark ground, too.
+    Its ids begin with ``name``, since several figures share a page. Text uses the font of the page, and its variable
+    ``--text`` as colour, so the figure is readable in dark mode, too.
     """
     import matplotlib as mpl
 
@@ -120,7 +120,7 @@ def _style() -> Iterator[None]:
         "lines.linewidth": 1.3,
         "lines.markersize": 4.5,
         "hatch.linewidth": 0.6,
-        "pdf.fonttype": 42,  # TrueType: what publishers take, and what can be searched
+        "pdf.fonttype": 42,  # TrueType, which publishers accept and readers can search
         "svg.fonttype": "none",
     }
     inked: Any = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "hatch.color")
@@ -129,7 +129,7 @@ def _style() -> Iterator[None]:
 
 
 def _points(_figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
-    """Lines or markers, one style for each series."""
+    """Draw lines or markers, with a style for each series."""
     places = _places(axes, table, plot)
     heights = _numbers(table, plot.y)
     errors = _numbers(table, plot.error) if plot.error else None
@@ -152,7 +152,7 @@ def _points(_figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
 
 
 def _bars(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
-    """Bars side by side, from 0."""
+    """Draw bars side by side."""
     groups = _distinct(table.column(plot.x))
     heights = _numbers(table, plot.y)
     errors = _numbers(table, plot.error) if plot.error else None
@@ -178,12 +178,12 @@ def _bars(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
 
 
 def _heat(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
-    """Fields in the project's sequential scale, from 0 if nothing is below, each with its value."""
+    """Draw cells on the sequential colour scale, from 0 unless values are negative, each with its value."""
     import numpy as np
     from matplotlib.colors import ListedColormap
 
     if plot.value is None:
-        raise InvalidInputError(f"got no value for the heat plot {plot.name}; name the column that is the colour")
+        raise InvalidInputError(f"got no value for the heat plot {plot.name}; name the column for the colour")
     across, down = (_distinct(table.column(name)) for name in (plot.x, plot.y))
     places = zip(table.column(plot.y), table.column(plot.x), strict=True)
     at = _once(plot, {row: (down.index(y), across.index(x)) for row, (y, x) in enumerate(places)})
@@ -203,7 +203,7 @@ def _heat(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
         cmap=scale,
         vmin=low,
         vmax=high,
-        edgecolors="face",  # or viewers show seams
+        edgecolors="face",  # avoids seams in viewers
         linewidth=0.3,
         rasterized=field.size > _MOST_VECTORS,
     )
@@ -245,7 +245,7 @@ def _legend(figure: "Figure", axes: "Axes", title: str) -> None:
 
 
 def _places(axes: "Axes", table: Table, plot: Plot) -> list[float]:
-    """Where each row stands along the horizontal axis: at its number, or at the place of its word."""
+    """The position of each row along the horizontal axis: its number, or the index of its word."""
     from matplotlib.ticker import MaxNLocator
 
     cells = table.column(plot.x)
@@ -260,7 +260,7 @@ def _places(axes: "Axes", table: Table, plot: Plot) -> list[float]:
 
 
 def _wrapped(label: str, inches: float) -> str:
-    """An axis's label in lines that fit beside it."""
+    """Wrap the label of an axis."""
     return textwrap.fill(label, int(_LABEL_CHARACTERS * inches), break_long_words=False)
 
 
@@ -288,7 +288,7 @@ def _series(table: Table, plot: Plot) -> Iterator[tuple[str | None, list[int]]]:
 
 
 def _numbers(table: Table, name: str) -> list[float]:
-    """A column to draw; NaN, which leaves a gap, where there is no value."""
+    """A column to draw; NaN, which leaves a gap, for missing values."""
     numbers = []
     for cell in table.column(name):
         if isinstance(cell, str):
@@ -298,9 +298,9 @@ def _numbers(table: Table, name: str) -> list[float]:
 
 
 def _once(plot: Plot, places: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """The same, if no two rows have one place."""
+    """Check that no two rows have the same position."""
     if len(set(places.values())) < len(places):
-        raise InvalidInputError(f"got several values for one place of the plot {plot.name}; expected one for each")
+        raise InvalidInputError(f"got several values for one position in the plot {plot.name}; expected one for each")
     return places
 
 
@@ -309,7 +309,7 @@ def _distinct(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _short(values: Any) -> list[str]:
-    """Values with room in a field: three digits of the largest, no 0 before the point."""
+    """Format values for cells: three digits of the largest, no 0 before the point."""
     top = max((abs(float(value)) for value in values), default=0.0)
     decimals = 2 if top < 10 else 1 if top < 100 else 0
     return [re.sub(r"^(-?)0\.", r"\1.", f"{value:.{decimals}f}").replace("-", "−") for value in values]

@@ -1,4 +1,4 @@
-"""Writes the result of an analysis as files: its numbers, figures to print, and one page to read."""
+"""Writes the result of an analysis to files: numbers, figures and a page."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,37 +15,36 @@ from captum_norm.visualization.text import formatted, printable
 
 PAGE = "report.html"
 
-# Longer tables wait folded on the page; of those longer still it has the beginning, and the CSV has all.
+# Longer tables are folded on the page; of even longer ones it shows the beginning.
 _MOST_OPEN = 30
 _MOST_SHOWN = 1000
-_POINT = 1.7  # pixels of the page for a point of a figure: its 8-point type reads like text
+_POINT = 1.7  # pixels on the page for a point of a figure, which makes 8-point type as large as text
 
 
 @dataclass(frozen=True)
-class _Cell:
+class _FormattedCell:
     text: str
     number: bool
 
 
 def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
-    """Write a result into a folder, which is made if it is not there.
+    """Write a result into a folder, which is created if needed.
 
-    ``results.json`` has everything and is written last: where it is, the other files are. Beside it are ``TABLE.csv``
-    for each table, ``PLOT.png`` and ``PLOT.pdf`` for each plot, and ``report.html``, a page that loads nothing from
-    elsewhere. Each file is whole or not there; files of the same names are replaced. The same result gives the same
-    bytes.
+    Writes ``TABLE.csv`` for each table, ``PLOT.png`` and ``PLOT.pdf`` for each plot, ``report.html``, a self-contained
+    page, and last ``results.json``, the complete result: if it exists, all others do. Each file is written atomically
+    and replaces an older one. Equal results give equal bytes.
 
     Args:
-        result: what an analysis found.
+        result: the result of an analysis.
         directory: the folder.
 
     Returns:
         The files, in the order in which they were written.
 
     Raises:
-        InvalidInputError: a name is not unique or no file's name, a number is not finite, or a plot does not fit its
-            table; nothing is written.
-        OSError: the folder cannot be made or written to.
+        InvalidInputError: a name is not unique or cannot be a file name, a number is not finite, or a plot does not fit
+            its table; nothing is written.
+        OSError: the folder cannot be created or written to.
 
     Example:
         >>> import tempfile
@@ -74,7 +73,7 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
             }
         )
     contents[PAGE] = _page(result, figures).encode()
-    contents[RESULTS] = contents.pop(RESULTS)  # behind all others
+    contents[RESULTS] = contents.pop(RESULTS)  # last
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     return [write_whole(folder / name, content) for name, content in contents.items()]
@@ -98,23 +97,23 @@ def _section(table: Table) -> dict[str, Any]:
     return {
         "name": table.name,
         "title": table.title,
-        "header": [_Cell(column.label, number) for column, number in zip(table.columns, numeric, strict=True)],
+        "header": [_FormattedCell(column.label, number) for column, number in zip(table.columns, numeric, strict=True)],
         "rows": [list(row) for row in zip(*columns, strict=True)],
         "total": len(table.rows),
         "open": len(table.rows) <= _MOST_OPEN,
     }
 
 
-def _cells(cells: Sequence[Cell]) -> list[_Cell]:
-    """A column's cells as text, its fractions with decimals that line up."""
+def _cells(cells: Sequence[Cell]) -> list[_FormattedCell]:
+    """Format the cells of a column, fractions with the same number of decimals."""
     fractions = [cell for cell in cells if isinstance(cell, float)]
     texts = iter(formatted(fractions))
     return [
-        _Cell(_minus(next(texts)), True)
+        _FormattedCell(_minus(next(texts)), True)
         if isinstance(cell, float)
-        else _Cell(_minus(str(cell)), True)
+        else _FormattedCell(_minus(str(cell)), True)
         if isinstance(cell, int)
-        else _Cell("–" if cell is None else printable(cell), cell is None and bool(fractions))
+        else _FormattedCell("–" if cell is None else printable(cell), cell is None and bool(fractions))
         for cell in cells
     ]
 
@@ -133,7 +132,7 @@ def _minus(number: str) -> str:
 
 
 def _facts(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """What a result comes from, name by name, without nesting."""
+    """Flatten the metadata."""
     for name, value in metadata.items():
         if isinstance(value, Mapping):
             yield from _facts(value, f"{prefix}{name} ")

@@ -1,1 +1,1 @@
-"""Draws a comparison of methods: as a figure, as a page, in the terminal."""
+"""Shows a comparison of methods: as a figure, as a page, in the terminal."""

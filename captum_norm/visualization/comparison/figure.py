@@ -6,7 +6,7 @@ import numpy as np
 
 from captum_norm.comparison.results import Comparison
 from captum_norm.visualization.colors import color_table, signed_shares_of
-from captum_norm.visualization.comparison.tables import agreement_rows, example_title, number
+from captum_norm.visualization.comparison.tables import agreement_rows, example_scores, example_title, number
 from captum_norm.visualization.figures import StandaloneFigure, font_families
 from captum_norm.visualization.text import shortened
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _ROW = 0.27
 _MOST_TOKENS = 40
 _LABEL_WIDTH = 14
-# Blue and orange of Okabe & Ito, which every kind of colour vision tells apart.
+# Blue and orange of Okabe & Ito, distinct for every kind of colour vision.
 _BLUE, _ORANGE = "#0072b2", "#e69f00"
 
 
 def draw_comparison(comparison: Comparison) -> "Figure":
-    """Scores of the first example's tokens; relevance gain, cost and agreement. Rows are the same in all of them."""
+    """Draw the scores of the first example's tokens, relevance gain, cost and agreement, with a row for each method."""
     names = comparison.ranking
     height = max(_ROW * len(names), 1.4)
     figure = StandaloneFigure(figsize=(13, 2 * height + 3.2), dpi=150, layout="constrained")
@@ -40,10 +40,8 @@ def draw_comparison(comparison: Comparison) -> "Figure":
 
 
 def _scores(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
-    places = comparison.real[0].nonzero().flatten().tolist()
-    tokens = [comparison.tokens[0][place] for place in places]
-    counted = comparison.removable[0][places].tolist()
-    rows = [signed_shares_of(comparison.results[name].scores[0][places].tolist(), counted) for name in names]
+    tokens, removable, scores = example_scores(comparison, 0)
+    rows = [signed_shares_of(row, removable) for row in scores]
     shown = slice(0, _MOST_TOKENS)
     image = axes.imshow(np.array(rows)[:, shown], cmap=_colors(), vmin=-1, vmax=1, aspect="auto")
     axes.set_xticks(range(len(tokens[shown])), [shortened(token, _LABEL_WIDTH) for token in tokens[shown]], rotation=90)

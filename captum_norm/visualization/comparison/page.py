@@ -1,4 +1,4 @@
-"""Renders a comparison of methods as one HTML page that loads nothing."""
+"""Renders a comparison of methods as one self-contained HTML page."""
 
 import math
 from typing import Any
@@ -9,6 +9,7 @@ from captum_norm.comparison.results import Comparison
 from captum_norm.visualization.colors import color_of, signed_color_of, signed_shares_of
 from captum_norm.visualization.comparison.tables import (
     agreement_rows,
+    example_scores,
     example_title,
     method_rows,
     number,
@@ -18,12 +19,12 @@ from captum_norm.visualization.page import on_ground, ramp, template
 from captum_norm.visualization.text import printable
 
 _MOST_EXAMPLES = 20
-# The curves' frame in the coordinates of the template's drawing.
+# The frame of the curves, in the coordinates of the template.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 194.0, 6.0, 100.0
 
 
 def render_comparison(comparison: Comparison) -> str:
-    """The page; everything in it is escaped."""
+    """Render the page; everything in it is escaped."""
     low, high = _bounds(comparison)
     return template("comparison.html").render(
         title=f"Explanations of {comparison.model} compared",
@@ -44,20 +45,16 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def _text(comparison: Comparison, example: int) -> dict[str, Any]:
-    real = comparison.real[example]
-    tokens = [token for token, one in zip(comparison.tokens[example], real.tolist(), strict=True) if one]
-    counted = comparison.removable[example][real].tolist()
+    tokens, removable, scores = example_scores(comparison, example)
     rows = []
-    for name in comparison.ranking:
-        result = comparison.results[name]
-        scores = result.scores[example][real].tolist()
-        entries = zip(tokens, scores, signed_shares_of(scores, counted), counted, strict=True)
-        rows.append({"title": result.title, "tokens": [_token(*entry) for entry in entries]})
+    for name, row in zip(comparison.ranking, scores, strict=True):
+        entries = zip(tokens, row, signed_shares_of(row, removable), removable, strict=True)
+        rows.append({"title": comparison.results[name].title, "tokens": [_token(*entry) for entry in entries]})
     return {"title": example_title(comparison, example), "rows": rows}
 
 
-def _token(token: str, score: float, share: float, counted: bool) -> dict[str, str | None]:
-    colors = on_ground(signed_color_of(share)) if counted else {"ground": None, "ink": None}
+def _token(token: str, score: float, share: float, removable: bool) -> dict[str, str | None]:
+    colors = on_ground(signed_color_of(share)) if removable else {"ground": None, "ink": None}
     return {"text": printable(token), "score": f"{score:.4g}", **colors}
 
 

@@ -1,4 +1,4 @@
-"""Makes the tables that figure, page and terminal show, rows by falling relevance gain, the best in bold."""
+"""Creates the tables for figure, page and terminal, with rows by descending relevance gain."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -9,8 +9,8 @@ from captum_norm.evaluation.perturbation import Output
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A number as it is shown; ``best`` of its column."""
+class FormattedNumber:
+    """A formatted number, and whether it is the best of its column."""
 
     text: str
     best: bool
@@ -18,24 +18,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method's row."""
+    """The row of a method."""
 
     name: str
     title: str
-    cells: list[Cell]
+    cells: list[FormattedNumber]
     seconds: str
     ratio: str
     signature: str
 
 
 def shown_measures(comparison: Comparison) -> list[Measure]:
-    """Those that are defined for some method: logits have no log-odds."""
+    """Return the measures that are defined for some method; logits have no log-odds."""
     means = comparison.means().values()
     return [measure for measure in MEASURES if any(values[measure.name] == values[measure.name] for values in means)]
 
 
 def method_rows(comparison: Comparison) -> list[MethodRow]:
-    """The methods that were not refused."""
+    """Return the rows of the methods that were not refused."""
     means, measures = comparison.means(), shown_measures(comparison)
     best = {
         measure.name: measure.best({name: values[measure.name] for name, values in means.items()})
@@ -45,7 +45,7 @@ def method_rows(comparison: Comparison) -> list[MethodRow]:
         MethodRow(
             name=name,
             title=(result := comparison.results[name]).title,
-            cells=[Cell(number(means[name][one.name]), name in best[one.name]) for one in measures],
+            cells=[FormattedNumber(number(means[name][one.name]), name in best[one.name]) for one in measures],
             seconds=f"{result.seconds:.2f}",
             ratio=f"{result.forward_ratio:.1f}",
             signature=result.signature,
@@ -55,19 +55,27 @@ def method_rows(comparison: Comparison) -> list[MethodRow]:
 
 
 def agreement_rows(comparison: Comparison) -> list[list[float]]:
-    """Agreement with rows and columns by falling relevance gain."""
+    """Return the agreement with rows and columns by descending relevance gain."""
     order = [list(comparison.results).index(name) for name in comparison.ranking]
     rows: list[list[float]] = comparison.agreement[order][:, order].tolist()
     return rows
 
 
 def number(value: float, decimals: int = 3) -> str:
-    """With a minus sign as wide as a digit, and a dash for NaN."""
+    """Format a number with a minus sign, and NaN as a dash."""
     return "–" if value != value else f"{value:.{decimals}f}".replace("-", "−")
 
 
 def example_title(comparison: Comparison, example: int) -> str:
-    """An example's number, from 1, and what is explained of it."""
+    """Return the number of an example, from 1, and its explained output."""
     target = comparison.targets[example]
     named = comparison.explained in get_args(Output)
     return f"example {example + 1}: " + (f"{comparison.explained} of “{target}”" if named else target)
+
+
+def example_scores(comparison: Comparison, example: int) -> tuple[list[str], list[bool], list[list[float]]]:
+    """Return an example's real tokens, which of them are removable, and their scores, a row for each method."""
+    real = comparison.real[example]
+    tokens = [token for token, one in zip(comparison.tokens[example], real.tolist(), strict=True) if one]
+    scores = [comparison.results[name].scores[example][real].tolist() for name in comparison.ranking]
+    return tokens, comparison.removable[example][real].tolist(), scores

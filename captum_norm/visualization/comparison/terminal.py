@@ -8,6 +8,7 @@ from captum_norm.comparison.results import Comparison
 from captum_norm.visualization.colors import signed_shares_of
 from captum_norm.visualization.comparison.tables import (
     agreement_rows,
+    example_scores,
     example_title,
     method_rows,
     number,
@@ -15,11 +16,11 @@ from captum_norm.visualization.comparison.tables import (
 )
 from captum_norm.visualization.terminal import has_colors, marked_tokens, signed_tokens
 
-_ENDLESS = 10_000
+_UNLIMITED = 10_000
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
-    """Print what was compared, the table of methods, the first example's scores, and agreement.
+    """Print the facts of a comparison, the table of methods, the first example's scores, and agreement.
 
     Args:
         comparison: the comparison.
@@ -28,29 +29,32 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for name, value in comparison.facts().items():
         _say(console, f"{name}: {value}")
     console.print()
-    _print_whole(console, _methods(comparison))
-    _say(console, "Rows by falling gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.")
+    _print_full(console, _methods(comparison))
+    _say(
+        console,
+        "Rows by descending gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.",
+    )
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")
     console.print(_tokens(comparison, console))
     _say(console, "\nAgreement: Spearman's ρ × 100")
     agreement = _agreement(comparison, named=True)
-    _print_whole(console, agreement if _width(console, agreement) <= console.width else _agreement(comparison))
+    _print_full(console, agreement if _width(console, agreement) <= console.width else _agreement(comparison))
 
 
 def _say(console: Console, text: str) -> None:
-    """Print as it is: a signature's ``:mask:`` is no emoji."""
+    """Print literally: ``:mask:`` in a signature is no emoji."""
     console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def _width(console: Console, table: Table) -> int:
-    """How wide a table is that nothing makes narrower."""
-    return console.measure(table, options=console.options.update(max_width=_ENDLESS)).maximum
+    """The full width of a table."""
+    return console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
 
 
-def _print_whole(console: Console, table: Table) -> None:
-    """Print a table that does not shrink: half a name or number is none."""
+def _print_full(console: Console, table: Table) -> None:
+    """Print a table at its full width, since truncated names and numbers are useless."""
     table.width = _width(console, table)
     console.print(table, crop=False)
 
@@ -68,20 +72,17 @@ def _methods(comparison: Comparison) -> Table:
 
 
 def _tokens(comparison: Comparison, console: Console) -> Table:
-    real = comparison.real[0]
-    tokens = [token for token, one in zip(comparison.tokens[0], real.tolist(), strict=True) if one]
-    counted = comparison.removable[0][real].tolist()
+    tokens, removable, scores = example_scores(comparison, 0)
     draw = signed_tokens if has_colors(console) else marked_tokens
     table = _table("method")
     table.add_column("scores of the tokens")
-    for place, name in enumerate(comparison.ranking, 1):
-        scores = comparison.results[name].scores[0][real].tolist()
-        table.add_row(Text(f"{place} {name}"), draw(tokens, signed_shares_of(scores, counted)))
+    for place, (name, row) in enumerate(zip(comparison.ranking, scores, strict=True), 1):
+        table.add_row(Text(f"{place} {name}"), draw(tokens, signed_shares_of(row, removable)))
     return table
 
 
 def _agreement(comparison: Comparison, *, named: bool = False) -> Table:
-    """Methods by their numbers in the table of scores."""
+    """The agreement of methods, which have their numbers in the table of scores."""
     table = _table("")
     for place in range(1, len(comparison.results) + 1):
         table.add_column(str(place), justify="right")

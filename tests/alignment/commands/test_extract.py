@@ -261,7 +261,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     half = parts / "half-000000000"
     half.write_bytes(half.read_bytes().replace(b"0-0", b"1-0"))
     assert cli.main([*words, "--out=links"]) == 0
-    assert "half-000000000 is damaged; what it had is made anew" in capsys.readouterr().err
+    assert "half-000000000 is damaged; its work is repeated" in capsys.readouterr().err
     assert Path("links").read_bytes() == Path("whole").read_bytes()
     assert not parts.exists()
 

@@ -182,8 +182,8 @@ def test_first_colours_stay_apart_for_colour_blind_readers(kind: str) -> None:
         (replace(LINE, error="none"), "got the column none"),
         (replace(LINE, y="category"), r"got '\[CLS\]' in the column category of layers; expected a number"),
         (replace(HEAT, value=None), "got no value for the heat plot heat"),
-        (replace(HEAT, x="category"), "got several values for one place of the plot heat"),
-        (replace(BARS, series=None), "got several values for one place of the plot bars"),
+        (replace(HEAT, x="category"), "got several values for one position in the plot heat"),
+        (replace(BARS, series=None), "got several values for one position in the plot bars"),
     ],
 )
 def test_plot_that_does_not_fit_its_table_is_refused(plot: Plot, message: str) -> None:
