@@ -1,4 +1,4 @@
-"""Runs long work over text in blocks: finished blocks are kept, several processes may share it; needs no torch."""
+"""Runs long work over text in blocks, which several processes can share and a later run can resume; without torch."""
 
 from captum_norm.runs.journal import Job, Journal, Record, TextBlock
 from captum_norm.runs.team import check_rank, torchrun_rank

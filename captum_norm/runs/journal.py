@@ -1,11 +1,10 @@
-"""Keeps the finished work of a run in a folder beside its output, from which a run that was killed goes on.
+"""Stores the finished blocks of a run in a folder beside its output, so that a killed run can be resumed.
 
-The folder holds ``job.json``, which says what the run does, and one file for each block: ``block-N`` for one that is
-finished, ``half-N`` for one that is not, each some notes in a line of JSON, then content. Every file appears by
-renaming, complete or not at all, and bears a checksum that it shares with no other block and no other job: what the
-disk, or a hand, has changed since is not taken for work.
+The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished,
+``half-N`` if not. Each has a line of JSON with notes, then the content. Files are written atomically and have a checksum
+that depends on block and job, so a file that was changed or belongs elsewhere is not used.
 
-A folder without a valid ``job.json`` is nobody's business but its owner's: it is refused, neither emptied nor removed.
+A folder without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
 """
 
 import errno
@@ -29,10 +28,10 @@ from captum_norm.files import write_whole
 from captum_norm.runs import sealed
 
 Job = Mapping[str, str | int | float | bool | None]
-"""What a run does, by name: all that its result depends on, as values that JSON gives back as they were."""
+"""Everything that the result of a run depends on, by name, as values that survive JSON."""
 
 SAVE_SECONDS = 5.0
-"""After so long a block's work so far is saved, as soon as the batch that is being worked on is done."""
+"""The interval at which an unfinished block is saved, after the current batch."""
 
 _FORMAT = 2
 _CHUNK_FILES = 10_000
@@ -46,20 +45,20 @@ _OURS = re.compile(
 
 
 class TextBlock(Protocol):
-    """Consecutive texts of an input; ``str`` of it says which, for messages, and ``len`` how many."""
+    """Consecutive texts of an input; ``str`` describes them in messages, ``len`` counts them."""
 
     @property
     def index(self) -> int:
-        """Which block of the input, from 0."""
+        """Its index in the input."""
 
     def content(self) -> Iterable[str]:
-        """All of its text: blocks that have the same are the same."""
+        """Yield all text, which identifies the block."""
 
     def __len__(self) -> int: ...
 
 
 class Record(NamedTuple):
-    """What has been done of a block: some notes, plain values for JSON, and any bytes."""
+    """The work on a block: notes, in plain values for JSON, and any bytes."""
 
     notes: Mapping[str, Any]
     content: bytes
@@ -70,12 +69,12 @@ class Journal:
 
     Args:
         folder: the folder; its parent must exist.
-        output: what the run makes, for messages.
-        job: what must be the same for all blocks of the output.
-        report: told of blocks that are finished or damaged.
+        output: the name of the output, for messages.
+        job: everything that must be the same for all blocks.
+        report: called with messages about finished or damaged blocks.
 
     Attributes:
-        blocks: how many blocks of the text have been worked through.
+        blocks: the number of blocks done.
     """
 
     def __init__(self, folder: Path, output: str, job: Job, report: Callable[[str], None] = lambda _: None) -> None:
@@ -85,21 +84,21 @@ class Journal:
         self.blocks = 0
         self._output = output
         self._job_file = folder / "job.json"
-        # Renaming the one to the other makes all blocks void at once, and takes no room on a full disk.
+        # Renaming job.json to job.void invalidates all blocks at once, even on a full disk.
         self._void_file = folder / "job.void"
         self._lock_file = folder / "lock"
         self._saved = time.monotonic()
 
     @contextmanager
     def opened(self, *, restart: bool) -> Iterator[None]:
-        """Within this context the folder is ready, and no other run may open it; one process of a run does so.
+        """Prepare the folder and lock it against other runs inside the context; one process of a run does so.
 
         Args:
-            restart: whether finished blocks are discarded.
+            restart: whether to discard finished blocks.
 
         Raises:
-            InvalidInputError: another run is at work, the blocks there are of another job, the folder is none that a
-                run has made, or the system does not let it be read or written.
+            InvalidInputError: another run is active, the blocks belong to another job, no run created the folder, or it
+                cannot be read or written.
         """
         with ExitStack() as stack:
             with self.plainly():
@@ -122,35 +121,35 @@ class Journal:
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
-        """Turns what the system raises when files cannot be read or written into an InvalidInputError."""
+        """Convert an OSError into an InvalidInputError."""
         try:
             yield
         except OSError as error:
             reason = f"cannot read or write {error.filename or self.folder}: {error.strerror or error}"
-            raise InvalidInputError(f"{reason}; put that right and start again: what is finished is kept") from error
+            raise InvalidInputError(f"{reason}; fix it and start again: finished blocks are kept") from error
 
     def check(self) -> None:
-        """Raises InvalidInputError if there is something in the folder's place that no run has made."""
+        """Raise InvalidInputError if the folder exists and no run created it."""
         with self.plainly():
             try:
                 kind = os.lstat(self.folder).st_mode
             except FileNotFoundError:
                 return
             if not stat.S_ISDIR(kind):
-                raise self._foreign("it is no folder")
+                raise self._foreign("it is not a folder")
             strange = None
             for entry in self._entries():
                 if _OURS.fullmatch(entry.name) and not entry.is_file(follow_symlinks=False) and os.path.lexists(entry):
-                    raise self._foreign(f"its {entry.name} is no regular file")
+                    raise self._foreign(f"its {entry.name} is not a regular file")
                 if not _BEFORE_JOB.fullmatch(entry.name):
                     strange = entry.name
-            # A run that begins meanwhile has one of them at every moment, and may go from the second to the first.
+            # A run that starts meanwhile has one of them at any moment, and may rename the second to the first.
             jobs = (self._read_job(path) for path in (self._job_file, self._void_file, self._job_file))
             if strange is not None and all(job is None for job in jobs):
                 raise self._foreign(f"it has {strange}, but no {self._job_file.name}")
 
     def has_job(self) -> bool:
-        """Whether the folder holds the work of a run; what one left that was killed removing it is removed now."""
+        """Whether the folder has the work of a run; finishes a removal that was interrupted."""
         try:
             self.check()
             with self.plainly():
@@ -162,7 +161,7 @@ class Journal:
             return False
 
     def check_job(self) -> None:
-        """Raises InvalidInputError if the blocks in the folder are of another job."""
+        """Raise InvalidInputError if the blocks in the folder belong to another job."""
         with self.plainly():
             found = self._read_job(self._job_file) or {}
         for name in {**found, **self.job}:
@@ -172,10 +171,10 @@ class Journal:
                 raise InvalidInputError(f"{message}; set it back, or start afresh with --restart (restart=True)")
 
     def finished(self, block: TextBlock) -> Mapping[str, Any] | None:
-        """What was noted about a block if it is finished, else None.
+        """Return the notes of a block if it is finished, else None.
 
         Raises:
-            InvalidInputError: it was made from other text.
+            InvalidInputError: the block had other text.
         """
         record = self._record(self._block_file(block.index))
         if record is None:
@@ -186,43 +185,43 @@ class Journal:
         return record.notes
 
     def unfinished(self, block: TextBlock) -> Record | None:
-        """What was saved of a block that is not finished; None if nothing was, or of other text."""
+        """Return the saved record of an unfinished block; None if there is none, or it had other text."""
         record = self._record(self._half_file(block.index))
         return record if record is not None and record.notes["digest"] == _digest(block) else None
 
     def save(self, block: TextBlock, done: Callable[[], Record]) -> None:
-        """Saves what has been done of a block, if nothing has been saved for :data:`SAVE_SECONDS`."""
+        """Save an unfinished block, unless one was saved less than :data:`SAVE_SECONDS` ago."""
         if time.monotonic() - self._saved >= SAVE_SECONDS:
             self._write(self._half_file(block.index), block, done())
 
     def finish(self, block: TextBlock, record: Record) -> None:
-        """Keeps a block that is finished."""
+        """Save a finished block."""
         self._write(self._block_file(block.index), block, record)
         with self.plainly():
             self._half_file(block.index).unlink(missing_ok=True)
 
     def records(self) -> Iterator[Record]:
-        """All blocks, in their order, when they are finished.
+        """Read the records of all finished blocks in their order.
 
         Raises:
-            InvalidInputError: one was damaged after it was found to be finished.
+            InvalidInputError: a block was damaged since it was finished.
         """
         for path in map(self._block_file, range(self.blocks)):
             record = self._record(path)
             if record is None:
-                message = f"{path} is no longer what it was when the run began"
-                raise InvalidInputError(f"{message}; start the run again, and it makes that block anew")
+                message = f"{path} was changed during the run"
+                raise InvalidInputError(f"{message}; start the run again to repeat that block")
             yield record
 
     def remove(self) -> None:
-        """Removes what the run has made, and the folder if nothing else is in it; to be called while it is open."""
+        """Remove the files of the run, and the folder if it is then empty; call this while it is open."""
         with self.plainly():
             self._clear()
             self._void_file.unlink(missing_ok=True)
             self._lock_file.unlink(missing_ok=True)
             try:
                 self.folder.rmdir()
-            except OSError as error:  # what is in it now is another run's, or none's
+            except OSError as error:  # it has files of another run or the user
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
 
@@ -231,29 +230,29 @@ class Journal:
         try:
             lock = FileLock(self._lock_file).acquire(timeout=0)
         except Timeout as error:
-            raise InvalidInputError(f"another run is writing {self._output}; wait for it or end it") from error
+            raise InvalidInputError(f"another run is writing {self._output}; wait for it or stop it") from error
         with lock:
             yield
 
     def _clear(self) -> None:
-        """Makes all blocks void, then removes them; wherever this is interrupted, the next run goes on with it."""
+        """Invalidate all blocks, then remove them; the next run completes an interrupted removal."""
         with suppress(FileNotFoundError):
             self._job_file.replace(self._void_file)
         self._unlink(lambda name: self.folder / name not in (self._void_file, self._lock_file))
 
     def _unlink(self, chosen: Callable[[str], bool]) -> None:
-        """Removes those of our files that are chosen by name."""
-        # A folder that changes while it is read may not show all of its files: then those that were left are next.
+        """Remove our files that are chosen by name."""
+        # Listing a folder that changes may skip files, so list it until none are left.
         while names := list(islice((name for name in self._names() if chosen(name)), _CHUNK_FILES)):
             for name in names:
                 (self.folder / name).unlink(missing_ok=True)
 
     def _names(self) -> Iterator[str]:
-        """The names in the folder that are those of our files."""
+        """The names of our files in the folder."""
         return (entry.name for entry in self._entries() if _OURS.fullmatch(entry.name))
 
     def _entries(self) -> Iterator["os.DirEntry[str]"]:
-        """What is in the folder, one at a time: there may be hundreds of thousands."""
+        """The entries of the folder, one at a time, since there may be hundreds of thousands."""
         with os.scandir(self.folder) as entries:
             yield from entries
 
@@ -273,21 +272,21 @@ class Journal:
         self._saved = time.monotonic()
 
     def _record(self, path: Path) -> Record | None:
-        """What is in the file of a block; None if it is not there or damaged, which is reported."""
+        """Read the record of a block; None if there is none, or it is damaged, which is reported."""
         with self.plainly():
             found = sealed.unseal(path, self._key(path))
             if found is not None:
                 header, _, content = found.partition(b"\n")
                 return Record(json.loads(header), content)
             if path.exists():
-                self.report(f"{path} is damaged; what it had is made anew")
+                self.report(f"{path} is damaged; its work is repeated")
         return None
 
     def _read_job(self, path: Path) -> Job | None:
-        """The job that a file says; None if there is none.
+        """Read a job; None if there is none.
 
         Raises:
-            InvalidInputError: it is not such a file.
+            InvalidInputError: the file is damaged or has another format.
         """
         content = sealed.read(path, _MOST_JOB)
         if content is None:
@@ -301,7 +300,7 @@ class Journal:
         raise self._foreign(f"its {path.name} is damaged, or of another program or version")
 
     def _foreign(self, reason: str) -> InvalidInputError:
-        message = f"{self.folder} is in the way of {self._output}, and no unfinished run: {reason}"
+        message = f"{self.folder} is in the way of {self._output}, and not an unfinished run: {reason}"
         return InvalidInputError(f"{message}; move it away")
 
 
@@ -313,6 +312,6 @@ def _digest(block: TextBlock) -> str:
 
 
 def _job_text(job: Job) -> bytes:
-    """What is in the file of a job: the only text that says it, so that any change is seen."""
+    """The only valid content of a job's file, so that any change is detected."""
     checksum = hashlib.blake2b(json.dumps(job).encode(), digest_size=16).hexdigest()
     return json.dumps({"captum-norm": _FORMAT, "checksum": checksum, "job": job}, indent=1).encode()

@@ -1,4 +1,4 @@
-"""Files of a run: each tells whether it still holds what was written, and no link is followed to another."""
+"""Files of a run with checksums, which detect changes; links are not followed."""
 
 import errno
 import hashlib
@@ -12,10 +12,10 @@ _MOST_LABEL = 64  # bytes: a checksum of 32 digits, a space, a size, a line feed
 
 
 def read(path: Path, most: int) -> bytes | None:
-    """The first ``most`` bytes of a regular file, no link followed; None if it is not there.
+    """Read up to ``most`` bytes of a regular file, not through a link; None if there is none.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with suppress(FileNotFoundError), _opened(path) as file:
         return file.read(most)
@@ -23,20 +23,20 @@ def read(path: Path, most: int) -> bytes | None:
 
 
 def seal(content: bytes, key: bytes) -> bytes:
-    """Content behind a line that tells its checksum, which depends on the key, and its size."""
+    """Put a line with the size of the content and its checksum, which depends on the key, before it."""
     return _label(content, key) + content
 
 
 def unseal(path: Path, key: bytes) -> bytes | None:
-    """What a file holds that was written with :func:`seal`; None if it is not there or anything in it is changed.
+    """Read a file that was written with :func:`seal`; None if there is none, or it was changed.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
+        OSError: it cannot be read, or is not a regular file.
     """
     with suppress(FileNotFoundError), _opened(path) as file:
         label = file.readline(_MOST_LABEL)
         size = os.fstat(file.fileno()).st_size - len(label)
-        # Its size tells a file that is torn, or has grown without bounds, before it is read.
+        # The size detects a truncated or overgrown file before it is read.
         if label.endswith(f" {size}\n".encode()):
             content = file.read(size)
             return content if label == _label(content, key) else None
@@ -48,7 +48,7 @@ def _label(content: bytes, key: bytes) -> bytes:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Opens what is a regular file: a link is not followed, and a pipe does not keep us waiting."""
+    """Open a regular file, without following a link or waiting for a pipe."""
     opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)

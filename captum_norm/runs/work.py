@@ -1,4 +1,4 @@
-"""Works through a text block by block: the one loop of all long runs."""
+"""The loop over the blocks of a text that all long runs share."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,16 +11,16 @@ from captum_norm.runs.team import Team
 AnyBlock = TypeVar("AnyBlock", bound=TextBlock)
 
 Save = Callable[[Callable[[], Record]], None]
-"""Takes what makes a record of the work on a block so far; makes and saves one every few seconds."""
+"""Called with a function that returns a record of the work so far; calls it and saves the record every few seconds."""
 
 
 class Step(NamedTuple):
-    """A block that is done with.
+    """A finished block.
 
     Attributes:
-        texts: how many there are in it.
-        notes: those of its record; none if another process makes it.
-        fresh: False if it was finished before; the blocks of others are taken to be as this process's last one.
+        texts: the number of its texts.
+        notes: the notes of its record; none if another process works on it.
+        fresh: False if it was finished before; blocks of other processes are assumed to be like this one's last.
     """
 
     texts: int
@@ -39,22 +39,22 @@ def work_through(
     restart: bool,
     redo: Callable[[Mapping[str, Any]], bool] = lambda _: False,
 ) -> Iterator[Iterator[Step]]:
-    """Finish all blocks of a text, each once, whatever process is killed at whatever moment.
+    """Finish all blocks of a text exactly once, even if processes are killed.
 
-    Within this context the steps are taken, to the end. In the first process the journal then has the records of all
-    blocks, whoever made them; it is removed when the context ends without an error.
+    The caller takes all steps inside this context. In the first process the journal then has the records of all blocks,
+    including those of other processes; it is removed when the context ends without an error.
 
     Args:
-        journal: keeps what is finished; other processes of the run have the same.
+        journal: stores finished blocks; all processes of a run have the same.
         blocks: the text.
-        work: makes a block's record from what was saved of it before, and saves what it has done.
-        rank: this process; block b is made by process b mod ``world_size``.
+        work: computes the record of a block, from its saved record if there is one, and saves intermediate ones.
+        rank: the number of this process, which works on blocks b with b mod ``world_size`` = rank.
         world_size: the number of processes.
-        restart: whether to discard what an unfinished run left.
-        redo: whether a finished block is made again, by its notes.
+        restart: whether to discard an unfinished run.
+        redo: whether to compute a finished block again, by its notes.
 
     Yields:
-        A step for each block, after the work on it.
+        A step after each block.
 
     Raises:
         InvalidInputError: see :meth:`Journal.opened`, :meth:`Journal.check_job` and :meth:`Journal.finished`.
