@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def normalize_rows(maps: Tensor) -> Tensor:
-    """Each row divided by its sum; rows of zeros (padded queries) stay zeros. (..., Q, K) -> (..., Q, K)."""
+    """Divide each row by its sum; rows of zeros (padded queries) stay zeros. (..., Q, K) -> (..., Q, K)."""
     sums = maps.sum(-1, keepdim=True)
     return maps / torch.where(sums > 0, sums, torch.ones_like(sums))
 
 
 def add_half_identity(maps: Tensor) -> Tensor:
-    """(A + I) / 2 of row-normalised maps: a residual connection as strong as the attention [Abnar & Zuidema 2020].
+    """Compute (A + I) / 2 of row-normalised maps: a residual connection as strong as attention [Abnar & Zuidema 2020].
 
     Rows of zeros (padded queries) stay zeros.
     """
@@ -36,7 +36,7 @@ def rollout(maps: Tensor) -> Tensor:
 
 
 def rollouts(maps: Tensor) -> Iterator[Tensor]:
-    """The entries of :func:`rollout`, (B, Q, K) each, one after the other."""
+    """Yield the entries of :func:`rollout`, (B, Q, K) each."""
     rolled: Tensor | None = None
     for layer in maps.unbind(1):
         shares = normalize_rows(layer)
@@ -45,11 +45,11 @@ def rollouts(maps: Tensor) -> Iterator[Tensor]:
 
 
 def replaced(maps: Tensor, layers: Iterable[Tensor]) -> Tensor:
-    """What was made of each layer's map in turn, in the maps' own memory where no gradient needs them.
+    """Stack new maps of all layers, in the memory of the old ones unless they require gradients.
 
     Args:
-        maps: (B, L, Q, K), not to be used any more.
-        layers: (B, Q, K) each, each made before the next is asked for.
+        maps: the old maps, (B, L, Q, K), not to be used afterwards.
+        layers: the new maps, (B, Q, K) each, computed one after the other.
 
     Returns:
         (B, L, Q, K).
@@ -69,10 +69,10 @@ def all_replaced(stacks: tuple[Tensor, ...], layers: Iterable[tuple[Tensor, ...]
 
 
 def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-    """The last decoder layer's output in shares of source and target prefix: ALTI+ [Ferrando et al. 2022b].
+    """Shares of source and target prefix in the last decoder layer's output: ALTI+ [Ferrando et al. 2022b].
 
-    A decoder layer gives its output the share c_s of the encoder's output and the share 1 − Σ_s c_s of what its
-    self-attention made of the layer before:
+    The output of a decoder layer has the share c_s of the encoder's output s and the share 1 − Σ_s c_s of the output of
+    its self-attention:
 
         source_l = C_l E + (1 − ΣC_l) D_l source_{l−1},    prefix_l = (1 − ΣC_l) D_l prefix_{l−1}
 
@@ -82,10 +82,10 @@ def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> 
     Args:
         encoder: (B, L, S, S), rows that sum to 1 (normalised here if not).
         decoder: (B, L, T, T), the same.
-        cross: (B, L, T, S), rows that sum to 1 less the residual connection's share.
+        cross: (B, L, T, S), rows that sum to 1 minus the share of the residual connection.
 
     Returns:
-        (B, T, S) and (B, T, T); both rows of a real position sum to 1 together.
+        (B, T, S) and (B, T, T); the two rows of a real position together sum to 1.
     """
     *_, through_encoder = rollouts(encoder)
     *_, last = encoder_decoder_rollouts(through_encoder, decoder, cross)
@@ -95,12 +95,12 @@ def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> 
 def encoder_decoder_rollouts(
     through_encoder: Tensor, decoder: Tensor, cross: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What :func:`encoder_decoder_rollout` returns for each decoder layer, one after the other.
+    """Yield what :func:`encoder_decoder_rollout` returns, for each decoder layer.
 
     Args:
         through_encoder: the encoder's rollout E, (B, S, S).
-        decoder: as there.
-        cross: as there.
+        decoder: see :func:`encoder_decoder_rollout`.
+        cross: see there.
     """
     source, prefix = torch.zeros_like(cross[:, 0]), torch.eye(decoder.shape[-1]).to(decoder)
     for self_map, cross_map in zip(decoder.unbind(1), cross.unbind(1), strict=True):
@@ -117,8 +117,7 @@ def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
 
 def _product_rows(maps: Tensor, rows: Tensor) -> Tensor:
     for layer in reversed(maps.unbind(1)):
-        # One number divides the whole row, which changes no ratio and lets products of many layers neither
-        # overflow nor vanish.
+        # Normalising the product's row changes no ratio, and avoids overflow and underflow over many layers.
         rows = normalize_rows(rows @ layer)
     return rows
 
@@ -130,8 +129,8 @@ def _mean_rows(maps: Tensor, rows: Tensor) -> Tensor:
 AGGREGATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {"rollout": _rollout_rows, "product": _product_rows, "mean": _mean_rows}
 )
-"""How ``attribute`` makes one map of all layers: ``(maps (B, L, Q, K), rows (B, P, Q)) -> (B, P, K)``.
+"""How ``attribute`` combines the maps of all layers: ``(maps (B, L, Q, K), rows (B, P, Q)) -> (B, P, K)``.
 
-``rows`` are the weights of the positions to explain; only these rows are computed. ``rollout`` divides each row of each
-map by its sum before the maps are multiplied, ``product`` the row of the product alone.
+``rows`` are the weights of the positions to explain; only these rows are computed. ``rollout`` normalises the rows of
+each map before the multiplication, ``product`` only the rows of the product.
 """

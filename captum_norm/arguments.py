@@ -1,4 +1,4 @@
-"""Checks what the user gives beside inputs; errors say what was got and what was expected."""
+"""Checks arguments other than inputs; errors say what was got and what was expected."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -12,16 +12,16 @@ _LONGEST = 80
 
 
 def shown(value: object) -> str:
-    """A value in a message: on one line, without its end where that is long."""
+    """Format a value for a message: on one line, truncated if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def as_index(name: str, value: object) -> int:
-    """An integer of any kind but a truth value, within 64 bits."""
+    """Convert any kind of integer except a boolean, within 64 bits."""
     try:
         number = None if isinstance(value, bool) else integer(value)  # type: ignore[arg-type]
-    except (TypeError, RuntimeError):  # a tensor without data raises the latter
+    except (TypeError, RuntimeError):  # RuntimeError: a meta tensor
         number = None
     if number is None or not -(2**63) <= number < 2**63:
         raise InvalidInputError(f"got {name} {shown(value)}; expected an integer")
@@ -29,7 +29,7 @@ def as_index(name: str, value: object) -> int:
 
 
 def as_count(name: str, value: object, most: int | None = None) -> int:
-    """An integer of at least 1, and at most ``most``."""
+    """Convert an integer from 1 to ``most``."""
     number = as_index(name, value)
     if number < 1 or (most is not None and number > most):
         limit = "" if most is None else f", at most {most:,}"
@@ -38,12 +38,12 @@ def as_count(name: str, value: object, most: int | None = None) -> int:
 
 
 def as_indices(name: str, value: object) -> list[int]:
-    """Integers from a sequence, array or tensor of them."""
+    """Convert a sequence, array or tensor of integers."""
     return [as_index(name, entry) for entry in entries(f"{name}s", value, "integers")]
 
 
 def entries(name: str, value: object, what: str) -> list[Any]:
-    """The entries of a sequence, array or tensor with one axis; ``what`` they should be is for the message."""
+    """List the entries of a sequence, or an array or tensor with one axis; ``what`` describes them in the message."""
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         try:
             found: Any = value.tolist() if hasattr(value, "tolist") else list(value)
@@ -55,7 +55,7 @@ def entries(name: str, value: object, what: str) -> list[Any]:
 
 
 def as_number(name: str, value: object) -> float:
-    """A finite number, integers among them."""
+    """Convert a finite number."""
     if not isinstance(value, (bool, str, bytes)) and not getattr(value, "ndim", 0):
         try:
             number = float(value)  # type: ignore[arg-type]
@@ -67,14 +67,14 @@ def as_number(name: str, value: object) -> float:
 
 
 def as_truth(name: str, value: object) -> bool:
-    """True or False, also numpy's."""
+    """Convert a boolean, also of numpy."""
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
     raise InvalidInputError(f"got {name}={shown(value)}; expected True or False")
 
 
 def one_of(name: str, value: object, choices: Collection[T]) -> T:
-    """The one of the choices that a value is."""
+    """Return the choice that equals a value."""
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice

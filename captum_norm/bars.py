@@ -1,4 +1,4 @@
-"""Shows progress bars of long computations, if asked to."""
+"""Shows progress bars of long computations, on request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,59 +11,59 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     delay: float
     terminal_only: bool
 
 
-_asked: ContextVar[_Asked | None] = ContextVar("captum_norm_progress", default=None)
+_options: ContextVar[_Options | None] = ContextVar("captum_norm_progress", default=None)
 
 
 @contextmanager
 def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[None]:
-    """Show a bar on standard error for every computation inside that takes long; without this there is none.
+    """Show a bar on standard error for every long computation in the context; there are none by default.
 
     Args:
-        delay: a computation that is over by then, in seconds, shows no bar.
-        terminal_only: show none where standard error is no terminal.
+        delay: computations shorter than this, in seconds, show no bar.
+        terminal_only: show bars only if standard error is a terminal.
 
     Example:
         >>> with progress():
         ...     pass  # NormAttribution(model).maps(long_inputs)
     """
-    token = _asked.set(_Asked(delay, terminal_only))
+    token = _options.set(_Options(delay, terminal_only))
     try:
         yield
     finally:
-        _asked.reset(token)
+        _options.reset(token)
 
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """Show no bar inside: for the parts of a computation that shows one of its own."""
-    token = _asked.set(None)
+    """Show no bars in the context, for the parts of a computation that has its own bar."""
+    token = _options.set(None)
     try:
         yield
     finally:
-        _asked.reset(token)
+        _options.reset(token)
 
 
-def is_asked() -> bool:
-    """Whether a bar may be shown here."""
-    return _asked.get() is not None
+def is_options() -> bool:
+    """Whether bars are shown here."""
+    return _options.get() is not None
 
 
 def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
-    """A bar, to be updated and closed; silent outside of :func:`captum_norm.progress`.
+    """Create a bar, to be updated and closed; invisible outside :func:`captum_norm.progress`.
 
     Args:
-        description: what is going on.
-        total: how many units there are, if that is known.
-        unit: what is counted.
+        description: the text before the bar.
+        total: the number of units, if known.
+        unit: the name of the unit.
     """
     from tqdm import tqdm
 
-    asked = _asked.get()
+    asked = _options.get()
     silent = True if asked is None else None if asked.terminal_only else False
     return tqdm(
         desc=description,
@@ -78,8 +78,8 @@ def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
     )
 
 
-def advance(moved: "tqdm[Never]", number: int, *, fresh: bool) -> None:
-    """Move a bar; units that are not ``fresh`` were finished before and do not count towards its speed."""
-    if not (fresh or moved.disable):
-        moved.initial += number
-    moved.update(number)
+def advance(shown: "tqdm[Never]", number: int, *, fresh: bool) -> None:
+    """Advance a bar; units that are not ``fresh`` were finished earlier and do not count for the speed."""
+    if not (fresh or shown.disable):
+        shown.initial += number
+    shown.update(number)

@@ -13,7 +13,7 @@ main = Program(
     "Explain Transformers by the norms of the vectors they add up.",
     (explain.COMMAND, compare.COMMAND, analyze.COMMAND, models.COMMAND, demo.COMMAND),
 ).main
-"""Run ``captum-norm``, as :meth:`captum_norm.commands.program.Program.main` says."""
+"""Run ``captum-norm``, see :meth:`captum_norm.commands.program.Program.main`."""
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,15 +1,16 @@
-"""Shows on a real model that little may come from where the attention weight goes.
+"""Shows on a real model that tokens with most attention weight may contribute little.
 
 The model is the pretrained all-MiniLM-L6 sentence encoder, the texts are eight captions. In the middle layers its
-[CLS] receives most of the attention weight, and its transformed vector f(x) is so short that almost nothing arrives.
+[CLS] receives most of the attention weight, but its transformed vector f(x) is so short that it contributes almost
+nothing.
 
 For a group of keys G (here: [CLS], or the ordinary tokens, which are all but [CLS] and [SEP]) and one layer,
 
     weight(G) = mean over queries i and heads h of  Σ_{j∈G} α_hij
     norm(G)   = mean over queries i and heads h of  Σ_{j∈G} ‖α_hij f_h(x_j)‖
 
-with all tokens as queries, then the mean over sentences. Both are per head: ‖α f‖ is measured before the heads are
-summed [Kobayashi et al. 2020, section 3]. [SEP] has the rest of the weight.
+with all tokens as queries, averaged over sentences. Both are per head: ‖α f‖ is measured before summing the heads
+[Kobayashi et al. 2020, section 3]. [SEP] has the rest of the weight.
 """
 
 from collections.abc import Sequence
@@ -45,13 +46,13 @@ _NORM = "norm ‖αf(x)‖"
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """One layer's weights and norms by what the keys are; see the module's docstring for the definition.
+    """Weights and norms of one layer by group of keys, as defined in the docstring of the module.
 
     Attributes:
-        cls_weight: what [CLS] gets of each query's weight, between 0 and 1.
-        cls_norm: the length of what comes from [CLS], in the units of the model's hidden states.
-        ordinary_weight: what all ordinary tokens get together.
-        ordinary_norm: the length of what comes from them, summed.
+        cls_weight: the weight of [CLS], between 0 and 1.
+        cls_norm: the norm of [CLS], in the unit of the model's hidden states.
+        ordinary_weight: the weight of all ordinary tokens.
+        ordinary_norm: the norm of all ordinary tokens.
     """
 
     cls_weight: float
@@ -66,11 +67,11 @@ class Findings:
 
     Attributes:
         layers: a comparison for each layer.
-        layer: 0-based index of the layer whose [CLS] gets the most weight.
+        layer: index of the layer in which [CLS] has the most weight.
         tokens: the S tokens of the first sentence.
-        weights: that layer's weights in the first sentence, mean over heads, (S, S).
-        norms: the same of ‖αf(x)‖.
-        sentences: how many sentences the comparison is over.
+        weights: the weights of that layer in the first sentence, mean over heads, (S, S).
+        norms: ‖αf(x)‖ of that layer in the first sentence, mean over heads, (S, S).
+        sentences: the number of sentences.
     """
 
     layers: Sequence[LayerComparison]
@@ -85,7 +86,7 @@ def compare_layers(sentences: Sequence[str] = CAPTIONS, model_name: str = DEFAUL
     """Compare weights and norms of [CLS] and of ordinary tokens, layer by layer.
 
     Args:
-        sentences: the texts; the first one is also kept for the pictures.
+        sentences: the texts; the maps are those of the first one.
         model_name: an encoder whose tokenizer puts one special token first and one last, as BERT's does.
 
     Returns:
@@ -117,7 +118,7 @@ def compare_layers(sentences: Sequence[str] = CAPTIONS, model_name: str = DEFAUL
 
 
 def show(findings: Findings, console: Console) -> None:
-    """Print the comparison, and the first sentence coloured by weight and by norm."""
+    """Print the comparison, and the first sentence shaded by weight and by norm."""
     console.print(
         f"{DEFAULT_MODEL}, {findings.sentences} captions. For each layer: how much attention weight a query gives to "
         "[CLS] and to all ordinary tokens together, and how long the vectors are that it receives from them.\n",
@@ -149,7 +150,7 @@ def show(findings: Findings, console: Console) -> None:
 
 
 def draw(findings: Findings) -> "Figure":
-    """Both maps of the first sentence side by side."""
+    """Draw both maps of the first sentence side by side."""
     panels = [
         Panel("attention weights, mean over heads", findings.weights, _WEIGHT),
         Panel("norms of the weighted vectors, mean over heads", findings.norms, _NORM),
@@ -158,7 +159,7 @@ def draw(findings: Findings) -> "Figure":
 
 
 def _received(maps: Tensor, keys: slice) -> Tensor:
-    """What a query gets from a group of keys, mean over queries: (L, S, S) -> (L,)."""
+    """The total over a group of keys, mean over queries: (L, S, S) -> (L,)."""
     return maps[:, :, keys].sum(-1).mean(-1)
 
 

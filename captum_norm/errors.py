@@ -1,8 +1,8 @@
-"""Defines the exceptions; every message says what was got, what was expected and what to do."""
+"""The exceptions; every message says what was got, what was expected and what to do."""
 
 
 class CaptumNormError(Exception):
-    """Base class of every error that captum-norm raises on purpose."""
+    """Base class of all errors that captum-norm raises deliberately."""
 
 
 class InvalidInputError(CaptumNormError, ValueError):
@@ -10,15 +10,15 @@ class InvalidInputError(CaptumNormError, ValueError):
 
 
 class UnsupportedModelError(CaptumNormError):
-    """The parts of the model's attention blocks could not be found, or do not reproduce its output."""
+    """The parts of the model's attention blocks were not found, or do not reproduce its output."""
 
 
 class UnsupportedScopeError(CaptumNormError, ValueError):
-    """The scope asked for does not exist in this model's layers."""
+    """The model's layers do not have the requested scope."""
 
 
 class IncompleteDecompositionError(CaptumNormError, ArithmeticError):
-    """The vectors of a layer do not add up to what the model computed."""
+    """The vectors of a layer do not sum to the output that the model computed."""
 
 
 class NonFiniteError(CaptumNormError, ArithmeticError):
@@ -26,8 +26,8 @@ class NonFiniteError(CaptumNormError, ArithmeticError):
 
 
 class NotEnoughMemoryError(CaptumNormError, MemoryError):
-    """What was asked for does not fit the memory that is free."""
+    """The request does not fit into the free memory."""
 
 
 class MissingGlyphsWarning(UserWarning):
-    """A picture has boxes for characters that no font at hand has."""
+    """A picture shows boxes for characters that no installed font has."""

@@ -1,4 +1,4 @@
-"""Writes files that are whole or not there, and says beforehand why a file or folder cannot be written."""
+"""Writes files atomically, and checks beforehand whether files and folders can be written."""
 
 import os
 import secrets
@@ -13,16 +13,16 @@ from captum_norm.errors import InvalidInputError
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BufferedWriter]:
-    """Open a file for writing so that no reader ever meets half of it.
+    """Open a file for writing; readers never see an incomplete file.
 
-    What is written goes to a temporary file in the same folder. At the end of the block it is on the disk and takes the
-    file's name in one step; where the block raises, it is removed.
+    The content goes to a temporary file in the same folder, which replaces the file at the end of the context, or is
+    removed if the context raises.
 
     Args:
-        path: the file; its folder must exist. A symbolic link stays a link: what it points to is replaced.
+        path: the file; its folder must exist. The target of a symbolic link is replaced, not the link.
 
     Raises:
-        OSError: the folder does not exist or cannot be written to; an older file stays as it was.
+        OSError: the folder does not exist or cannot be written to; an older file is unchanged.
 
     Example:
         >>> import tempfile
@@ -33,7 +33,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BufferedWriter]:
         b'hello'
     """
     target = Path(os.path.realpath(path))
-    # Not the number of the process, which may be that of one that was killed in another container.
+    # Random, since a process in another container may have the same number.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -47,15 +47,15 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BufferedWriter]:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file at once or not at all, see :func:`whole_file`; its path comes back."""
+    """Write a file atomically, see :func:`whole_file`; returns its path."""
     with whole_file(path) as file:
         file.write(content)
     return Path(path)
 
 
 def sync(folder: Path) -> None:
-    """Make new names in a folder outlast a power failure, where the system can."""
-    with suppress(OSError):  # some systems open no folders, or do not write them on demand
+    """Flush the names in a folder to disk, if the system supports it."""
+    with suppress(OSError):  # some systems cannot open or flush folders
         opened = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(opened)
@@ -64,11 +64,11 @@ def sync(folder: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is no file, and cannot become one.
+    """Check that a path is a file or can become one.
 
     Raises:
-        InvalidInputError: it is a folder, or there is no folder to make it in.
-        OSError: the system does not say.
+        InvalidInputError: it is a folder, or its folder does not exist.
+        OSError: the path cannot be examined.
     """
     if path.is_dir():
         raise InvalidInputError(f"cannot write {path}: it is a folder")
@@ -77,11 +77,11 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse what is no folder, and cannot become one.
+    """Check that a path is a folder or can become one.
 
     Raises:
-        InvalidInputError: it is a file, or there is no folder to make it in.
-        OSError: the system does not say.
+        InvalidInputError: it is a file, or its parent does not exist.
+        OSError: the path cannot be examined.
     """
     if path.exists():
         if not path.is_dir():
@@ -91,7 +91,7 @@ def check_folder(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Find out whether files can be made in a folder; nothing stays there.
+    """Check that files can be created in a folder, without leaving any.
 
     Raises:
         InvalidInputError: they cannot.

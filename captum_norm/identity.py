@@ -1,4 +1,4 @@
-"""Hashes what numbers depend on besides the text, so that a run goes on only with what it was begun with."""
+"""Hashes models and tokenizers, so that a run is resumed only with the same ones."""
 
 import hashlib
 import json
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PLACES = ("_name_or_path", "name_or_path", "is_local", "local_files_only", "tokenizer_file", "vocab_file", "cache_dir")
-"""Settings that say where something was read from."""
+"""Settings with the origin of a file."""
 
 _CALL_STATE = ("truncation", "padding")
-"""What a fast tokenizer keeps of its latest call."""
+"""Settings in which a fast tokenizer stores its latest call."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def weights_digest(model: "nn.Module") -> str:
-    """A hash of the names, types, shapes and values of a model's parameters and persistent buffers, adapters included.
+    """Hash the names, types, shapes and values of a model's parameters and persistent buffers, adapters included.
 
-    All values are read: it takes about a second for each gigabyte.
+    This takes about a second per gigabyte.
     """
     import torch
 
@@ -37,10 +37,10 @@ def weights_digest(model: "nn.Module") -> str:
 
 
 def configuration_digest(model: "nn.Module") -> str:
-    """A hash of what decides how a model computes with its weights.
+    """Hash what determines how a model computes with its weights.
 
-    That is the structure that it prints, its configuration and those of its adapters if it has them, and the layouts
-    that are declared for its layers; not how it generates, nor where it was loaded from.
+    This includes its printed structure, its configuration and those of its adapters, and the layouts declared for its
+    layers, but not its generation settings, nor where it was loaded from.
     """
     from captum_norm.models import registered_feed_forwards, registered_layouts
 
@@ -56,7 +56,7 @@ def configuration_digest(model: "nn.Module") -> str:
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """A hash of what a tokenizer saves of itself: vocabulary, rules and settings, but no template of a chat.
+    """Hash the files that a tokenizer saves: vocabulary, rules and settings, but no chat template.
 
     Raises:
         InvalidInputError: it cannot be saved.
@@ -66,7 +66,9 @@ def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
         try:
             tokenizer.save_pretrained(folder)
         except (OSError, ValueError) as error:
-            raise InvalidInputError(f"cannot tell this {type(tokenizer).__name__} by its files: {error}") from error
+            raise InvalidInputError(
+                f"cannot hash this {type(tokenizer).__name__}, which cannot be saved: {error}"
+            ) from error
         for path in Path(folder).rglob("*"):
             if path.is_file() and "chat_template" not in str(path.relative_to(folder)):
                 content = path.read_bytes()
@@ -85,13 +87,13 @@ def _tokenizer_settings(content: bytes) -> Any:
 
 
 def _settings(config: Any) -> Any:
-    """A configuration of transformers or peft as plain values, without what does not change numbers."""
+    """A configuration of transformers or peft as plain values, without settings that do not change results."""
     told = config.to_dict() if hasattr(config, "to_dict") else None
     return None if told is None else {name: value for name, value in told.items() if name not in _PLACES}
 
 
 def _digest(told: Any) -> str:
-    # Keys may be numbers, and values sets or types of torch.
+    # Keys may be numbers, values may be sets or torch types.
     text = json.dumps(_plain(told), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

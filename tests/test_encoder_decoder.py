@@ -173,7 +173,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
 def test_one_row_over_all_layers_is_refused_where_there_is_not_one_stack() -> None:
     model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
     for method in (NormAttribution(model), AttentionRollout(model)):
-        with pytest.raises(InvalidInputError, match=r"not one stack of layers to aggregate; read \.encoder"):
+        with pytest.raises(InvalidInputError, match=r"stacks cannot be aggregated; read \.encoder"):
             method.attribute(inputs)
     encoder = NormAttribution(model.get_encoder()).attribute(inputs["input_ids"])
     torch.testing.assert_close(encoder.sum(-1), torch.ones(2))

@@ -56,7 +56,7 @@ def test_stream_of_text_that_is_not_utf8_is_refused() -> None:
 def test_compressed_file_that_is_cut_short_is_named(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"text{suffix}"
     path.write_bytes(COMPRESS[suffix](b"some words\n" * 100)[:-12])
-    with pytest.raises(InvalidInputError, match=f"text{suffix}, line .* damaged or cut short"):
+    with pytest.raises(InvalidInputError, match=f"text{suffix}, line .* damaged or truncated"):
         list(read_lines(path))
     path.write_bytes(b"not compressed")
     with pytest.raises(InvalidInputError, match="damaged"):

@@ -1,8 +1,7 @@
-"""Holds the subcommands of ``captum-norm``, one file each, and what every command line is made of.
+"""The subcommands of ``captum-norm``, a file for each, and the parts of a command line.
 
-The latter is public, ``norm-align`` is made of it too: :class:`~captum_norm.commands.program.Program`,
-:class:`~captum_norm.commands.command.Command`, and the files that a command writes,
-:mod:`captum_norm.commands.outputs`.
+The parts are public, since ``norm-align`` uses them, too: :class:`~captum_norm.commands.program.Program`,
+:class:`~captum_norm.commands.command.Command`, and the output files of a command, :mod:`captum_norm.commands.outputs`.
 
-These files import nothing slow at the top, so that ``--help`` answers at once.
+These files import slow packages inside functions, so ``--help`` is fast.
 """

@@ -1,4 +1,4 @@
-"""Runs ``captum-norm analyze``: the papers' experiments on a model and a corpus."""
+"""Runs ``captum-norm analyze``, which repeats the papers' experiments on a model and a corpus."""
 
 import argparse
 import shutil
@@ -30,7 +30,7 @@ NAMES = (
     "expansion-rate",
     "contextualization-change",
 )
-"""The names of :data:`captum_norm.analysis.registry.ANALYSES`, known without loading torch."""
+"""The names of :data:`captum_norm.analysis.registry.ANALYSES`, without importing torch."""
 
 _SHOWN_ROWS = 40
 
@@ -41,17 +41,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         default=DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
-        help="a model folder or a name on the Hugging Face hub; of an encoder–decoder model the encoder is measured "
+        help="a model folder or a name on the Hugging Face hub; for an encoder–decoder model, its encoder is measured "
         "(default: %(default)s)",
     )
     parser.add_argument(
         "--corpus",
         metavar="FILE",
         help="the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input (default: 200 sentences of "
-        "Europarl that come with this package)",
+        "Europarl in this package)",
     )
     unit = parser.add_mutually_exclusive_group()
-    unit.add_argument("--lines", action="store_true", help="a text is a line, cut off where the model ends (default)")
+    unit.add_argument(
+        "--lines", action="store_true", help="a text is a line, truncated to the model's length (default)"
+    )
     unit.add_argument(
         "--documents",
         action="store_true",
@@ -62,40 +64,40 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=output_folder,
         metavar="FOLDER",
-        help="write the results there: numbers, tables, figures and a page. A run that was killed goes on where it "
-        "stopped, and several processes share the work: torchrun --nproc-per-node 4 --no-python captum-norm analyze",
+        help="write the results there: numbers, tables, figures and a page. A killed run is resumed, and several "
+        "processes can share the work: torchrun --nproc-per-node 4 --no-python captum-norm analyze",
     )
-    parser.add_argument("--restart", action="store_true", help="discard what an unfinished run left")
+    parser.add_argument("--restart", action="store_true", help="discard an unfinished run")
     parser.add_argument(
-        "--seed", type=natural, default=0, metavar="N", help="which tokens are masked (default: %(default)s)"
+        "--seed", type=natural, default=0, metavar="N", help="the seed for masking tokens (default: %(default)s)"
     )
     parser.add_argument(
         "--mask-rate",
         type=float,
         metavar="SHARE",
-        help="the share of ordinary tokens that the mask token replaces (default: 0.12 for mixing-ratio, else 0)",
+        help="the share of ordinary tokens to mask (default: 0.12 for mixing-ratio, else 0)",
     )
     parser.add_argument(
         "--frequencies",
         metavar="FILE",
-        help="a list of tokens, one a line, the most frequent first, where frequency ranks are not those of the corpus",
+        help="a list of tokens, one in each line, the most frequent first, to rank tokens by instead of the corpus",
     )
-    parser.add_argument("--max-length", type=positive, metavar="N", help="the most tokens of an input")
+    parser.add_argument("--max-length", type=positive, metavar="N", help="the largest number of tokens in an input")
     parser.add_argument(
         "--batch-tokens",
         type=positive,
         default=4096,
         metavar="N",
-        help="how large a batch may be, padding included (default: %(default)s)",
+        help="the largest number of tokens in a batch, padding included (default: %(default)s)",
     )
     parser.add_argument(
         "--tokens",
         type=output_path([".parquet"]),
         metavar="FILE.parquet",
-        help="also store what is measured of each token",
+        help="also store the values of each token",
     )
     parser.add_argument(
-        "--device", default="cpu", help="where the model runs: cpu, cuda, cuda:1 (default: %(default)s)"
+        "--device", default="cpu", help="the device of the model: cpu, cuda, cuda:1 (default: %(default)s)"
     )
     add_layouts(parser)
 
@@ -151,7 +153,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def show(result: "AnalysisResult", console: "Terminal") -> None:
-    """Print a result: what it is, its headline numbers, and the tables that are short enough to read."""
+    """Print the description of a result and its tables, except long ones."""
     about, corpus = result.metadata, result.metadata["corpus"]
     read = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
     console.say(f"{result.analysis}: {about['model']}, {read}")
@@ -181,7 +183,7 @@ def _cell(cell: object) -> str:
 
 @contextmanager
 def _corpus(options: argparse.Namespace, world_size: int) -> Iterator[Any]:
-    """The corpus; what comes from standard input is kept in a file for as long as it is read."""
+    """The corpus; standard input is copied to a temporary file."""
     from captum_norm.analysis.corpus import SAMPLE, Corpus
 
     unit: Any = "documents" if options.documents else "lines"
@@ -189,7 +191,7 @@ def _corpus(options: argparse.Namespace, world_size: int) -> Iterator[Any]:
         yield Corpus(SAMPLE if options.corpus is None else options.corpus, unit, options.limit)
         return
     if world_size > 1:
-        raise InvalidInputError("got standard input and several processes; give them a file")
+        raise InvalidInputError("got standard input and several processes; give a file")
     with TemporaryDirectory(prefix="captum-norm-") as folder:
         path = Path(folder) / "text"
         with path.open("wb") as file:

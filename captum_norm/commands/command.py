@@ -1,4 +1,4 @@
-"""Defines what a subcommand is."""
+"""A subcommand of a command line."""
 
 import argparse
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand.
+    """A subcommand.
 
     Attributes:
-        name: the word after the program's name.
-        help: one line for the list of commands.
+        name: its name on the command line.
+        help: a line for the list of commands.
         add_arguments: declares the command's arguments on its parser.
-        run: does the work; prints to standard output. What it raises of
-            :class:`captum_norm.errors.CaptumNormError` becomes one sentence and exit code 2.
+        run: runs the command, which prints to standard output. A :class:`captum_norm.errors.CaptumNormError` becomes
+            one sentence and exit code 2.
     """
 
     name: str

@@ -49,12 +49,12 @@ REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
         ".csv": lambda comparison: comparison.to_csv().encode(),
     }
 )
-"""How to write a comparison, by the file's suffix."""
+"""Formats a comparison, by the suffix of the file."""
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """The examples, and their labels, if there are any, by the line of the file."""
+    """The examples, and their labels by line number, if any."""
 
     texts: Sequence[str]
     labels: Mapping[int, str] | None
@@ -89,36 +89,36 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_position(
         parser,
         ("first", "last"),
-        "where to read outputs that there are for every position, as taggers and masked language models have: numbered "
-        "from 0, from -1 for the last one backwards, special tokens included (default: what the model's head reads)",
+        "where to read the output if every position has one, as in taggers and masked language models: counted from 0, "
+        "or from -1 backwards, special tokens included (default: the position that the model's head reads)",
     )
     parser.add_argument(
         "--removal",
         choices=_REMOVALS,
-        help="what replaces a removed token, and what Captum's methods compare with; delete takes it out of the text "
-        "(default: mask, or pad, or mean, the first that the model has)",
+        help="what replaces a removed token, also the baseline of Captum's methods; delete deletes it from the text "
+        "(default: the first of mask, pad and mean that the model has)",
     )
     parser.add_argument(
         "--special",
         choices=("keep", "remove"),
         default="keep",
-        help="whether special tokens such as [CLS] are never ranked nor removed (default: %(default)s)",
+        help="whether to rank and remove special tokens such as [CLS] (default: %(default)s)",
     )
     parser.add_argument(
         "--watch",
         choices=("probability", "logit"),
-        help="what to watch of the output (default: probability where classes exclude each other, else logit)",
+        help="the output to observe (default: probability for mutually exclusive classes, else logit)",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="take the first N lines")
     parser.add_argument(
-        "--seed", type=natural, default=0, help="of methods that draw random numbers (default: %(default)s)"
+        "--seed", type=natural, default=0, help="the seed of methods that draw random numbers (default: %(default)s)"
     )
     parser.add_argument(
         "--batch-size",
         type=positive,
         default=32,
         metavar="N",
-        help="how many inputs go through the model at a time (default: %(default)s)",
+        help="the number of inputs in one forward pass (default: %(default)s)",
     )
     add_reports(parser, REPORTS)
     parser.add_argument(
@@ -165,7 +165,7 @@ def _examples(options: argparse.Namespace) -> _Texts:
         from captum_norm.demo import CAPTIONS
 
         return _Texts(CAPTIONS[: options.limit], None)
-    # Not splitlines(): a text may hold other characters that end a line, such as U+2028.
+    # Not splitlines(), which also splits at characters such as U+2028.
     lines = given_text(options.text, is_text=options.is_text).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]
     if not numbered:
@@ -183,7 +183,7 @@ def _examples(options: argparse.Namespace) -> _Texts:
 
 
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
-    """The classes that labels name, by number or by name."""
+    """The indices of labels, which are numbers or names."""
     from captum_norm.models.heads import has_labels
 
     numbers, classes = [], model.config.num_labels
@@ -197,7 +197,7 @@ def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]
 
 
 def _encoded(texts: Sequence[str], tokenizer: Any) -> list[Mapping[str, list[int]]]:
-    # A text that is too long is refused by name; the tokenizer must neither cut it nor warn about it.
+    # The tokenizer must neither truncate a text that is too long nor warn about it: the methods refuse it.
     encoded = [tokenizer(text, truncation=False, padding=False, verbose=False) for text in texts]
     for line, one in enumerate(encoded, 1):
         if set(one["input_ids"]) <= set(tokenizer.all_special_ids):
@@ -206,7 +206,7 @@ def _encoded(texts: Sequence[str], tokenizer: Any) -> list[Mapping[str, list[int
 
 
 def _batch(encoded: Sequence[Mapping[str, list[int]]], model: Any) -> dict[str, Any]:
-    """One padded batch; many causal models' tokenizers have no padding token, so this is done here."""
+    """Pad to one batch, which the tokenizers of many causal models cannot do."""
     from torch import tensor
     from torch.nn.utils.rnn import pad_sequence
 
@@ -218,7 +218,7 @@ def _batch(encoded: Sequence[Mapping[str, list[int]]], model: Any) -> dict[str, 
 
 
 def _positions(position: int | str | None, encoded: Sequence[Mapping[str, list[int]]]) -> Any:
-    """The position of each example; they differ in length, so the last ones are not those of the batch."""
+    """The position in each example, which is not that in the batch if it counts from the end."""
     if not isinstance(position, int):
         return position
     lengths = [len(one["input_ids"]) for one in encoded]

@@ -1,4 +1,4 @@
-"""Runs ``captum-norm models``: lists what is supported, or checks the user's own model."""
+"""Runs ``captum-norm models``, which lists the supported models or checks a model."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from captum_norm.models.support import SupportedModel
 
 SENTENCE = "The keys to the cabinet are on the table."
-"""What a model is checked with, if a tokenizer comes with it."""
+"""The input for a model with a tokenizer."""
 
 POSITIONS = 12
-"""How many tokens it is checked with otherwise."""
+"""The number of random tokens for a model without one."""
 
 
 @dataclass(frozen=True)
 class CheckedLayer:
-    """What was found of one attention layer.
+    """The check of one attention layer.
 
     Attributes:
         stack: encoder, decoder or cross.
         layer: its index in the stack.
-        module: the name in the model of the module in which the block was found.
-        layout: how the layer is arranged.
-        scopes: how far vectors can be carried in it.
-        error: the relative completeness error, the largest of its scopes.
+        module: the name of the module in which the block was found.
+        layout: the arrangement of the layer.
+        scopes: its scopes.
+        error: the largest relative completeness error of its scopes.
     """
 
     stack: str
@@ -49,17 +49,17 @@ class CheckedLayer:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found of a model.
+    """The check of a model.
 
     Attributes:
         model: its name or folder, as given.
-        model_type: what transformers calls it.
+        model_type: its type in transformers.
         model_class: its class.
-        dtype: of its weights.
-        inputs: what it was checked with.
-        tolerance: the largest completeness error accepted.
+        dtype: the dtype of its weights.
+        inputs: a description of the inputs.
+        tolerance: the largest accepted completeness error.
         layers: its attention layers.
-        without_feed_forward: why a stack has no scopes through its feed-forward networks.
+        without_feed_forward: for stacks without scopes through the feed-forward networks, the reason.
     """
 
     model: str
@@ -76,8 +76,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         metavar="NAME_OR_PATH",
-        help="run a model (a folder or a name on the Hugging Face hub) once and say how each of its layers was "
-        "understood and how exact the vectors add up (default: list the models in the tests)",
+        help="run a model (a folder or a name on the Hugging Face hub) once and show the structure of each layer and "
+        "how exactly its vectors sum to the output (default: list the models in the tests)",
     )
     add_layouts(parser)
     add_reports(parser, _REPORTS)
@@ -109,8 +109,8 @@ def _show_models(models: "Sequence[SupportedModel]", console: "Terminal") -> Non
         rows = [(m.model_type, m.model_class, m.layout, m.positions, ", ".join(m.special)) for m in group]
         _table(console, ("model type", "tested class", "layout", "positions", "special"), rows)
         console.say("")
-    console.say("Others are found by their structure, or refused: captum-norm models --check NAME_OR_PATH")
-    console.say("The scopes of each are in the file that --out writes")
+    console.say("Other models are recognised by their structure, or refused: captum-norm models --check NAME_OR_PATH")
+    console.say("Files written with --out include the scopes")
 
 
 def _show_check(check: Check, console: "Terminal") -> None:
@@ -166,7 +166,7 @@ def _check(name: str) -> Check:
 
 
 def _inputs(name: str, model: Any) -> tuple[dict[str, Any], str]:
-    """The sentence, if a tokenizer comes with the model; else ids, pixels or features of the model's size."""
+    """The sentence for a model with a tokenizer, else random ids, pixels or features; and a description."""
     import torch
 
     from captum_norm.loading import load_tokenizer
@@ -199,7 +199,7 @@ def _inputs(name: str, model: Any) -> tuple[dict[str, Any], str]:
                 inputs, description = dict(tokens), f'"{SENTENCE}"'
     else:
         raise InvalidInputError(
-            f"no example of {model.main_input_name} can be made up for {type(model).__name__}; check it in Python: "
+            f"cannot create an example of {model.main_input_name} for {type(model).__name__}; check it in Python: "
             'NormMeter(model).measure(inputs, scopes=["attn", "atb"])'
         )
     if config.is_encoder_decoder and ids is not None:
@@ -226,7 +226,7 @@ _REPORTS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 
 
 def _table(console: "Terminal", names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Rows of one line each, as wide as they must be."""
+    """Print rows of one line each."""
     lines = [list(map(spelled_out, cells)) for cells in (names, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -9,11 +9,11 @@ _MOST_DIGITS = 9
 
 
 def whole_number(expected: str, *, accepts: Callable[[int], bool]) -> Callable[[str], int]:
-    """An ``argparse`` type: a whole number in digits, not more than nine.
+    """Return an ``argparse`` type for an integer of at most nine digits.
 
     Args:
-        expected: what is expected, for the complaint.
-        accepts: whether a number from 0 is such.
+        expected: the expected number, for the error message.
+        accepts: whether a number from 0 is accepted.
 
     Example:
         >>> whole_number("a number from 1", accepts=bool)("12")

@@ -1,4 +1,4 @@
-"""Declares and reads the options that name what to explain: a model, and an output of it."""
+"""Options for the model, the method and the output to explain."""
 
 import argparse
 import sys
@@ -28,12 +28,12 @@ def add_layouts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layouts",
         metavar="FILE.toml",
-        help="declare parts of layers that are not found; see “Describe a new model” in the documentation",
+        help="declare the parts of layers that are not found; see “Describe a new model” in the documentation",
     )
 
 
 def declare_layouts(options: argparse.Namespace) -> None:
-    """Make known what ``--layouts`` declares."""
+    """Register the layouts in the file of ``--layouts``."""
     from captum_norm.models import register_layouts
 
     if options.layouts is not None:
@@ -41,10 +41,10 @@ def declare_layouts(options: argparse.Namespace) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
-    """Declare ``--target``, which is explained, and ``--against``."""
+    """Declare ``--target`` and ``--against``."""
     parser.add_argument("--target", metavar="N|LABEL|TOKEN", help=explanation)
     parser.add_argument(
-        "--against", metavar="N|LABEL|TOKEN", help="explain the target less this output, such as a rival word"
+        "--against", metavar="N|LABEL|TOKEN", help="explain the target minus this output, such as a rival word"
     )
 
 
@@ -88,7 +88,7 @@ def method_name(names: Collection[str]) -> Callable[[str], str]:
 
 
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The model, of one stack of layers, and its tokenizer; what ``--layouts`` declares is known from here on."""
+    """Register ``--layouts``, and load the model, which must not be an encoder–decoder, and its tokenizer."""
     from captum_norm.loading import load
 
     declare_layouts(options)
@@ -103,12 +103,12 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
-    """What ``target`` means to :mod:`captum_norm`; None if none was named."""
+    """Return the target for :mod:`captum_norm`; None if none is given."""
     from captum_norm.models import Difference
 
     if options.target is None:
         if options.against is not None:
-            raise InvalidInputError("got --against without --target; name the output that it is subtracted from")
+            raise InvalidInputError("got --against without --target; name the output to subtract it from")
         return None
     target, *others = [
         output_number(model, tokenizer, name, f"the target {name}")
@@ -119,22 +119,22 @@ def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
 
 
 def target_name(options: argparse.Namespace) -> str | None:
-    """The target as it was named."""
+    """Return the target as given."""
     against = "" if options.against is None else f" − {options.against}"
     return None if options.target is None else f"{options.target}{against}"
 
 
 def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
-    """The number of an output from what a user calls it.
+    """Return the index of an output.
 
-    Outputs of classifiers and taggers have labels, those of language models are tokens. Neither is looked up where it
-    is not meant: a misspelt label may be a token, and language models' configurations list labels, too.
+    Outputs of classifiers and taggers have labels, those of language models are tokens. Only the right kind is looked
+    up, since a misspelt label may be a token, and the configurations of language models have labels, too.
 
     Args:
         model: the model.
-        tokenizer: knows its tokens.
+        tokenizer: the tokenizer of a language model.
         name: a number, label or token.
-        named: what messages call it.
+        named: its name in messages.
 
     Raises:
         InvalidInputError: there is no such output.

@@ -1,4 +1,4 @@
-"""Checks the files that a command is asked to write before the work, and writes them after it."""
+"""Checks the output files of a command before the work, and writes them afterwards."""
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ from captum_norm.texts import named
 
 
 def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> None:
-    """Declare ``--out``, for files with these suffixes."""
+    """Declare ``--out`` for files with these suffixes."""
     *others, last = suffixes
     parser.add_argument(
         "--out",
@@ -23,7 +23,7 @@ def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> Non
 
 
 def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
-    """An ``argparse`` type: a file with one of the suffixes in a folder that exists."""
+    """Return an ``argparse`` type for a writable file with one of the suffixes."""
     known = tuple(suffixes)
 
     def parse(name: str) -> Path:
@@ -43,10 +43,10 @@ def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
 
 
 def output_folder(name: str) -> Path:
-    """An ``argparse`` type: a folder to write into, there already or to be made in one that is.
+    """Parse a folder to write into, for ``argparse``; it exists, or its parent does.
 
     Raises:
-        argparse.ArgumentTypeError: it is a file, there is no folder to make it in, or nothing can be written there.
+        argparse.ArgumentTypeError: it is a file, its parent does not exist, or it is not writable.
     """
     if not name:
         raise argparse.ArgumentTypeError("cannot write into a folder without a name")
@@ -60,7 +60,7 @@ def output_folder(name: str) -> Path:
 
 
 def write_outputs(contents: Mapping[Path, bytes]) -> None:
-    """Write files, each whole or not at all.
+    """Write files, each atomically.
 
     Raises:
         InvalidInputError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""Runs a command line made of subcommands, as ``captum-norm`` and ``norm-align`` are."""
+"""Runs a command line with subcommands, such as ``captum-norm`` and ``norm-align``."""
 
 import argparse
 import errno
@@ -16,7 +16,7 @@ from captum_norm.commands.command import Command
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 from captum_norm.versions import __version__
 
-_LONGEST_COMPLAINT = 1000
+_LONGEST_MESSAGE = 1000
 _READER_GONE = 1
 _BAD_INPUT = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -24,19 +24,19 @@ _INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is that of every other bad input."""
+    """A parser that raises InvalidInputError."""
 
     def error(self, message: str) -> Never:
-        raise InvalidInputError(message if len(message) <= _LONGEST_COMPLAINT else f"{message[:_LONGEST_COMPLAINT]} …")
+        raise InvalidInputError(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]} …")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A command line made of subcommands.
+    """A command line with subcommands.
 
     Attributes:
-        name: what the shell calls it.
-        description: one sentence for ``--help``.
+        name: its name in the shell.
+        description: a sentence for ``--help``.
         commands: the subcommands, in the order of ``--help``.
     """
 
@@ -51,9 +51,8 @@ class Program:
             argv: the arguments, without the program's name; those of the process if None.
 
         Returns:
-            The exit code: 0; 2 for bad input and for what the system refuses, such as a write to a full disk, which has
-            then been named in one sentence on standard error; 1 if who reads standard output left before the end, as
-            ``head`` does; 130 after Ctrl-C.
+            The exit code: 0; 2 for bad input and system errors, such as a full disk, after one sentence on standard
+            error; 1 if the reader of standard output stops early, as ``head`` does; 130 after Ctrl-C.
 
         Raises:
             SystemExit: after ``--help`` and ``--version`` (0).
@@ -63,11 +62,11 @@ class Program:
             2
         """
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal may not know every token's characters
+            sys.stdout.reconfigure(errors="replace")  # a terminal may not support all characters
         try:
             try:
                 options = self._parser().parse_args(argv)
-                with self._warnings_told():
+                with self._warnings_printed():
                     options.run(options)
             finally:
                 sys.stdout.flush()
@@ -79,7 +78,7 @@ class Program:
             return _READER_GONE
         except OSError as error:
             if error.errno is None:
-                raise  # what the system refuses is the user's to mend, all else is ours
+                raise  # not an error of the system, but a bug
             if error.filename is None:
                 _drop_output()
             done = "write" if error.errno in _FULL else "read or write"
@@ -91,23 +90,23 @@ class Program:
         return 0
 
     @contextmanager
-    def _warnings_told(self) -> Iterator[None]:
-        """Tell of missing glyphs in a sentence, not with the line of code that Python's own way adds."""
+    def _warnings_printed(self) -> Iterator[None]:
+        """Print warnings of missing glyphs as a sentence, without the line of code that Python adds."""
         with warnings.catch_warnings():
             show = warnings.showwarning
 
-            def tell(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
+            def print_warning(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
                 if issubclass(category, MissingGlyphsWarning):
                     self._complain("warning", str(message))
                 else:
                     show(spelled_lines(str(message)), category, *where, **further)
 
             warnings.simplefilter("always", MissingGlyphsWarning)
-            warnings.showwarning = tell
+            warnings.showwarning = print_warning
             yield
 
     def _complain(self, kind: str, message: str) -> None:
-        """One line on standard error."""
+        """Print one line to standard error."""
         sys.stderr.write(f"{self.name}: {kind}: {spelled_out(' '.join(message.split()))}\n")
 
     def _parser(self) -> argparse.ArgumentParser:
@@ -123,7 +122,7 @@ class Program:
 
 
 def _drop_output() -> None:
-    """Forget what standard output still holds: it would fail once more when Python flushes it at exit."""
+    """Discard buffered output, which Python would fail to flush again at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Prints what commands say: text as it is, nothing that the terminal would obey."""
+"""Prints the output of commands literally, without anything that controls the terminal."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from captum_norm.characters import spelled_lines
 
 
 def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
-    """A table without lines: columns of words, to the left, then columns of numbers, to the right."""
+    """Create a table without lines: left-aligned columns of words, then right-aligned columns of numbers."""
     table = Table(title=title, title_justify="left", box=None)
     for name in words:
         table.add_column(name)
@@ -22,10 +22,11 @@ def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Tab
 
 
 class Terminal(Console):
-    r"""A console that shows text as it is: markup and emoji codes stay what they are, control characters are spelled.
+    r"""A console that prints text literally, markup and emoji codes included, with control characters spelled out.
 
     Args:
-        stderr: whether it is standard error rather than standard output.
+        stderr: print to standard error instead of standard output.
+        width: the width in characters; that of the terminal if None.
 
     Example:
         >>> Terminal(width=80).print("[red] :smile: \x1b[31m")
@@ -36,14 +37,14 @@ class Terminal(Console):
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
     def say(self, text: str) -> None:
-        """Print lines as they are, however long; the terminal may break them."""
+        """Print lines without wrapping them."""
         self.print(text, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """What every string becomes, in tables, too, whatever printed it asks for."""
+        """Render a string literally, also in tables."""
         return super().render_str(spelled_lines(text), **options | {"markup": False, "emoji": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is printed; text in other forms than strings passes here for the first time."""
+        """Render anything printed; text that is not a string is spelled out here."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(spelled_lines(segment.text), segment.style)

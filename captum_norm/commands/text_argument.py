@@ -1,4 +1,4 @@
-"""Reads the text that a command is given: the argument itself, a file, or standard input."""
+"""Reads the text argument of a command: the text itself, a file, or standard input."""
 
 import argparse
 import re
@@ -21,15 +21,14 @@ def add_text_option(parser: argparse.ArgumentParser) -> None:
 
 
 def given_text(argument: str, *, is_text: bool) -> str:
-    """The text that an argument stands for.
+    """Read the text of an argument.
 
     Args:
-        argument: ``-``, which is standard input; the name of a file; or the text.
-        is_text: whether it is the text, whatever it looks like.
+        argument: ``-`` for standard input, the name of a file, or the text.
+        is_text: whether the argument is the text, even if it looks like a file.
 
     Raises:
-        InvalidInputError: the argument looks like the name of a file and there is none, it cannot be read, or it is not
-            UTF-8.
+        InvalidInputError: the argument looks like a file that does not exist, or the file is unreadable or not UTF-8.
 
     Example:
         >>> given_text("A dog runs.", is_text=False)
@@ -38,7 +37,7 @@ def given_text(argument: str, *, is_text: bool) -> str:
     if argument == "-" and not is_text:
         return _with_line_feeds(read_text(sys.stdin.buffer, "standard input"))
     if is_text or not _is_file(argument):
-        # What cannot be decoded of an argument comes as lone surrogates.
+        # Bytes of an argument that are not UTF-8 become lone surrogates.
         if _NOT_UNICODE.search(argument):
             raise InvalidInputError("the text is not UTF-8; convert it")
         return argument
@@ -46,11 +45,11 @@ def given_text(argument: str, *, is_text: bool) -> str:
 
 
 def _is_file(argument: str) -> bool:
-    """Whether there is such a file; an error if there is none, and it looks like one."""
+    """Whether the argument is a file; raises if it only looks like one."""
     try:
         if Path(argument).is_file():
             return True
-    except (OSError, ValueError):  # no file has such a name, or its folder cannot be read
+    except (OSError, ValueError):  # an invalid name, or an unreadable folder
         pass
     if _FILE_NAME.fullmatch(argument) is None:
         return False

@@ -1,8 +1,8 @@
 """Stores the finished blocks of a run in a folder beside its output, so that a killed run can be resumed.
 
 The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished,
-``half-N`` if not. Each has a line of JSON with notes, then the content. Files are written atomically and have a checksum
-that depends on block and job, so a file that was changed or belongs elsewhere is not used.
+``half-N`` if not. Each has a line of JSON with notes, then the content. Files are written atomically. Their checksum
+depends on block and job, so a file that was changed or belongs elsewhere is not used.
 
 A folder without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
 """

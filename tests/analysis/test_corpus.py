@@ -48,8 +48,8 @@ def test_blocks_and_facts(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("text", b"good\nb\xffd\n", "line 2: got byte 0xff at byte 2 of the line, expected UTF-8"),
-        ("text.gz", gzip.compress(b"good\n" * 999, mtime=0)[:-9], "damaged or cut short"),
-        ("text.xz", b"no xz at all", "damaged or cut short"),
+        ("text.gz", gzip.compress(b"good\n" * 999, mtime=0)[:-9], "damaged or truncated"),
+        ("text.xz", b"no xz at all", "damaged or truncated"),
         ("text", b"\n \n", "has no text"),
     ],
 )

@@ -179,7 +179,9 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     parts.rename("elsewhere")
     parts.symlink_to(Path("elsewhere").resolve())
     for options in ([], ["--restart"], ["--model", "no such model"]):
-        refused("special-tokens.parts is in the way of out/special-tokens, and not an unfinished run: it is not", *options)
+        refused(
+            "special-tokens.parts is in the way of out/special-tokens, and not an unfinished run: it is not", *options
+        )
     parts.unlink()
     Path("elsewhere").rename(parts)
     with monkeypatch.context() as patched:

@@ -95,7 +95,7 @@ def test_a_model_for_which_no_example_can_be_made_up_is_refused(
     )
     hf.ASTModel(config).save_pretrained(tmp_path)
     assert main(["models", "--check", str(tmp_path)]) == 2
-    assert "no example of input_values can be made up for ASTModel" in capsys.readouterr().err
+    assert "cannot create an example of input_values for ASTModel" in capsys.readouterr().err
 
 
 def test_measurements_name_their_layers() -> None:

@@ -208,7 +208,7 @@ def test_folder_of_the_user_is_left_alone(tmp_path: Path, name: str, options: di
     before = tree(tmp_path)
     with pytest.raises(
         InvalidInputError,
-        match=f"out.parts is in the way of .*out, and not an unfinished run: it has {name}, but no job.json; move it away",
+        match=f"out.parts is in the way of .*out, and not an unfinished run: it has {name}, but no job.json; move",
     ):
         extract(source, None, align, out, **options)
     assert tree(tmp_path) == before
