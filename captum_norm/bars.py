@@ -48,7 +48,7 @@ def hidden() -> Iterator[None]:
         _options.reset(token)
 
 
-def is_options() -> bool:
+def is_asked() -> bool:
     """Whether bars are shown here."""
     return _options.get() is not None
 

@@ -24,10 +24,10 @@ from captum_norm.models.embeddings import (
     run_embedded,
     run_with_embeddings,
 )
+from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.outputs import (
-    Place,
     Readout,
     Target,
     chosen_target,
@@ -164,7 +164,7 @@ class TokenAttribution(Attribution):
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Place = None,
+        position: Position = None,
         return_convergence_delta: bool = False,
     ) -> Any:
         """Attribute one output to the input tokens.
@@ -217,7 +217,7 @@ class TokenAttribution(Attribution):
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Place = None,
+        position: Position = None,
     ) -> Tensor:
         """Compute the convergence delta; runs the method again, since reduced scores need not add up.
 

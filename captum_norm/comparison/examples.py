@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_norm.models.heads import Position
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.outputs import Choice, Difference, Place, Target, read_mask, real_positions
+from captum_norm.models.outputs import Choice, Difference, Target, read_mask, real_positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Examples:
         real: True at real positions of the model, (B, S).
     """
 
-    def __init__(self, call: ModelCall, target: Target, position: Place) -> None:
+    def __init__(self, call: ModelCall, target: Target, position: Position) -> None:
         self.call = call
         self.real = real_positions(call)
         self._target = target

@@ -36,9 +36,9 @@ from captum_norm.evaluation import (
 from captum_norm.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
-from captum_norm.models.heads import has_sigmoids
+from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.outputs import Difference, Place, Readout, Target
+from captum_norm.models.outputs import Difference, Readout, Target
 from captum_norm.versions import versions
 
 
@@ -49,7 +49,7 @@ def compare(
     *,
     methods: Sequence[str] | Mapping[str, str | Attribution] | None = None,
     target: Target = None,
-    position: Place = None,
+    position: Position = None,
     readout: Readout | None = None,
     tokenizer: Any = None,
     tokens: Sequence[Sequence[str]] | None = None,

@@ -13,8 +13,9 @@ from captum_norm.evaluation.correlation import kendall, spearman
 from captum_norm.evaluation.perturbation import Perturbation, PerturbedInputs
 from captum_norm.evaluation.ranking import highest, lowest, ranks, token_counts
 from captum_norm.evaluation.scores import MOST, check_scores, mean_drop, relevance_gain
+from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.outputs import Place, Target
+from captum_norm.models.outputs import Target
 
 ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 """Shares of tokens [DeYoung et al. 2020]."""
@@ -108,7 +109,7 @@ class Faithfulness:
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Place = None,
+        position: Position = None,
     ) -> FaithfulnessScores: ...
 
     @overload
@@ -119,7 +120,7 @@ class Faithfulness:
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Place = None,
+        position: Position = None,
     ) -> dict[str, FaithfulnessScores]: ...
 
     def evaluate(
@@ -129,7 +130,7 @@ class Faithfulness:
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Place = None,
+        position: Position = None,
     ) -> FaithfulnessScores | dict[str, FaithfulnessScores]:
         """Score one method, or several, which run the inputs they share only once.
 

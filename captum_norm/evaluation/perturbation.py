@@ -18,13 +18,12 @@ from captum_norm.models.embeddings import (
     replacement,
     run_with_embeddings,
 )
-from captum_norm.models.heads import has_sigmoids
+from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.outputs import (
     Difference,
-    Place,
     Readout,
     Target,
     chosen_target,
@@ -109,7 +108,7 @@ class Perturbation:
         additional_forward_args: Any = None,
         *,
         target: Target = None,
-        position: Place = None,
+        position: Position = None,
     ) -> "PerturbedInputs":
         """Prepare inputs for perturbation, which runs the model on them once.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.models.heads import TAGGERS, ReadPosition, positions_of_examples
+from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
 from captum_norm.models.inputs import ModelCall
 
 Readout = Callable[[Any, Tensor], Tensor]
@@ -42,11 +42,8 @@ class Difference:
 Target = Choice | Difference | None
 """What to explain: a class or token, a difference of two, or None for the model's prediction."""
 
-Place = int | ReadPosition | Sequence[int] | Tensor | None
-"""Where to read the output of a model that has one at every position; None: at the last real position."""
 
-
-def read_mask(call: ModelCall, position: Place) -> Tensor | None:
+def read_mask(call: ModelCall, position: Position) -> Tensor | None:
     """Return the positions to read as a mask, True at one position of each example, (B, S); None for the last ones.
 
     ``position`` counts in the user's inputs; the mask is moved as these were.
@@ -98,7 +95,7 @@ def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None
     return scores if scores.dim() < 3 else _at(scores, model, real, read)
 
 
-def output_scores(call: ModelCall, output: Any, position: Place, readout: Readout | None) -> Tensor:
+def output_scores(call: ModelCall, output: Any, position: Position, readout: Readout | None) -> Tensor:
     """Return the scores to explain of one call, (B, C) or (B,): as :func:`read_output`, also for images.
 
     ``position`` matters only if there are logits at every position.
