@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, NotEnoughMemoryError
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Scales, length, relative_error
-from captum_norm.memory import MemoryBudget
+from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.stacks import Place
@@ -74,7 +75,19 @@ class Layer:
         """Contribution of each key to the block's output, (B, Q, K, D), the residual connection at j = i.
 
         Forms all vectors at once: for short inputs. Cross-attention has no residual connection at any key.
+
+        Raises:
+            NotEnoughMemoryError: if they do not fit.
         """
+        batch, _, queries, keys = self.weights.shape
+        shape = (batch, queries, keys, self.output.shape[-1])
+        # The sum over heads needs as many numbers once more.
+        needed, free = 2 * prod(shape) * self.weights.element_size(), free_bytes(self.weights.device)
+        if free is not None and needed > free:
+            raise NotEnoughMemoryError(
+                f"the vectors of a layer, {shape}, need {readable(needed)}, and {readable(free)} are free; pass "
+                "shorter inputs, or work with scaled_weights, values and projection"
+            )
         given = torch.einsum("bhqk,bhkd,hde->bqke", self.scaled_weights, self.values, self.projection)
         if not self.cross:
             given.diagonal(dim1=1, dim2=2).add_(self.stream.transpose(1, 2))

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from transformers import BertModel
 
-from captum_norm import AttentionMapAttribution, InvalidInputError, Layer, MapUnits, compare, register_method
+from captum_norm import (
+    AttentionMapAttribution,
+    InvalidInputError,
+    Layer,
+    MapUnits,
+    NotEnoughMemoryError,
+    compare,
+    register_method,
+)
 from captum_norm.aggregation import normalize_rows
 from captum_norm.methods import METHODS
 from tests import classifiers, encoder_decoders, families, oracle, tiny
@@ -56,6 +64,16 @@ def test_gradients_flow_through_the_map(name: str) -> None:
     method = own_method()(model, differentiable=True)
     vectors = model.get_input_embeddings()(ids).detach().requires_grad_()
     assert torch.autograd.gradcheck(lambda inputs: method.maps(inputs).self_attention, vectors)
+
+
+def test_vectors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, ids = own_method()(families.build("bert")), families.inputs("bert")
+    needed = 2 * ids.numel() * ids.shape[1] * method.model.config.hidden_size * 4
+    monkeypatch.setattr("captum_norm.forward.layer.free_bytes", lambda _: needed)
+    method.maps(ids)
+    monkeypatch.setattr("captum_norm.forward.layer.free_bytes", lambda _: needed - 1)
+    with pytest.raises(NotEnoughMemoryError, match="the vectors of a layer"):
+        method.maps(ids)
 
 
 def test_padding_batches_layers_and_positions() -> None:
