@@ -40,7 +40,7 @@ class CarriedProjection:
     bias: tuple[Tensor, Tensor] | None
 
 
-_kept: WeakKeyDictionary[Block, dict[tuple[bool, ...], tuple[tuple[object, ...], CarriedProjection]]]
+_kept: WeakKeyDictionary[Block, dict[tuple[bool, bool, bool], tuple[tuple[object, ...], CarriedProjection]]]
 _kept = WeakKeyDictionary()
 
 

@@ -78,8 +78,8 @@ class NormReducer:
         self._carries = {scope: self.carry(scope) for scope in scopes}
         every: list[Carry] = [*self._carries.values(), *([Carry()] if per_head else [])]
         self._distinct = {carry.norms: carry for carry in every}
-        self._projections: dict[tuple[bool, ...], CarriedProjection] = {}
-        self._sketches: dict[tuple[bool, ...], SummedVectors] = {}
+        self._projections: dict[tuple[bool, bool, bool], CarriedProjection] = {}
+        self._sketches: dict[tuple[bool, bool, bool], SummedVectors] = {}
         self._limit = 0
         self._values: Tensor
         self._cross = False
@@ -116,11 +116,11 @@ class NormReducer:
         if self._per_head and self._with_maps:
             results.head_norms = values.new_empty(batch, heads, queries, keys)
 
-    def _exact(self, norms: tuple[bool, ...]) -> Callable[[], Tensor]:
+    def _exact(self, norms: tuple[bool, bool, bool]) -> Callable[[], Tensor]:
         heads = self._values.shape[2]
         return lambda: carried_rows(self.task.block, self._distinct[norms], heads, torch.float64)
 
-    def _transformed(self, norms: tuple[bool, ...]) -> Tensor:
+    def _transformed(self, norms: tuple[bool, bool, bool]) -> Tensor:
         """‖f_h(x_j)‖, (B, H, K)."""
         pairs = self._sketches.get(norms)
         if isinstance(pairs, PairNorms):
