@@ -10,8 +10,9 @@ from captum_norm.forward.stacking import real_queries, stacked
 from captum_norm.functional import Baseline
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import ModelCall, Positions
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Scope
+from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import Role, StackName
 
 

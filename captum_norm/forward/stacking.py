@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from captum_norm.maps import AttributionMaps
-from captum_norm.models.inputs import ModelCall, Positions
+from captum_norm.models.inputs import ModelCall
+from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import Role, StackName
 
 

@@ -225,7 +225,7 @@ def test_what_is_not_one_sequence_for_each_example_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="another tensor as keys than as queries; that is supported only"):
         AttentionWeights(Vision(Crossing)).maps(pixels)
     with pytest.raises(
-        UnsupportedModelError, match=r"attention in Vision is given 10 examples for inputs of shape \(2,"
+        UnsupportedModelError, match=r"attention in Vision receives 10 examples for inputs of shape \(2,"
     ):
         AttentionWeights(Vision(Windows)).maps(pixels)
     with pytest.raises(InvalidInputError, match=r"given a sequence of shape \(5, 16\); expected a batch of sequences"):

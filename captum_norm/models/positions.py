@@ -1,0 +1,151 @@
+"""Finds the real positions of an input sequence; shifts left-padded examples to position 0 and their results back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.models.libraries.library import SequenceNames
+from captum_norm.models.main_input import SequenceReader
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Positions of one input sequence, the encoder's or the decoder's.
+
+    Attributes:
+        length: number of positions; None if it is unknown or the input is no sequence (an image).
+        real: True at real positions, (B, S); None without padding.
+        shift: how far each example was shifted left to begin at position 0, (B,); None if none was.
+    """
+
+    length: int | None = None
+    real: Tensor | None = None
+    shift: Tensor | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether any example has more than one real position."""
+        if self.length is None or self.real is None:
+            return self.length != 1
+        return int(self.real.sum(1).max()) > 1
+
+    def moved(self, value: Any) -> Any:
+        """Shift an argument that has one entry per position as the examples were; return any other unchanged."""
+        return value if self.shift is None else _shifted(value, self.shift, self.length)
+
+    def unshift(self, rows: Tensor, axis: int) -> Tensor:
+        """Shift results back to their positions in the user's inputs, along an axis of length S."""
+        if self.shift is None:
+            return rows
+        index = _source_index(-self.shift.to(rows.device), rows.shape[axis]).reshape(_batch_and(axis, rows))
+        return rows.gather(axis, index.expand_as(rows))
+
+    def restored(self, rows: Tensor, axis: int) -> Tensor:
+        """Set results at padding to 0 and shift them back, along an axis of length S."""
+        if self.real is not None:
+            rows = rows.where(self.real.to(rows.device).reshape(_batch_and(axis, rows)), 0)
+        return self.unshift(rows, axis)
+
+    def cut(self, value: Any, batch: int, length: int) -> Any:
+        """Crop an argument to the first example's first positions, a mask over queries and keys along both axes."""
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        if self.length != batch and value.shape == (self.length, self.length):
+            return value[:length, :length]
+        if self.length != batch and value.shape[:2] == (self.length, batch):
+            return value[:length, :1]
+        if value.shape[0] != batch:
+            return value
+        sequence = self.length is not None and value.dim() >= 2 and value.shape[1] == self.length
+        return value[:1, :length] if sequence else value[:1]
+
+
+def read_positions(
+    reader: SequenceReader, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]
+) -> Positions:
+    """Positions of one input, each example shifted to begin at position 0.
+
+    Raises:
+        InvalidInputError: if the input or its mask is invalid, or an example is all padding.
+    """
+    signal = next((name for name in names.signals if arguments.get(name) is main), None)
+    if signal is not None and main.numel() > 0:
+        _refuse_padding(signal, None if names.mask is None else arguments.get(names.mask))
+        return Positions()
+    length = reader.check(main)
+    if names.mask is None:
+        real = _non_padding(reader.embeddings, main)
+    else:
+        real = _real_positions(arguments.get(names.mask), main, length)
+    if real is None:
+        return Positions(length)
+    check_some_real(real, "the padding id" if names.mask is None else "the attention mask")
+    shift = real.to(torch.int8).argmax(1)
+    if not shift.any():
+        return Positions(length, None if real.all() else real)
+    real = _shifted(real, shift, length)
+    return Positions(length, None if real.all() else real, shift)
+
+
+def check_some_real(real: Tensor, cause: str) -> None:
+    """Refuse examples without a real position.
+
+    Raises:
+        InvalidInputError: with the first such example.
+    """
+    empty = (~real.any(1)).nonzero()
+    if len(empty):
+        raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
+
+
+def _refuse_padding(signal: str, mask: Any) -> None:
+    """Refuse padded signals: which of the positions computed from them are padding is unknown."""
+    if isinstance(mask, Tensor) and not mask.all():
+        raise InvalidInputError(
+            f"got {signal} with an attention mask that has padding; expected examples of one length, without a mask"
+        )
+
+
+def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | None:
+    if mask is None or length is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise InvalidInputError(f"got an attention mask of type {type(mask).__name__}; expected a tensor")
+    if mask.shape != main.shape[:2]:
+        raise InvalidInputError(
+            f"got an attention mask of shape {tuple(mask.shape)} for inputs of shape {tuple(main.shape)}; expected "
+            f"{tuple(main.shape[:2])}"
+        )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise InvalidInputError("the attention mask has other values than 1 (real position) and 0 (padding)")
+    return mask.bool()
+
+
+def _non_padding(embeddings: nn.Module | None, ids: Tensor) -> Tensor | None:
+    if ids.is_floating_point():
+        raise InvalidInputError(f"got inputs of dtype {ids.dtype}; expected token ids")
+    padding = getattr(embeddings, "padding_idx", None)
+    return None if padding is None else ids != padding
+
+
+def _shifted(value: Any, shift: Tensor, length: int | None) -> Any:
+    if not isinstance(value, Tensor) or value.dim() < 2 or tuple(value.shape[:2]) != (len(shift), length):
+        return value
+    index = _source_index(shift.to(value.device), value.shape[1]).reshape(_batch_and(1, value))
+    return value.gather(1, index.expand_as(value))
+
+
+def _source_index(shift: Tensor, length: int) -> Tensor:
+    """Where each position's entry comes from, (B, S)."""
+    return (torch.arange(length, device=shift.device) + shift[:, None]) % length
+
+
+def _batch_and(axis: int, rows: Tensor) -> list[int]:
+    """Shape of (B, S) to broadcast against the batch and an axis of a tensor."""
+    shape = [1] * rows.dim()
+    shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
+    return shape
