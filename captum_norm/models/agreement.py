@@ -1,4 +1,4 @@
-"""Compares what a model computes while it is explained with what it computes by itself."""
+"""Compares a model's outputs while it is explained with its own."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -17,81 +17,81 @@ from captum_norm.models.threads import here
 
 @contextmanager
 def attending_plainly(call: ModelCall) -> Iterator[Stacks]:
-    """While open, the model attends as it does while it is explained; gives the stacks that are seen."""
+    """Run the model's attention as when it is explained; yield the stacks that its calls fill."""
     stacks = call.stacks()
     with call.attention_through(lambda attention: stacks.attend(attention)[0]):
         yield stacks
 
 
 def expect_same_output(call: ModelCall) -> Stacks:
-    """Run a model by itself and as it runs while it is explained.
+    """Check that explaining a model does not change its outputs: run it both ways and compare.
 
     Args:
-        call: the model with few and short examples.
+        call: a call with few and short examples.
 
     Returns:
-        the stacks of layers that were seen.
+        the stacks of layers that the call went through.
 
     Raises:
-        UnsupportedModelError: if the outputs differ by more than rounding.
+        UnsupportedModelError: if outputs differ by more than rounding.
     """
     with torch.no_grad(), evaluating(call.model):
         with attending_plainly(call) as stacks:
             explained = _outputs(call)
         own = _outputs(call)
-        # While it is explained a model may return no attention weights, which come behind what it is for.
+        # An explained model may return no attention weights; they come after its main output.
         compared = list(zip(own, explained, strict=False))[: None if len(own) == len(explained) else 1]
         precision = max((_precision(call.model, first) for first, _ in compared), key=_eps, default=torch.float32)
-        # Half of the digits: layers add up what attention functions round in another way.
+        # Half the digits: rounding differs between attention functions and adds up over layers.
         accepted = _eps(precision) ** 0.5
         error = max((_error(first, second, call) for first, second in compared), default=0.0)
         if error > accepted and _eps(precision) > _eps(torch.float32):
-            # A router may choose otherwise, and a head may cancel all that is not rounding.
+            # A router may choose other experts, and a head may cancel everything but rounding.
             error = max(_errors_of_modules(call, stacks.queries), default=error)
     if error > accepted:
         raise UnsupportedModelError(
-            f"{type(call.model).__name__} computes something else by itself than with attention weights that can be "
-            f"explained: relative difference {error:.1e}, accepted {accepted:.0e} for {precision}; if it is these that "
-            f"you want explained, run it so, too{call.library.with_weights}"
+            f"{type(call.model).__name__} computes something else by itself than with attention weights: relative "
+            f"difference {error:.1e}, accepted {accepted:.0e} for {precision}; to explain the weights, run the model "
+            f"with them, too{call.library.with_weights}"
         )
     return stacks
 
 
 def _outputs(call: ModelCall) -> list[Tensor]:
-    """The numbers that the model returns."""
+    """The model's floating-point outputs."""
     returned = tensors_in(_run(call))
     return [torch.atleast_2d(tensor.clone()) for tensor in returned if tensor.is_floating_point() and tensor.numel()]
 
 
 def _run(call: ModelCall) -> Any:
-    """What the model returns, with the random numbers that a model may draw always the same."""
+    """Run the model with the same random numbers each time."""
     devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
     with torch.random.fork_rng(devices):
         return call.run()
 
 
 def _errors_of_modules(call: ModelCall, modules: Iterable[nn.Module]) -> Iterator[float]:
-    """How far what each module of attention gives is off while the model is explained, for the same input."""
+    """Relative error of each attention module's output while the model is explained, given the same input."""
     given: list[Tensor] = []
     results: list[Tensor] = []
 
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         stream, result = first_argument(args, kwargs), first_tensor(output)
         if stream is not None and result is not None:
             given.append(stream.clone())
             results.append(result.clone())
 
-    def put(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received | None:
+    def replay(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received | None:
         stream = first_argument(args, kwargs)
         return with_argument(args, kwargs, stream, given.pop(0)) if stream is not None and given else None
 
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_hook(here(note), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(here(record), with_kwargs=True).remove)
         _run(call)
         own, results = results, []
         for module in modules:
-            stack.callback(module.register_forward_pre_hook(here(put), with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(here(replay), with_kwargs=True).remove)
         with attending_plainly(call):
             _run(call)
     if len(own) != len(results):
@@ -101,7 +101,7 @@ def _errors_of_modules(call: ModelCall, modules: Iterable[nn.Module]) -> Iterato
 
 
 def _precision(model: nn.Module, output: Tensor) -> torch.dtype:
-    """The least precise dtype that a model computes in; many files take softmax in float32 whatever their own."""
+    """Least precise dtype that a model computes in, no finer than float32, in which many take softmax."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if torch.is_autocast_enabled(output.device.type):
         dtypes.add(torch.get_autocast_dtype(output.device.type))
@@ -113,7 +113,7 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 def _error(own: Tensor, explained: Tensor, call: ModelCall) -> float:
-    """The relative error of the worst position that is no padding and is finite in both; of others, others tell."""
+    """Largest relative error over real positions with finite outputs; other checks find NaN and infinity."""
     if own.shape != explained.shape:
         return math.inf
     own, explained = (_real(output, call).flatten(0, -2).double() for output in (own, explained))
@@ -123,7 +123,7 @@ def _error(own: Tensor, explained: Tensor, call: ModelCall) -> float:
 
 
 def _real(output: Tensor, call: ModelCall) -> Tensor:
-    """The output at real positions, if it has some for each."""
+    """The output at real positions, or all of it if it has no axis of positions."""
     for positions in (call.decoder, call.positions):
         if positions.real is not None:
             for real in (positions.real, positions.real.T):

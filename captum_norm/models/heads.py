@@ -1,4 +1,4 @@
-"""Tells which output position a model's head reads: the position one usually wants explained."""
+"""Finds the output position that a model's head reads: the default position to explain."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,18 +14,18 @@ from captum_norm.models.wrappers import config_of, unwrapped
 ReadPosition = Literal["first", "last", "mean"]
 
 Position = int | ReadPosition | Sequence[int] | Tensor | None
-"""The output position to explain, as users name it."""
+"""Output positions to explain, in the forms that users may pass."""
 
 HeadPosition = ReadPosition | Literal["patches", "first and patches"]
-"""Heads of images may read the mean of all patches, without the tokens before them, alone or beside the first token."""
+"""Image heads may read the mean of all patches, without the tokens before them, alone or with the first token."""
 
-# Their logits are about every position.
+# They have logits at every position.
 TAGGERS = ("ForMaskedLM", "ForTokenClassification")
-# Their outputs are, too: hidden states, or scores of where an answer begins.
+# These have other outputs at every position: hidden states, or scores of where an answer begins.
 _OF_EVERY_POSITION = (*TAGGERS, "Model", "ForPreTraining", "ForQuestionAnswering")
 CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
 LABELLED = (*CLASSIFIERS, "ForTokenClassification")
-# Heads of images that do not read the first token alone. The first two can be told to.
+# Image heads that do not read the first token alone; the first two may, by their configuration.
 _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
     {
         "BeitForImageClassification": "patches",
@@ -42,26 +42,26 @@ _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
 
 
 def has_labels(model: nn.Module) -> bool:
-    """Whether the model's outputs are classes that have labels, not tokens of a vocabulary."""
+    """Whether the model's outputs are labelled classes, not tokens of a vocabulary."""
     return type(unwrapped(model)).__name__.endswith(LABELLED)
 
 
 def has_sigmoids(model: nn.Module) -> bool:
-    """Whether the model's classes do not exclude each other, so that each has a probability of its own."""
+    """Whether each class has a probability of its own (multi-label classification)."""
     return getattr(config_of(model), "problem_type", None) == "multi_label_classification"
 
 
 def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
-    """Where a model's head reads, known from its class.
+    """Look up the position that a model's head reads, by the model's class.
 
     Args:
-        model: the model, with or without a head, in torch's wrappers or without.
-        causal: whether its attention looks back only.
+        model: the model, with or without a head, in torch's wrappers or not.
+        causal: whether its attention is causal.
 
     Returns:
-        ``"last"`` for causal models (next word, or their classifiers), ``"first"`` for classifiers of bidirectional
-        models unless they pool several positions, ``"mean"`` of the real tokens for models with an output at each
-        position. None for other classes than those of transformers, and for those whose heads differ.
+        ``"last"`` for causal models (next word, or their classifiers), ``"first"`` for bidirectional classifiers
+        unless they pool several positions, ``"mean"`` of the real tokens for models with an output at every position.
+        None for classes outside transformers, and for those whose heads differ.
     """
     model = unwrapped(model)
     name, config = type(model).__name__, config_of(model)
@@ -79,12 +79,12 @@ def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
 
 
 def pooled_rows(position: str, real: Tensor, model: nn.Module) -> Tensor | None:
-    """How much each position counts where several are read, (B, S), or None where one is.
+    """Weight of each position if the head reads several, (B, S); None if it reads one.
 
     Args:
-        position: what is read.
+        position: what the head reads.
         real: True at real positions, (B, S).
-        model: the model, whose configuration says how many tokens stand before the patches.
+        model: the model; its configuration has the number of tokens before the patches.
     """
     if position == "mean":
         return real / real.sum(1, keepdim=True)
@@ -100,18 +100,18 @@ def pooled_rows(position: str, real: Tensor, model: nn.Module) -> Tensor | None:
 
 
 def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, real: Tensor) -> Tensor:
-    """The position of each example that the user names.
+    """Resolve the user's position to an index per example.
 
     Args:
-        position: an index (negative from the end), one for each example, or ``"first"`` or ``"last"`` real position.
+        position: an index (negative from the end), one per example, or ``"first"`` or ``"last"`` real position.
         real: True at real positions, (B, S).
 
     Returns:
-        (B,), from 0.
+        indices (B,), from 0.
 
     Raises:
-        InvalidInputError: for anything but integers, a position outside the sequence or in its padding, or another
-            number of positions than of examples.
+        InvalidInputError: if a position is no integer, is outside the sequence or padding, or if their number does
+            not match the batch size.
     """
     batch, length = real.shape
     if isinstance(position, str):
@@ -135,20 +135,20 @@ def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, r
 def position_rows(
     position: Position, head: HeadPosition | None, real: Tensor, like: Tensor, model: nn.Module
 ) -> Tensor:
-    """How much each query's row counts, (B, Q).
+    """Weight of each query's row, (B, Q).
 
     Args:
         position: see :meth:`captum_norm.AttentionMapAttribution.attribute`.
-        head: what the head reads, where no position is given.
+        head: what the head reads, used if no position is given.
         real: True at real positions, (B, Q).
-        like: a tensor of the dtype and on the device wanted.
-        model: the model, whose configuration says how many tokens stand before the patches.
+        like: a tensor of the result's dtype and device.
+        model: the model; its configuration has the number of tokens before the patches.
 
     Raises:
-        InvalidInputError: for a position outside the sequence or in its padding.
+        InvalidInputError: if a position is outside the sequence or padding.
     """
     chosen = head if position is None else position
-    # By name a user asks for the mean alone.
+    # Users may name only one pooled position: the mean.
     if isinstance(chosen, str) and (position is None or chosen == "mean"):
         pooled = pooled_rows(chosen, real, model)
         if pooled is not None:

@@ -1,4 +1,4 @@
-"""Keeps what is known about a model while its modules, their dtypes and its attention implementation stay the same."""
+"""Caches what is known about a model until its modules, dtypes or attention implementation change."""
 
 import inspect
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ class KnownModel:
     Attributes:
         state: the state.
         library: the library that the model is built with.
-        parameters: the parameters of its forward function.
-        encoder: of an encoder–decoder model; None for any other model.
-        readers: what reads its input sequences: the model, or its encoder and its decoder.
-        sizes: the sizes of its stacks of layers on an excerpt; None until a forward pass has shown them.
-        mixing: the layer that mixes positions other than by attention, if that pass has shown one.
+        parameters: parameters of its forward function.
+        encoder: the encoder of an encoder–decoder model; None for any other model.
+        readers: the model, or its encoder and its decoder, as readers of input sequences.
+        sizes: sizes of its stacks of layers on an excerpt; None before the first forward pass.
+        mixing: the layer that mixes positions other than by attention, if that pass found one.
     """
 
     state: State
@@ -45,10 +45,10 @@ _known: WeakKeyDictionary[nn.Module, KnownModel] = WeakKeyDictionary()
 
 
 def known_model(model: nn.Module) -> KnownModel:
-    """What is known about a model in its present state.
+    """Return what is known about a model in its present state.
 
     Raises:
-        UnsupportedModelError: for a model whose threads run copies of it on several devices.
+        UnsupportedModelError: if threads run copies of the model on several devices.
     """
     state, known = _state(model), _known.get(model)
     if known is None or known.state != state:
@@ -63,22 +63,22 @@ def known_model(model: nn.Module) -> KnownModel:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Refuse to chain the attention of a model's layers if it was seen that others mix positions between them.
+    """Refuse to aggregate attention maps over layers if a layer is known to mix positions otherwise.
 
     Raises:
-        UnsupportedModelError: with the first such layer.
+        UnsupportedModelError: with that layer's name.
     """
     known = _known.get(model)
     if known is not None and known.mixing is not None:
         raise UnsupportedModelError(
-            f"{type(model).__name__} mixes positions by more than attention weights, in {known.mixing}: maps of "
-            "attention cannot be aggregated through its layers; explain single layers: attribute(layer=...) or maps() "
-            "of a method whose maps are those of single layers"
+            f"{type(model).__name__} mixes positions by more than attention weights, in {known.mixing}: attention "
+            "maps cannot be aggregated over its layers; explain single layers: attribute(layer=...), or maps() of a "
+            "method that maps each layer on its own"
         )
 
 
 def _state(model: nn.Module) -> State:
-    """What may change the functions that a model computes: its modules, how they attend, and in which dtypes."""
+    """Modules, attention implementations and dtypes: what determines the function that a model computes."""
     modules = list(model.modules())
     configurations = {id(own): own for module in modules if (own := vars(module).get("config")) is not None}
     attention = [getattr(own, "_attn_implementation", None) for own in configurations.values()]

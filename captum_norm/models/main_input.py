@@ -1,4 +1,4 @@
-"""Checks the input that a model reads: what it may be, and how long."""
+"""Checks shape, dtype, token ids and length of a model's inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 
-# Neither looked up by nor compared in torch.
+# torch neither compares them nor uses them as indices.
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
@@ -20,8 +20,8 @@ class SequenceReader:
 
     Attributes:
         name: its class, for messages.
-        embeddings: the module that looks token ids up, if there is one.
-        tables: its tables of position embeddings.
+        embeddings: its token embeddings, if any.
+        tables: its position embeddings.
     """
 
     name: str
@@ -30,28 +30,28 @@ class SequenceReader:
 
     @classmethod
     def of(cls, part: nn.Module, embeddings: nn.Module | None) -> "SequenceReader":
-        """A part of a model, whose tables of position embeddings are known by their names."""
+        """Describe a part of a model, with its position embeddings found by name."""
         named = [(name.rpartition(".")[2], module) for name, module in part.named_modules()]
         tables = [table for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding)]
         return cls(type(part).__name__, embeddings, tables)
 
     @property
     def longest(self) -> int | None:
-        """The number of positions that its tables allow; None without a table."""
-        # RoBERTa counts from the padding index on, OPT from an offset.
+        """Largest number of positions with an embedding; None without position embeddings."""
+        # RoBERTa's positions start after the padding index, OPT's at an offset.
         before = [
             (0 if t.padding_idx is None else t.padding_idx + 1) + int(getattr(t, "offset", 0)) for t in self.tables
         ]
         return min((t.num_embeddings - first for t, first in zip(self.tables, before, strict=True)), default=None)
 
     def check(self, main: Tensor) -> int | None:
-        """Check shape, ids and length of an input.
+        """Check shape, token ids and length of an input.
 
         Returns:
-            the length of a sequence, None for an image.
+            the length of a sequence; None for an image.
 
         Raises:
-            InvalidInputError: it is nothing that a model reads, empty, too long, or has ids outside the vocabulary.
+            InvalidInputError: if shape, dtype or length is wrong, it is empty, or ids are outside the vocabulary.
         """
         check_shape(main)
         if main.dim() > 3:
@@ -75,7 +75,7 @@ def check_shape(main: Tensor) -> None:
     """Check that an input is token ids, embeddings or an image, and not empty.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: if not.
     """
     if main.dtype in _UNSIGNED:
         raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected token ids of dtype torch.int64")
@@ -94,10 +94,10 @@ def check_shape(main: Tensor) -> None:
 
 
 def check_tensors(arguments: Mapping[str, Any]) -> None:
-    """Check that the tensors among a model's arguments hold their numbers in the usual way.
+    """Check that all tensors among a model's arguments are dense.
 
     Raises:
-        InvalidInputError: one is on no device, nested, quantized or sparse.
+        InvalidInputError: if one is sparse, nested, quantized or on the meta device.
     """
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
@@ -106,5 +106,5 @@ def check_tensors(arguments: Mapping[str, Any]) -> None:
         kind = next((kind for kind, found in kinds.items() if found), "")
         if kind or value.layout is not torch.strided:
             raise InvalidInputError(
-                f"got {name} in a tensor that is {kind or 'sparse'}; expected a dense tensor with its numbers"
+                f"got {name} in a tensor that is {kind or 'sparse'}; expected a dense tensor with data"
             )

@@ -1,4 +1,4 @@
-"""Follows the stacks of attention layers that a forward pass goes through: one, or an encoder–decoder's three."""
+"""Checks a forward pass's attention calls by stack of layers: one stack, or an encoder–decoder model's three."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from captum_norm.models.libraries.registry import library_of
 
 StackName = Literal["encoder", "decoder", "cross"]
 Role = Literal["self", "encoder", "decoder", "cross"]
-"""What an attention layer is: one of an encoder–decoder's stacks, or of the one stack of any other model."""
+"""A stack of attention layers: one of an encoder–decoder model's three, or ``"self"``, the only one of other models."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which attention layer a call is: the layer ``index`` of its stack."""
+    """An attention layer: its stack, and its index there."""
 
     role: Role
     index: int
@@ -36,15 +36,15 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
 
 @dataclass
 class StackSize:
-    """How large a stack of layers is in a forward pass.
+    """Size of a stack of layers in a forward pass.
 
     Attributes:
         batch: B.
         heads: H.
         queries: Q.
         keys: K.
-        dtype: what its values are in.
-        device: where its first layer is.
+        dtype: dtype of its values.
+        device: device of its first layer.
         layers: L.
     """
 
@@ -58,20 +58,20 @@ class StackSize:
 
 
 Sizes = Mapping[Role, StackSize]
-"""The stacks of a model."""
+"""Sizes of a model's stacks."""
 
 
 class Stacks:
-    """Checks the attention calls of a forward pass, in their order.
+    """Checks the attention calls of a forward pass in order.
 
     Args:
-        encoder: of an encoder–decoder model; None of any other.
-        several: whether some example has more than one real position, so that looking ahead can be seen.
+        encoder: the encoder of an encoder–decoder model; None for any other model.
+        several: whether any example has more than one real position; otherwise weights cannot show causality.
 
     Attributes:
-        sizes: how large each stack is.
-        queries: the modules that attended, and how many queries each had.
-        causal: whether the one stack of a model that is no encoder–decoder looks back only.
+        sizes: size of each stack.
+        queries: number of queries of each attention module.
+        causal: whether the only stack, if not an encoder–decoder model's, is causal.
     """
 
     def __init__(self, encoder: nn.Module | None, *, several: bool) -> None:
@@ -85,20 +85,20 @@ class Stacks:
 
     @contextmanager
     def attending(self, call: AttentionCall) -> Iterator[Place]:
-        """While open, the weights of a call are made and looked at, all examples' from their first query on.
+        """Check a call, whose weights go to :meth:`look` meanwhile, each example's from the first query on.
 
         Raises:
-            UnsupportedModelError: if queries and keys are different sequences where they must not be, or others than
-                in the calls before, or if the call looks another way than those of its stack before it.
+            UnsupportedModelError: if self-attention has keys of another sequence, or if sequence lengths or causality
+                differ from earlier calls of the stack.
         """
         role, module = self._role(call), call.module
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
         if role == "self" and (call.cross or queries != keys):
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; of a decoder "
-                "alone only self-attention over the whole sequence is supported: pass no past_key_values, and the "
-                "whole encoder–decoder model"
+                f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; a decoder "
+                "alone may attend only to its whole sequence: pass no past_key_values, and the whole encoder–decoder "
+                "model"
             )
         if role != "cross" and queries != keys:
             raise UnsupportedModelError(
@@ -120,7 +120,7 @@ class Stacks:
             self._expect_same_direction(module)
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """Run a call whose weights are made all at once: its output and its weights."""
+        """Run and check a call in one piece; return its output and weights."""
         with self.attending(call):
             output, weights = call.run()
             self.look(weights)
@@ -134,10 +134,10 @@ class Stacks:
         return "encoder" if call.module in self._encoder else "decoder"
 
     def look(self, weights: Tensor) -> None:
-        """The weights of some examples from their first query on, (B, H, Q, K).
+        """Check the weights of some examples from their first query on, (B, H, Q, K).
 
         Raises:
-            NonFiniteError: if they contain NaN or infinity.
+            NonFiniteError: if the first query's weights contain NaN or infinity.
         """
         first = weights[:, :, 0].detach()
         if not first.isfinite().all():
@@ -148,7 +148,7 @@ class Stacks:
         causal = not self._ahead if self._several else bool(getattr(module, "is_causal", False))
         if self._place.index > 0 and causal != self.causal:
             raise UnsupportedModelError(
-                f"{type(module).__name__} looks {'back only' if causal else 'ahead'}, unlike the {self._place.index} "
+                f"{type(module).__name__} is {'causal' if causal else 'not causal'}, unlike the {self._place.index} "
                 "attention layers before it; pass one stack of layers alone"
             )
         self.causal = causal

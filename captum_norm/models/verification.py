@@ -1,4 +1,4 @@
-"""Makes sure, once for each model, that explaining it does not change what it computes."""
+"""Checks once per model that explaining it does not change its outputs."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,27 +13,27 @@ from captum_norm.models.stacks import Sizes
 
 Result = TypeVar("Result")
 EXCERPT = 16
-"""So many first positions of the first example show what a model is made of."""
+"""Number of positions that suffice to find a model's structure."""
 
 
 def verify(call: ModelCall) -> None:
-    """Make sure that a model computes the same while it is explained.
+    """Check that a model's outputs are the same while it is explained; note its sizes and mixing layer.
 
     Raises:
-        UnsupportedModelError: if it does not; see :func:`captum_norm.models.agreement.expect_same_output`.
+        UnsupportedModelError: if not; see :func:`captum_norm.models.agreement.expect_same_output`.
     """
-    # One position has nothing to attend to but itself.
+    # A single position attends only to itself.
     if call.positions.several:
         call.known.mixing, call.known.sizes = on_excerpt(call, _verify)
 
 
 def stack_sizes(call: ModelCall) -> Sizes:
-    """The sizes of a model's stacks of layers on an excerpt of these inputs, or of others that it was given before."""
+    """Sizes of a model's stacks of layers on an excerpt of these inputs, or of earlier ones."""
     return on_excerpt(call, _sizes) if call.known.sizes is None else call.known.sizes
 
 
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
-    """The result of some work on an excerpt of a call, or on all of it if an argument does not fit an excerpt."""
+    """Apply a function to an excerpt of a call, or to the whole call if an argument does not fit the excerpt."""
     try:
         return work(call.excerpt(EXCERPT))
     except InvalidInputError:

@@ -1,4 +1,4 @@
-"""Sees through torch's wrappers, which pass a model's arguments and outputs on as they are."""
+"""Finds the model inside torch's wrappers, which pass arguments and outputs on unchanged."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import nn
 
 from captum_norm.errors import UnsupportedModelError
 
-# By the class's name, since importing the classes takes seconds: the attribute that holds the model.
+# Attribute that holds the model, by class name: importing the classes takes seconds.
 _WRAPPED = {
     "DataParallel": "module",
     "DistributedDataParallel": "module",
@@ -23,15 +23,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def refuse_spread(model: nn.Module) -> None:
-    """Refuse a model that runs copies of itself on several devices, each in a thread of its own."""
+    """Refuse a model that runs copies of itself on several devices, each in its own thread."""
     devices = getattr(model, "device_ids", None) or ()
     if isinstance(model, nn.DataParallel) and len(devices) > 1:
         raise UnsupportedModelError(
-            f"DataParallel runs {type(unwrapped(model)).__name__} on {len(devices)} devices in threads of their own; "
-            "explain the model inside: model.module"
+            f"DataParallel runs {type(unwrapped(model)).__name__} on {len(devices)} devices, each in its own thread; "
+            "explain the model inside it: model.module"
         )
 
 
 def config_of(model: nn.Module) -> Any:
-    """The configuration of a model in torch's wrappers or without; None if it has none."""
+    """The model's configuration, found through torch's wrappers; None if it has none."""
     return getattr(unwrapped(model), "config", None)
