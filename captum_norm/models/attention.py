@@ -1,4 +1,4 @@
-"""Describes one call of attention, in the same form whatever library the model is built with."""
+"""Describes one call of attention in the same form for all libraries."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Part(NamedTuple):
-    """Some queries of some examples."""
+    """A slice of examples and a slice of their queries."""
 
     examples: slice
     rows: slice
@@ -18,17 +18,17 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """What attention is called with.
+    """Arguments of an attention call.
 
     Attributes:
-        eager: the model's own attention over any part of the tensors below, ``eager(module, query, key, value, mask,
-            **options)``; it gives output and weights, also when the module has returned.
-        module: the module that attends.
+        eager: the model's own attention, ``eager(module, query, key, value, mask, **options)``. It returns output and
+            weights for any part of the tensors below, even after the module has returned.
+        module: the attention module.
         query: (B, H, Q, d).
         key: (B, H or fewer, K, d).
-        value: the same.
+        value: the same shape as ``key``.
         mask: what the model adds to the scores, or None.
-        cross: whether keys and values come from another sequence than the queries.
+        cross: whether keys and values come from another sequence than queries.
         options: further arguments of ``eager``.
     """
 
@@ -43,19 +43,19 @@ class AttentionCall:
 
     @property
     def values_by_head(self) -> Tensor:
-        """The values of every head, (B, H, K, d), also of those that share them."""
+        """Values of every head, (B, H, K, d); repeated for heads that share them."""
         shared = self.query.shape[1] // self.value.shape[1]
         return self.value if shared == 1 else self.value.repeat_interleave(shared, dim=1)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        """Attention's output, (B, Q, H, d), and its weights, (B, H, Q, K)."""
+        """Return attention's output, (B, Q, H, d), and weights, (B, H, Q, K)."""
         return self.eager(self.module, self.query, self.key, self.value, self.mask, **self.options)
 
     def part(self, part: Part, keys: slice = slice(None)) -> "AttentionCall":
-        """The call of some queries of some examples over some keys."""
+        """Restrict the call to some queries of some examples, and to some keys."""
 
         def cut(option: Any) -> Any:
-            """Of a mask or bias over ([B, H,] Q, K); anything else stays as it is."""
+            """Cut a mask or bias over ([B, H,] Q, K); return anything else unchanged."""
             if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != self.key.shape[2]:
                 return option
             if option.dim() == 4 and option.shape[0] == len(self.query) > 1:
@@ -75,4 +75,4 @@ class AttentionCall:
 
 
 AttentionFunction = Callable[[AttentionCall], Tensor]
-"""Takes the place of a model's attention: gives its output, (B, Q, H, d)."""
+"""Replaces a model's attention; returns its output, (B, Q, H, d)."""

@@ -1,4 +1,4 @@
-"""Hooks a model's modules for a while; hooks are called in this thread alone."""
+"""Temporarily hooks modules, for the calling thread alone, and puts models in ``eval()``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,14 +13,14 @@ from captum_norm.models.threads import EXPLAINING, explaining
 
 Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a module was called with: its arguments by place and by name."""
+"""Positional and keyword arguments of a module."""
 End = Literal["input", "output", "arguments", "result"]
-# The class around a model that torch.compile gives.
+# Class of a compiled model.
 COMPILED = "OptimizedModule"
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point tensor with at least two axes in (nested) arguments or outputs."""
+    """First floating-point tensor with at least two axes in (nested) arguments or outputs."""
     if isinstance(value, Tensor):
         return value if value.is_floating_point() and value.dim() >= 2 else None
     if isinstance(value, Mapping):
@@ -31,15 +31,15 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The first such tensor that a module is called with."""
+    """First such tensor among a module's arguments."""
     tensor = first_tensor(args)
     return first_tensor(kwargs) if tensor is None else tensor
 
 
 def with_argument(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, new: Tensor) -> Received:
-    """The same arguments with one tensor in place of another."""
-    exchanged = tuple(new if value is old else value for value in args)
-    return exchanged, {name: new if value is old else value for name, value in kwargs.items()}
+    """Replace one tensor among a module's arguments by another."""
+    replaced = tuple(new if value is old else value for value in args)
+    return replaced, {name: new if value is old else value for name, value in kwargs.items()}
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -55,16 +55,16 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 @contextmanager
 def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
-    """Hooks at ends of modules while open, called in this thread alone.
+    """Hook modules for the calling thread while the context is open.
 
     Args:
-        hooks: for each a module, its end, and a function of the module and the first tensor there (None if there is
-            none), or at ``"arguments"`` all that it receives, as (args, kwargs), or at ``"result"`` all that it
-            returns, in whose place the function may give something else.
+        hooks: (module, end, function) each. The function takes the module and, at ``"input"`` or ``"output"``, the
+            first tensor there or None; at ``"arguments"``, (args, kwargs); at ``"result"``, everything that the module
+            returns. What it returns, unless None, replaces the arguments or the result.
     """
     thread = get_ident()
 
-    # Calls of other threads bring fewer arguments if the hook is removed meanwhile.
+    # If the hook is removed meanwhile, other threads call it with fewer arguments.
     def at_start(hook: Hook, chosen: Callable[[Any, Any], Any], *seen: Any) -> Any:
         if get_ident() != thread:
             return None
@@ -99,18 +99,18 @@ def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """``eval()`` for a while, with compiled modules run as they were written; every module's own mode is restored.
+    """Put a model in ``eval()`` and run compiled modules uncompiled; restore each module's mode on exit.
 
-    Other threads that explain a model wait, and if the mode is another than before, those that call this one.
+    Other threads wait if they explain any model or, when a module was in training mode, if they call this one.
     """
     with EXPLAINING, ExitStack() as stack:
-        # Seen only now: until this thread's turn came, another one may have had the model in eval mode.
+        # Read under the lock: before, another thread may have had the model in eval mode.
         modules = list(model.modules())
         training = [module for module in modules if module.training]
         if training:
             stack.enter_context(explaining(model))
         if any(module._compiled_call_impl is not None or module.__class__.__name__ == COMPILED for module in modules):
-            # A compiler would trace what is put into the model, too, and once for every call.
+            # A compiler would trace our hooks, too, and compile anew for every call.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for module in training:
             module.training = False

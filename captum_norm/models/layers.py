@@ -1,4 +1,4 @@
-"""Finds whole layers: attention and feed-forward network, from one residual stream to the next."""
+"""Finds the layer (attention and feed-forward network) around each attention module."""
 
 from collections.abc import Iterable
 
@@ -8,14 +8,14 @@ from captum_norm.errors import UnsupportedModelError
 
 
 def layer_of(model: nn.Module, attention: Iterable[nn.Module]) -> dict[nn.Module, nn.Module]:
-    """The layer around each attention module: the largest element of a list of modules that holds no other one.
+    """Map each attention module to its layer: the largest element of a module list without another attention module.
 
     Args:
         model: the model.
         attention: its attention modules.
 
     Raises:
-        UnsupportedModelError: if an attention module is in no such element.
+        UnsupportedModelError: if an attention module has no such layer.
     """
     wanted = set(attention)
     names = {module: name for name, module in model.named_modules() if module in wanted}
@@ -30,6 +30,6 @@ def _layer(model: nn.Module, name: str, attention: set[nn.Module]) -> nn.Module:
         if isinstance(parent, (nn.ModuleList, nn.Sequential)) and len(attention.intersection(layer.modules())) == 1:
             return layer
     raise UnsupportedModelError(
-        f'the layer around the attention module "{name}" of {type(model).__name__} is not found; expected an element '
-        "of a ModuleList that holds one attention module"
+        f'found no layer around the attention module "{name}" of {type(model).__name__}; expected an element of a '
+        "ModuleList with one attention module"
     )

@@ -1,4 +1,4 @@
-"""Brings parameters that accelerate's hooks keep elsewhere between the calls of a module."""
+"""Loads a module's offloaded parameters through accelerate's hooks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,10 @@ from captum_norm.errors import UnsupportedModelError
 
 @contextmanager
 def present(module: nn.Module) -> Iterator[None]:
-    """A module's own parameters, for a while, as its forward function finds them.
-
-    A hook of accelerate may keep them on another device or on disk, and brings them for each call of the module.
+    """Load a module's own parameters, which accelerate may keep on another device or on disk between calls.
 
     Raises:
-        UnsupportedModelError: if they are nowhere.
+        UnsupportedModelError: if they are on the meta device and no hook loads them.
     """
     if not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
         yield
@@ -23,7 +21,7 @@ def present(module: nn.Module) -> Iterator[None]:
     hook = getattr(module, "_hf_hook", None)
     if hook is None:
         raise UnsupportedModelError(
-            f"the weights of a {type(module).__name__} are on no device (meta), and no hook of accelerate brings them; "
+            f"the weights of a {type(module).__name__} are on no device (meta), and no hook of accelerate loads them; "
             "load the model's weights, or offload module by module (without preload_module_classes)"
         )
     hook.pre_forward(module)

@@ -1,4 +1,4 @@
-"""Lists the architectures that the tests hold to be right, as the test matrix has them."""
+"""Lists the model architectures that the tests cover."""
 
 import json
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from importlib import resources
 
 @dataclass(frozen=True)
 class SupportedModel:
-    """One architecture that the tests cover.
+    """A model architecture that the tests cover.
 
     Attributes:
         kind: encoders, decoders, encoder–decoders or vision.
-        model_type: what transformers calls it in a configuration.
-        model_class: the class that was tested; others around the same layers differ in their heads alone.
-        layout: how its layers are arranged; see :attr:`captum_norm.models.Layout.style`.
+        model_type: ``model_type`` of its configuration.
+        model_class: the tested class; others with the same layers differ only in their heads.
+        layout: arrangement of its layers; see :attr:`captum_norm.models.Layout.style`.
         positions: how positions are encoded.
-        special: what else is special, and active in the tests.
-        scopes: the scopes of its layers.
+        special: further features, active in the tests.
+        scopes: scopes of its layers.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class SupportedModel:
 
 
 def supported_models() -> tuple[SupportedModel, ...]:
-    """The architectures that the tests cover, by kind. Others are found by their structure, or refused.
+    """Model architectures that the tests cover, by kind. Others are recognised by structure, or refused.
 
     Example:
         >>> {model.model_type: model.layout for model in supported_models()}["gemma2"]

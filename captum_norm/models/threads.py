@@ -1,8 +1,8 @@
-"""Lets one thread at a time change a model to explain it; other threads' calls of it wait until it is as it was.
+"""Lets one thread at a time change a model to explain it; other threads' calls of the model wait meanwhile.
 
-Hooks, modes, configurations and forward functions are all threads'. So a call that another thread is in comes to its
-end before a model is changed, and one that begins meanwhile waits. Who waits for a thread that is itself blocked goes
-on after a while, since it may be the one that the other waits for; such a call finds the model's own functions, too.
+Threads share a model's hooks, modes, configuration and forward functions. So a change waits until calls of the model in
+other threads have ended, and calls that begin meanwhile wait until it is undone. Nobody waits long for a thread that is
+itself blocked, as it may be waiting in turn; calls that go on for this reason still use the model's own functions.
 """
 
 import os
@@ -18,23 +18,23 @@ from typing import Any
 from torch import nn
 
 EXPLAINING = threading.RLock()
-"""Held by the thread that explains."""
+"""Held by the thread that explains a model."""
 
 PATIENCE = 2.0
-"""A thread that has not moved for so many seconds counts as blocked."""
+"""Seconds without progress after which a thread counts as blocked."""
 _PAUSE = 0.002
 _CALL = nn.Module._call_impl.__code__
 
 
 @dataclass(eq=False)
 class _Change:
-    """A model that a thread changes for a while.
+    """A temporary change of a model.
 
     Attributes:
-        modules: those of the model.
-        thread: the one that explains it.
-        over: set when the model is as it was.
-        waiting: the threads whose calls wait for that.
+        modules: the model's modules.
+        thread: the thread that explains the model.
+        over: set when the change is undone.
+        waiting: threads whose calls wait for ``over``.
     """
 
     modules: frozenset[nn.Module]
@@ -42,11 +42,11 @@ class _Change:
     over: threading.Event = field(default_factory=threading.Event)
     waiting: set[int] = field(default_factory=set)
 
-    def gate(self, *_: Any) -> None:
-        """A hook before the call of a module."""
+    def hold(self, *_: Any) -> None:
+        """Make a call of another thread wait; a forward pre-hook."""
         me = threading.get_ident()
-        # The innermost call is the one that begins here.
-        if me == self.thread or self.over.is_set() or _calls(sys._getframe(), self.modules) > 1:
+        # The innermost call is the one that this hook precedes.
+        if me == self.thread or self.over.is_set() or _count_calls(sys._getframe(), self.modules) > 1:
             return
         watch = _Watch(self.thread)
         self.waiting.add(me)
@@ -55,7 +55,7 @@ class _Change:
         self.waiting.discard(me)
 
     def begin(self) -> None:
-        """Wait until no other thread is in a call of the model."""
+        """Wait until no other thread is in a call of the model, except blocked ones."""
         watches: dict[int, _Watch] = {}
         while True:
             inside = [thread for thread, frame in sys._current_frames().items() if self._is_inside(thread, frame)]
@@ -66,11 +66,11 @@ class _Change:
     def _is_inside(self, thread: int, frame: FrameType) -> bool:
         if thread == self.thread or thread in self.waiting:
             return False
-        return _calls(frame, self.modules) > 0
+        return _count_calls(frame, self.modules) > 0
 
 
 class _Watch:
-    """Whether a thread moves."""
+    """Watches a thread's progress."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread
@@ -78,17 +78,17 @@ class _Watch:
         self._since, self._worked = time.monotonic(), 0.0
 
     def is_blocked(self) -> bool:
-        """Whether it has been at one place for long without computing there."""
+        """Whether it has been at one instruction for long without computing."""
         frame = sys._current_frames().get(self._thread)
         place = None if frame is None else (frame, frame.f_lasti)
-        now, worked = time.monotonic(), _worked(self._thread)
+        now, worked = time.monotonic(), _cpu_seconds(self._thread)
         if place != self._place or worked - self._worked > PATIENCE / 8:
             self._place, self._since, self._worked = place, now, worked
         return now - self._since > PATIENCE
 
 
-def _worked(thread: int) -> float:
-    """How long a thread has computed, in seconds; 0 where the system does not tell."""
+def _cpu_seconds(thread: int) -> float:
+    """CPU time of a thread; 0 if unknown."""
     number = next((found.native_id for found in threading.enumerate() if found.ident == thread), None)
     if number is None or sys.platform != "linux":
         return 0.0
@@ -100,7 +100,7 @@ def _worked(thread: int) -> float:
 
 _changes: list[_Change] = []
 
-# A fork waits until no model is changed: its child has no thread that would restore it or give the lock up.
+# Fork only while no model is changed: the child has no thread to undo the change and release the lock.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=EXPLAINING.acquire, after_in_parent=EXPLAINING.release, after_in_child=EXPLAINING.release
@@ -109,17 +109,17 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def explaining(model: nn.Module) -> Iterator[None]:
-    """While open, this thread may change the model. Threads that explain any model, or call this one, wait."""
+    """Let this thread change a model; threads that explain any model or call this one wait meanwhile."""
     with EXPLAINING:
         if any(model in change.modules for change in _changes):
             yield
             return
         change = _Change(frozenset(model.modules()), threading.get_ident())
         with ExitStack() as stack:
-            # Also where the wait for others is interrupted; behind it no call waits any more.
+            # Even if begin() is interrupted, calls must not wait any more.
             stack.callback(change.over.set)
-            for part in _parts(model):
-                stack.callback(part.register_forward_pre_hook(change.gate, prepend=True).remove)
+            for part in _entry_points(model):
+                stack.callback(part.register_forward_pre_hook(change.hold, prepend=True).remove)
             change.begin()
             _changes.append(change)
             try:
@@ -129,21 +129,21 @@ def explaining(model: nn.Module) -> Iterator[None]:
 
 
 def here(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that this thread's calls alone run into; any others may, once it is removed, bring fewer arguments."""
+    """Restrict a hook to calls in this thread; calls in others may pass fewer arguments once it is removed."""
     thread = threading.get_ident()
     return lambda *seen: hook(*seen) if threading.get_ident() == thread else None
 
 
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """A model and those of its parts that are called by themselves: all that are above the lists of its layers."""
+def _entry_points(module: nn.Module) -> Iterator[nn.Module]:
+    """The model and its parts above the lists of layers, which may be called on their own."""
     yield module
     for child in module.children():
         if not isinstance(child, nn.ModuleList) and next(child.children(), None) is not None:
-            yield from _parts(child)
+            yield from _entry_points(child)
 
 
-def _calls(frame: FrameType | None, modules: Collection[nn.Module]) -> int:
-    """How many calls of modules of a model are in a stack of frames."""
+def _count_calls(frame: FrameType | None, modules: Collection[nn.Module]) -> int:
+    """Number of calls of a model's modules in a stack of frames."""
     count = 0
     while frame is not None:
         count += frame.f_code is _CALL and frame.f_locals.get("self") in modules

@@ -26,7 +26,7 @@ def test_the_layer_is_the_largest_list_element_with_one_attention(name: str, att
 
 def test_attention_outside_a_list_or_beside_another_is_refused() -> None:
     alone = nn.Linear(2, 2)
-    with pytest.raises(UnsupportedModelError, match=r'the attention module "0\.part" of Sequential is not found'):
+    with pytest.raises(UnsupportedModelError, match=r'no layer around the attention module "0\.part" of Sequential'):
         layer_of(nn.Sequential(nn.ModuleDict({"part": alone, "other": (other := nn.Linear(2, 2))})), [alone, other])
     model = encoder_decoders.build("t5")
     attention = [model.decoder.block[0].layer[index] for index in (0, 1)]
