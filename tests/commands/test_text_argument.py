@@ -154,7 +154,7 @@ ALIGN = [
     *(["extract", "two.txt", "two.txt", f"--out={out}"] for out in ("no/such", "folder", "/proc/x", "two.txt")),
     *(["translate", f"{name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16le")),
     *(["translate", "two.txt", f"--references={name}.txt"] for name in ("nosuch", "latin", "utf16")),
-    *(["sweep", f"--out={out}"] for out in ("nosuch", "two.txt", "/proc")),
+    *(["sweep", f"--out={out}"] for out in ("nosuch/folder", "two.txt", "/proc")),
 ]
 
 

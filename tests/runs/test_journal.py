@@ -186,7 +186,7 @@ def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, mon
             run(source, out)
     assert out.exists()
     left = tmp_path / "out.parts"
-    with pytest.raises(InvalidInputError, match=f"; {left} is what a run left: remove it if that run made {out}$"):
+    with pytest.raises(InvalidInputError, match=f"; {left} was left by a run: remove it if that run wrote {out}$"):
         run(source, out)
     shutil.rmtree(left)
     with pytest.raises(InvalidInputError, match=r"overwrite=True\)$"):

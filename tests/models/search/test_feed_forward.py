@@ -240,7 +240,7 @@ def test_a_factor_on_the_stream_of_a_parallel_layer_is_refused() -> None:
     model, ids = factored(parallel=True), torch.randint(0, 20, (2, 5))
     meter = NormMeter(model)
     assert list(meter.measure(ids, scopes=["atb"])) == ["encoder"]
-    with pytest.raises(UnsupportedScopeError, match=r'reads a stream that "first" multiplies'):
+    with pytest.raises(UnsupportedScopeError, match=r'reads a residual stream that "first" multiplies'):
         meter.measure(ids, scopes=["atb_ff_res"])
 
 
