@@ -96,21 +96,11 @@ class ModelCall:
 
     def example(self, index: int) -> "ModelCall":
         """One example alone."""
-
-        def cut(value: Any) -> Any:
-            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
-            return value[index : index + 1] if batched else value
-
-        return self._map(cut, batch=1)
+        return self._map_batched(lambda value: value[index : index + 1], batch=1)
 
     def repeated(self, copies: int) -> "ModelCall":
         """A call with ``copies`` of this call's only example."""
-
-        def repeat(value: Any) -> Any:
-            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
-            return value.expand(copies, *value.shape[1:]) if batched else value
-
-        return self._map(repeat, batch=copies)
+        return self._map_batched(lambda value: value.expand(copies, *value.shape[1:]), batch=copies)
 
     def outside_inference(self) -> "ModelCall":
         """The call without inference tensors, which autograd cannot record."""
@@ -120,11 +110,16 @@ class ModelCall:
 
         return replace(self, arguments=self._map_arguments(lambda _, value: outside(value)))
 
-    def _map(self, change: Callable[[Any], Any], batch: int) -> "ModelCall":
-        """Apply a function to every argument and to the positions."""
-        arguments = self._map_arguments(lambda _, value: change(value))
+    def _map_batched(self, change: Callable[[Tensor], Tensor], batch: int) -> "ModelCall":
+        """Apply a function to every argument and to the positions that have the batch as first axis."""
+
+        def changed(value: Any) -> Any:
+            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
+            return change(value) if batched else value
+
+        arguments = self._map_arguments(lambda _, value: changed(value))
         positions, decoder = (
-            replace(old, real=change(old.real), shift=change(old.shift)) for old in (self.positions, self.decoder)
+            replace(old, real=changed(old.real), shift=changed(old.shift)) for old in (self.positions, self.decoder)
         )
         return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder)
 
