@@ -1,1 +1,1 @@
-"""Explains by the frozen network: a model with attention, norms and activations frozen is linear in its vectors."""
+"""The frozen network: with attention, norms and activations frozen, a model is linear in its input vectors."""

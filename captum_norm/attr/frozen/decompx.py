@@ -1,4 +1,4 @@
-"""Decomposes hidden states, and any number of the output, into the tokens' vectors: DecompX."""
+"""Decomposes hidden states, or any output value, into contributions of the tokens: DecompX."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import Exchanges, frozen
+from captum_norm.attr.frozen.network import HookedModules, frozen
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
@@ -39,15 +39,15 @@ Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 
 
 class Decomposition(NamedTuple):
-    """A number of each example's output in parts.
+    """One output value per example, decomposed.
 
     Attributes:
-        scores: what each token adds to it, (B, S), 0 at padding.
-        bias: what the biases add to it, (B,); 0 if they are shared among the tokens.
-        number: the number, (B,).
-        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or how far the frozen network came
-            from the model if that is more, (B,). Of a difference of two outputs, the error is relative to their sizes
-            if these are more: they are what was rounded.
+        scores: each token's contribution, (B, S), 0 at padding.
+        bias: the biases' contribution, (B,); 0 if they are shared among the tokens.
+        number: the value, (B,).
+        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
+            from the model if larger, (B,). For a difference of two outputs, the error is relative to their sizes if
+            these are larger, since they were rounded.
     """
 
     scores: Tensor
@@ -57,11 +57,11 @@ class Decomposition(NamedTuple):
 
 
 class TokenVectors(NamedTuple):
-    """Hidden states in parts.
+    """Hidden states, decomposed.
 
     Attributes:
-        vectors: what each token (K) gives to each layer's output at each position (Q), (B, L, Q, K, D).
-        bias: what the biases give, (B, L, Q, D); 0 if they are shared among the tokens.
+        vectors: each token's (K) contribution to each layer's output at each position (Q), (B, L, Q, K, D).
+        bias: the biases' contribution, (B, L, Q, D); 0 if they are shared among the tokens.
     """
 
     vectors: Tensor
@@ -69,31 +69,27 @@ class TokenVectors(NamedTuple):
 
 
 class DecompX(AttentionMapAttribution):
-    """DecompX [Modarressi et al. 2023], to hidden states and to any number of the output, through pooler and head.
+    """DecompX [Modarressi et al. 2023], to hidden states and to any output value, through pooler and head.
 
-    With attention weights, the statistics of norms, what routers decide and the slopes of activations frozen, the
-    network from the first layer's input on is linear in the tokens' vectors. A slope is (g(z) − g(0)) / z, the paper's
-    zero-origin line; in a gated feed-forward network both factors share their product along the straight path from
-    zero.
+    With attention weights, norm statistics, routing and activation slopes frozen, the network is linear in the tokens'
+    vectors from the first layer's input on. A slope is (g(z) − g(0)) / z, the paper's zero-origin line; in a gated
+    feed-forward network both factors share their product along the straight path from zero.
 
-    With a ``target`` or a ``readout``, ``attribute`` gives what each token adds to that number of the output, signed:
-    one backward pass of the frozen network, gradient × input. Without, it gives the norms of what each token gives to
-    the last layer's output (or ``layer``'s) at the position explained, from vectors that are propagated; so are the
-    maps.
+    With a ``target`` or a ``readout``, ``attribute`` returns each token's signed contribution to that output value:
+    one backward pass of the frozen network, gradient × input. Without, it propagates vectors and returns the norms of
+    the tokens' contributions to the last layer's output (or ``layer``'s) at the explained position; so does ``maps``.
 
     Args:
         model: a model of Hugging Face with one stack of layers; left exactly as it is.
-        bias: what becomes of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias
-            among the tokens' vectors where it is added, that of attention before the residual connection, in proportion
-            to their products with it (``"absdot"``), their cosines (``"abssim"``), their ``"norm"``, alike
-            (``"equal"``), or give it to the first token (``"cls"``). These propagate the vectors of all tokens
-            together.
-        propagate: propagate vectors to the output, too, rather than take gradients: the same numbers, (S + 2) times the
-            forward pass.
-        readout: what a target is of instead of logits, linear in the hidden states: see
+        bias: treatment of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias among
+            the tokens' vectors where it is added (attention's before the residual connection): in proportion to their
+            products with it (``"absdot"``), their cosines (``"abssim"``) or their norms (``"norm"``), equally
+            (``"equal"``), or all to the first token (``"cls"``). These propagate all tokens' vectors together.
+        propagate: propagate vectors to the output, too, instead of taking gradients: the same numbers, at (S + 2)
+            times the cost of a forward pass.
+        readout: the values to explain instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
-        memory_budget: how many bytes vectors may take at a time while they are propagated; None: a quarter of what is
-            free.
+        memory_budget: bytes that propagated vectors may take at a time; None: a quarter of the free memory.
 
     Raises:
         InvalidInputError: for an unknown treatment of biases.
@@ -126,27 +122,27 @@ class DecompX(AttentionMapAttribution):
         self.bias: Bias = one_of("bias", bias, get_args(Bias))
         self._readout = readout
         self._propagate = as_truth("propagate", propagate) or bias != "apart"
-        self._known: Exchanges | None = None
+        self._modules: HookedModules | None = None
 
     def decompose(
         self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
     ) -> Decomposition:
-        """A number of each example's output in parts.
+        """Decompose one output value per example.
 
         Args:
             inputs: as for :meth:`maps`.
-            target: which number: a class or token for all examples, one for each, or a :class:`Difference`. None:
-                the one that the model predicts. An output at each position is taken at ``position``.
+            target: which value: a class or token for all examples, one for each, or a :class:`Difference`. None:
+                the one that the model predicts. If there are outputs at each position, those at ``position``.
             additional_forward_args: as for :meth:`maps`.
             position: as for :meth:`attribute`.
 
         Returns:
-            the parts.
+            the contributions.
 
         Raises:
             InvalidInputError: for a target outside the output.
-            IncompleteDecompositionError: the parts do not add up to the number, as where the model computes something
-                that is neither linear nor a norm, an activation or a gated pair.
+            IncompleteDecompositionError: if the contributions do not add up to the value, as when the model computes
+                something that is neither linear nor a norm, an activation or a gated pair.
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
         return self._decompose(
@@ -156,7 +152,7 @@ class DecompX(AttentionMapAttribution):
     def vectors(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
     ) -> TokenVectors:
-        """What each token gives to each layer's output, (S + 2) times the forward pass: for small inputs.
+        """Decompose each layer's output, at (S + 2) times the cost of a forward pass: for small inputs.
 
         Args:
             inputs: as for :meth:`maps`.
@@ -164,7 +160,7 @@ class DecompX(AttentionMapAttribution):
             layers: as for :meth:`maps`.
 
         Returns:
-            the vectors, 0 at padding.
+            the vectors, zero at padding.
 
         Raises:
             CaptumNormError: see :meth:`decompose`.
@@ -174,11 +170,11 @@ class DecompX(AttentionMapAttribution):
 
         def work() -> TokenVectors:
             count = max(stack.layers for stack in self.session.sizes(call).values())
-            wanted = layer_indices(request.layers, count)
-            found, _ = self._parts(call, torch.clone, wanted)
-            self._deltas(found, wanted, call)
-            vectors = by_layer([parts.kept for parts in found], wanted)
-            bias = by_layer([parts.bias for parts in found], wanted)
+            layers = layer_indices(request.layers, count)
+            found, _ = self._parts(call, torch.clone, layers)
+            self._deltas(found, layers, call)
+            vectors = by_layer([parts.kept for parts in found], layers)
+            bias = by_layer([parts.bias for parts in found], layers)
             vectors = positions.restored(positions.restored(vectors.transpose(2, 3), 2), 3)
             return finite_results(self.model, TokenVectors(vectors, positions.restored(bias, 2)))
 
@@ -193,7 +189,7 @@ class DecompX(AttentionMapAttribution):
         target: Target = None,
         position: Position = None,
     ) -> Tensor:
-        """The completeness error for some inputs: of the number ``target`` names, else the layers' largest.
+        """Compute the completeness error: of the value that ``target`` names, else the largest over layers.
 
         Args:
             attributions: what :meth:`attribute` returned for these inputs, (B, S).
@@ -217,43 +213,42 @@ class DecompX(AttentionMapAttribution):
         return target is not None or self._readout is not None
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
-        """Parts of the output if a number of it is named, else norms of parts of hidden states."""
+        """Decompose the output value requested; without one, explain by the norms of contributions to hidden states."""
         if not self._explains_output(request.target):
             return super().explain(call, request)
         if request.layers is not None:
-            raise InvalidInputError("got a layer and a target; parts of hidden states are no parts of the output")
+            raise InvalidInputError("got a layer and a target; a layer's parts do not add up to the output")
         parts = self._decompose(call, request)
         return parts.scores, parts.convergence_delta
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Rows of the last layer's map."""
-        # The last layer's parts hold all layers already.
+        """Select rows of the last layer's map, which includes all layers."""
         return rows @ stack[:, -1]
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The norms of what each token gives to the layers requested."""
+        """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
 
         def work() -> AttributionMaps:
             found, causal = self._parts(call, length)
-            wanted = layer_indices(request.layers, len(found[0].kept))
-            deltas = self._deltas(found, wanted, call)
-            maps = by_layer([parts.kept for parts in found], wanted).transpose(2, 3)
+            layers = layer_indices(request.layers, len(found[0].kept))
+            deltas = self._deltas(found, layers, call)
+            maps = by_layer([parts.kept for parts in found], layers).transpose(2, 3)
             return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
 
         return self.session.explain(work)
 
     def _prepared(self, call: ModelCall) -> ModelCall:
-        """The call outside of inference mode, of a model whose layers can be chained."""
+        """Take the call out of inference mode; refuse models whose layers cannot be chained."""
         refuse_mixing(self.model)
         with gradients_on():
             return call.outside_inference()
 
-    def _exchanges(self, call: ModelCall) -> Exchanges:
+    def _hooked_modules(self, call: ModelCall) -> HookedModules:
         blocks = self.session.blocks(call)
-        if self._known is None or self._known.blocks is not blocks:
-            self._known = Exchanges(self.model, blocks)
-        return self._known
+        if self._modules is None or self._modules.blocks is not blocks:
+            self._modules = HookedModules(self.model, blocks)
+        return self._modules
 
     def _decompose(self, call: ModelCall, request: Request) -> Decomposition:
         call = self._prepared(call)
@@ -261,17 +256,17 @@ class DecompX(AttentionMapAttribution):
 
     @contextmanager
     def _propagation(self, call: ModelCall) -> Iterator[Propagation]:
-        """What runs the parts of a call's examples, with a bar."""
+        """Propagate the parts of a call's examples, with a progress bar."""
         name, length = type(self.model).__name__, call.positions.length
         sharing, budget = None if self.bias == "apart" else self.bias, call.budget
         with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
-            yield Propagation(self.model, self._exchanges(call), sharing, budget, shown.update)
+            yield Propagation(self.model, self._hooked_modules(call), sharing, budget, shown.update)
 
     def _decomposed(self, call: ModelCall, request: Request) -> Decomposition:
         if self._propagate:
             with self._propagation(call) as propagation:
                 each = [
-                    self._propagated_number(propagation, call.example(index), one_of_each(request, index, call.batch))
+                    self._propagated_number(propagation, call.example(index), request_for(request, index, call.batch))
                     for index in range(call.batch)
                 ]
             scores, bias, number, rounded, deviation = map(torch.cat, zip(*each, strict=True))
@@ -289,7 +284,7 @@ class DecompX(AttentionMapAttribution):
     def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         network = GraphNetwork(call.batch, call.stacks())
         with gradients_on():
-            with frozen(call, self._exchanges(call), network):
+            with frozen(call, self._hooked_modules(call), network):
                 output = call.run()
             found = output_scores(call, output, request.position, self._readout)
             chosen = chosen_target(request.target, found)
@@ -311,7 +306,7 @@ class DecompX(AttentionMapAttribution):
         keep: Callable[[Tensor], Tensor],
         layers: Collection[int] | None = None,
     ) -> tuple[list[LayerParts], bool]:
-        """Each example's parts at the layers, and whether the model looks back only."""
+        """Compute each example's parts at the layers, and whether the model is causal."""
         found, causal = [LayerParts(keep, layers) for _ in range(call.batch)], False
         with self._propagation(call) as propagation:
             for index, parts in enumerate(found):
@@ -333,7 +328,7 @@ class DecompX(AttentionMapAttribution):
         return torch.cat(scores)[None], numbers[-1:], numbers[:1], rounded, torch.zeros_like(rounded)
 
     def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], call: ModelCall) -> Tensor:
-        """How far the parts of the layers' outputs are from adding up, (B, L)."""
+        """Compute the layers' completeness errors, (B, L)."""
         error = length(by_layer([parts.left for parts in found], layers))
         size, real = by_layer([parts.size for parts in found], layers), call.positions.real
         real = None if real is None else real[:, None].expand(error.shape).flatten(0, 1)
@@ -343,7 +338,7 @@ class DecompX(AttentionMapAttribution):
         return delta
 
     def _accept(self, delta: Tensor, problem: str) -> None:
-        steps = () if self._known is None else self._known.steps.values()
+        steps = () if self._modules is None else self._modules.steps.values()
         norms = (step.precision for step in steps if isinstance(step, NormReader))
         weights = (step.parameter.dtype for step in steps if isinstance(step, Projection))
         precision = max((delta.dtype, *norms, *weights), key=lambda dtype: torch.finfo(dtype).eps)
@@ -354,8 +349,8 @@ class DecompX(AttentionMapAttribution):
             )
 
 
-def one_of_each(request: Request, index: int, batch: int) -> Request:
-    """The request for one example of a batch."""
+def request_for(request: Request, index: int, batch: int) -> Request:
+    """Select one example's request from that of a batch."""
 
     def one(value: Any, what: str) -> Any:
         if isinstance(value, Difference):

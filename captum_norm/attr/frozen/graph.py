@@ -1,4 +1,4 @@
-"""Freezes the network as a graph, in which gradient × input of one number is its decomposition."""
+"""Builds the frozen network as an autograd graph, where gradient × input decomposes an output value."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,17 +22,17 @@ from captum_norm.models.stacks import Stacks
 
 
 class GraphNetwork:
-    """The frozen network as autograd sees it: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
+    """The frozen network as an autograd graph: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
 
     Args:
-        batch: number of examples.
+        batch: batch size.
         stacks: the model's stacks of layers.
-        rules: what is frozen.
+        rules: what to freeze.
 
     Attributes:
         stream: the first layer's input, a leaf, (B, S, D).
-        biases: what each constant adds to the number whose gradient was last taken, (B,) each.
-        deviations: how far each step of the frozen network is from the model's own, relative.
+        biases: each constant's contribution to the value last differentiated, (B,) each.
+        deviations: each step's relative deviation from the model's own.
         copies: 1.
     """
 
@@ -48,11 +48,11 @@ class GraphNetwork:
 
     def enter(self, stream: Tensor) -> Tensor:
         self.stream = stream.detach().clone().requires_grad_()
-        # The model may write into what it is given, as a leaf does not allow.
+        # The model may write in place, which a leaf does not allow.
         return self.stream.clone()
 
     def leave(self, stream: Tensor) -> None:
-        """Hidden states are not decomposed."""
+        """Do nothing: hidden states are not decomposed."""
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -96,10 +96,10 @@ class GraphNetwork:
         return self._replaced(networks.through(inputs, every, 0), constant if constant.any() else None, output)
 
     def begin_attention(self) -> None:
-        """Biases are counted one by one."""
+        """Do nothing: biases are counted one by one."""
 
     def end_attention(self, output: Tensor) -> None:
-        """Biases are counted one by one."""
+        """Do nothing: biases are counted one by one."""
 
     def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         new = (linear if constant is None else linear + constant).to(output.dtype)
@@ -111,7 +111,7 @@ class GraphNetwork:
         return new
 
     def _count(self, tensor: Tensor, constant: Tensor) -> None:
-        """Note what a constant that was added to ``tensor`` adds to the number, once its gradient is known."""
+        """Record the contribution of a constant added to ``tensor``, once its gradient is known."""
         constant = constant.detach()
 
         def count(gradient: Tensor) -> None:

@@ -1,9 +1,8 @@
-"""Runs a model once with its attention weights, statistics of norms and slopes of activations as constants.
+"""Runs a model with its attention weights, norm statistics and activation slopes frozen.
 
-Linear maps, residual connections, pooling and selection are left to the model's own code. What is not linear in it is
-exchanged on the way: attention at the library's seam, norms, activations, routers and experts at the modules that
-compute them, and activations and products with them that are functions in the model's code as these functions are
-called.
+Linear maps, residual connections, pooling and indexing are left to the model's own code. Nonlinear steps are replaced
+as they run: attention through its library's interface; norms, activations, routers and experts by hooks on their
+modules; activations that the model calls as functions, and products with activations, when torch is called.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,79 +38,78 @@ PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
 
 
 class FrozenNetwork(Protocol):
-    """What takes the place of the steps that are not linear, from the first layer's input on.
+    """Replacements of nonlinear steps, from the first layer's input on.
 
-    Tensors are the model's own; each result has the shape and the dtype of what it stands for.
+    Tensors are the model's own; each result has the shape and the dtype of what it replaces.
     """
 
     def attention(self, call: AttentionCall) -> Tensor:
-        """What takes the place of attention at the library's seam."""
+        """Replace attention, before the output projection."""
         ...
 
     def enter(self, stream: Tensor) -> Tensor:
-        """The first layer's input."""
+        """Replace the first layer's input."""
         ...
 
     def leave(self, stream: Tensor) -> None:
-        """A layer's output."""
+        """Receive a layer's output."""
         ...
 
     @property
     def copies(self) -> int:
-        """How many times the model's positions go through it, one copy of all behind the other."""
+        """Number of copies of the model's positions, one after the other."""
         ...
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The part of a tensor that the model would have computed."""
+        """Select the part of a tensor that the model would have computed."""
         ...
 
     def given(self, tensor: Tensor) -> Tensor:
-        """A tensor taken as given: a router's choice and weights, a gate of a whole position."""
+        """Make a tensor constant: a router's choice and weights, a gate of a whole position."""
         ...
 
     def carries(self, tensor: Tensor) -> bool:
-        """Whether a tensor depends on the first layer's input."""
+        """Return whether a tensor depends on the first layer's input."""
         ...
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
-        """A normalisation."""
+        """Replace a normalisation."""
         ...
 
     def affine(self, bias: Tensor, output: Tensor) -> Tensor:
-        """A linear map's output with a bias in it."""
+        """Replace the output of a linear map that has a bias."""
         ...
 
     def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
-        """g(z)."""
+        """Replace g(z)."""
         ...
 
     def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
-        """g(u) ⊙ w."""
+        """Replace g(u) ⊙ w."""
         ...
 
     def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
-        """Networks that each act on some positions of a copy, times coefficients, added up: (N, D) -> (N, D).
+        """Replace a weighted sum of networks that each act on some positions of a copy, (N, D) -> (N, D).
 
-        ``rows`` (copies, R) says which rows are the R positions of each copy.
+        ``rows`` (copies, R) has the rows of each copy's R positions.
         """
         ...
 
     def begin_attention(self) -> None:
-        """The first linear map of an attention module begins: that of its queries, keys or values."""
+        """Prepare for the first linear map of an attention module: that of queries, keys or values."""
         ...
 
     def end_attention(self, output: Tensor) -> Tensor | None:
-        """Attention's output, behind its projection; None leaves it."""
+        """Replace attention's output after its projection; None leaves it."""
         ...
 
 
-class Exchanges:
-    """Where a model has steps that are not linear: found once, learnt as they run.
+class HookedModules:
+    """The modules of a model that :func:`frozen` hooks, found once.
 
     Args:
         model: the model.
-        blocks: its attention blocks by attention module; the first of the layers around them to run begins the frozen
-            part.
+        blocks: its attention blocks by attention module; the first of their layers to run begins the frozen part.
 
     Attributes:
         blocks: the same.
@@ -120,7 +118,7 @@ class Exchanges:
         experts: the modules with stacked maps.
         leaves: all other modules without children.
         linear: the linear maps inside attention.
-        steps: what modules compute, as far as they have run.
+        steps: what each module computes, once it has run.
     """
 
     def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> None:
@@ -129,36 +127,35 @@ class Exchanges:
         self.layers = set(layer_of(model, blocks).values())
         self.routers = {router for module in modules for router in routers_beside(module)}
         self.experts = [module for module in modules if module not in self.routers and stacked_maps(module)]
-        exchanged = self.routers.union(self.experts)
-        self.leaves = [module for module in modules if module not in exchanged and not list(module.children())]
+        whole = self.routers.union(self.experts)
+        self.leaves = [module for module in modules if module not in whole and not list(module.children())]
         self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
         self.steps: dict[nn.Module, Step] = {}
 
 
 @contextmanager
-def frozen(call: ModelCall, exchanges: Exchanges, network: FrozenNetwork) -> Iterator[None]:
-    """While open, the model runs by ``network`` in this thread; it is left as it was."""
-    watcher = _Watcher(exchanges, network)
-    with call.attention_through(watcher.attention), watcher.hooked(), _Functions(watcher):
+def frozen(call: ModelCall, modules: HookedModules, network: FrozenNetwork) -> Iterator[None]:
+    """While open, replace the model's nonlinear steps by ``network`` in this thread; leave the model as it was."""
+    interceptor = _Interceptor(modules, network)
+    with call.attention_through(interceptor.attention), interceptor.hooked(), _Functions(interceptor):
         yield
 
 
-class _Watcher:
-    def __init__(self, exchanges: Exchanges, network: FrozenNetwork) -> None:
-        self._exchanges = exchanges
-        self._steps = exchanges.steps
+class _Interceptor:
+    def __init__(self, modules: HookedModules, network: FrozenNetwork) -> None:
+        self._modules = modules
+        self._steps = modules.steps
         self._network = network
         self._entered = False
-        self._busy = False
+        self._suspended = False
         self._attention_begins = False
-        self._paused: nn.Module | None = None
-        # The latest activation, which the next product may gate something with: its output, function and input.
-        self._latest: tuple[Tensor, Elementwise, Tensor] | None = None
+        self._suspended_by: nn.Module | None = None
+        # Output, function and input of the last activation, which may gate the next product.
+        self._last_activation: tuple[Tensor, Elementwise, Tensor] | None = None
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Hooks on layers, attention's linear maps, routers and experts, and on the other modules without children."""
-        known = self._exchanges
+        known = self._modules
         projections = [block.projection.module for block in known.blocks.values()]
         with ExitStack() as stack:
 
@@ -174,24 +171,24 @@ class _Watcher:
 
             before(known.layers, self._enter)
             behind(known.layers, self._leave)
-            before(known.routers, self._pause)
+            before(known.routers, self._suspend)
             behind(known.routers, self._router)
             before(known.experts, self._begin_experts)
             behind(known.experts, self._experts)
             behind(known.leaves, self._module)
             before(known.blocks, self._expect_attention)
             before(known.linear, self._begin_attention)
-            # Behind the hook that counts the projection's own bias.
+            # After the hook that counts the projection's own bias.
             behind(projections, self._end_attention)
             yield
 
     def attention(self, call: AttentionCall) -> Tensor:
-        with self._working():
+        with self._suspending():
             return self._network.attention(call)
 
     def function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """A function of torch that the model's code calls, and what it gave."""
-        if self._busy or not self._entered or not isinstance(output, Tensor):
+        """Replace the output of a torch function that the model's code calls."""
+        if not self._active() or not isinstance(output, Tensor):
             return output
         if func in PRODUCTS:
             return self._product(args, output)
@@ -201,29 +198,29 @@ class _Watcher:
         return self._activation(lambda values: func(values, *rest, **kwargs), inputs, output)
 
     def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        if self._latest is None or len(args) != 2:
+        if self._last_activation is None or len(args) != 2:
             return output
-        active, function, gate = self._latest
+        active, function, gate = self._last_activation
         other = next((factor for factor in args if factor is not active), None)
         gates = any(factor is active for factor in args) and isinstance(other, Tensor)
         if not isinstance(other, Tensor) or not gates or not self._network.carries(other):
             return output
-        with self._working():
+        with self._suspending():
             if other.shape == active.shape:
                 return self._network.product(function, gate, other, output)
-            # One number for a whole position, as in front of a shared expert, is a weight of what it multiplies.
+            # One number per position, such as a shared expert's gate, is a constant weight.
             weighs = active.shape[-1] == 1 and other.shape[:-1] == active.shape[:-1]
             return self._network.given(active) * other if weighs else output
 
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
-        with self._working():
+        with self._suspending():
             if inputs.isinf().any():
                 raise NonFiniteError(
-                    "an activation receives infinite numbers, to which no line from zero has a slope; check inputs, "
-                    "or convert the model to a wider dtype"
+                    "an activation receives infinite numbers, where its slope from zero is undefined; check the "
+                    "inputs, or convert the model to a wider dtype"
                 )
             active = self._network.activation(function, inputs, output)
-        self._latest = (active, function, inputs)
+        self._last_activation = (active, function, inputs)
         return active
 
     def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -241,54 +238,54 @@ class _Watcher:
             self._network.leave(stream)
 
     def _expect_attention(self, *_: Any) -> None:
-        self._attention_begins = self._watches()
+        self._attention_begins = self._active()
 
     def _begin_attention(self, *_: Any) -> None:
-        if self._attention_begins and self._watches():
+        if self._attention_begins and self._active():
             self._attention_begins = False
             self._network.begin_attention()
 
     def _end_attention(self, *seen: Any) -> Any:
         output = seen[-1]
-        if not self._watches() or not isinstance(output, Tensor) or not self._network.carries(output):
+        if not self._active() or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
-        with self._working():
+        with self._suspending():
             return self._network.end_attention(output)
 
-    def _watches(self) -> bool:
-        return self._entered and not self._busy
+    def _active(self) -> bool:
+        return self._entered and not self._suspended
 
     def _module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         inputs = first_argument(args, kwargs)
-        if not self._watches() or inputs is None or not isinstance(output, Tensor) or not self._network.carries(output):
+        if not self._active() or inputs is None or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
         step = self._step(module, inputs, output)
         if isinstance(step, ActivationReader):
             return self._activation(step, inputs, output)
-        with self._working():
+        with self._suspending():
             if isinstance(step, NormReader):
                 normed = self._network.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
-                # As the module gave it, since a model may take views of it.
+                # The model may take views, so keep the memory layout.
                 return normed.contiguous() if output.is_contiguous() else normed
             bias = step.bias(accumulation_dtype(output.dtype)) if isinstance(step, Projection) else None
             return None if bias is None else self._network.affine(bias, output)
 
     def _begin_experts(self, module: nn.Module, *received: Any) -> None:
-        # Where every head of attention has maps of its own they are stacked, too, but it reads sequences.
+        # Attention with one map per head has stacked maps, too, but reads sequences.
         stream = first_tensor(received)
         if routing_of(received) is not None or (stream is not None and stream.dim() == 2):
-            self._pause(module)
+            self._suspend(module)
 
-    def _pause(self, module: nn.Module, *_: Any) -> None:
-        """A router or experts begin, which are exchanged as a whole."""
-        if self._watches():
-            self._paused, self._busy = module, True
+    def _suspend(self, module: nn.Module, *_: Any) -> None:
+        """Replace nothing inside a router or experts, which are replaced as a whole."""
+        if self._active():
+            self._suspended_by, self._suspended = module, True
 
     def _resumes(self, module: nn.Module) -> bool:
-        """Whether the module that ends is the one since whose beginning nothing was exchanged."""
-        if self._paused is not module:
+        """Resume if ``module`` suspended replacement; return whether it did."""
+        if self._suspended_by is not module:
             return False
-        self._paused, self._busy = None, False
+        self._suspended_by, self._suspended = None, False
         return True
 
     def _router(self, module: nn.Module, *seen: Any) -> Any:
@@ -302,7 +299,7 @@ class _Watcher:
     def _experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self._resumes(module) or not isinstance(output, Tensor) or not self._network.carries(output):
             return None
-        with self._working():
+        with self._suspending():
             call = ExpertsCall.of(module, (args, kwargs), output, self._network.copies)
             reader = self._steps.get(module)
             if not isinstance(reader, ExpertsReader):
@@ -314,20 +311,20 @@ class _Watcher:
     def _step(self, module: nn.Module, inputs: Tensor, output: Tensor) -> Step | None:
         step = self._steps.get(module)
         if step is None:
-            with self._working(), torch.no_grad():
+            with self._suspending(), torch.no_grad():
                 step = read_step(module, self._network.whole(inputs), self._network.whole(output))
             if step is not None:
                 self._steps[module] = step
         return step
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """While open, nothing is exchanged: what runs is ours."""
-        before, self._busy = self._busy, True
+    def _suspending(self) -> Iterator[None]:
+        """While open, replace nothing: what runs is our own code."""
+        before, self._suspended = self._suspended, True
         try:
             yield
         finally:
-            self._busy = before
+            self._suspended = before
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -336,14 +333,14 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 class _Functions(TorchFunctionMode):
-    """Hands the functions that the model's code calls to a watcher."""
+    """Hands the torch functions that the model's code calls to an interceptor."""
 
-    def __init__(self, watcher: _Watcher) -> None:
+    def __init__(self, interceptor: _Interceptor) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._interceptor = interceptor
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        # Here, so that what the model's own code asks too much of torch is known as that.
-        return self._watcher.function(func, args, kwargs or {}, func(*args, **(kwargs or {})))
+        # Called here, errors of the model's own calls are recognised as such.
+        return self._interceptor.function(func, args, kwargs or {}, func(*args, **(kwargs or {})))

@@ -1,4 +1,4 @@
-"""Sends one example and its parts through the frozen network together."""
+"""Runs one example and its parts through the frozen network together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,18 +27,18 @@ from captum_norm.models.stacks import Stacks
 class PartsNetwork:
     """The frozen network on copies of one example: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
 
-    The first copy is the example, whose norms, activations and attention weights the others use. Then come what each
-    of the tokens gives, and last what the biases give; shared biases leave it zero. Attention has one bias [Modarressi
-    et al. 2023, eq. 3, 5]: what is added from its first linear map on stays apart until behind its output projection,
-    where it is shared, before the residual joins.
+    The first copy is the example, whose norms, activations and attention weights the others use. Then come one part
+    per token and last the part of the biases, which is zero if they are shared. Attention has one bias [Modarressi
+    et al. 2023, eq. 3, 5]: all biases from its first linear map to its output projection are shared together, before
+    the residual joins.
 
     Args:
-        tokens: which tokens' parts, K of them; all if biases are shared.
+        tokens: the K tokens whose parts to run; all if biases are shared.
         stacks: the model's stacks of layers.
-        sharing: how biases are shared among the tokens: see :data:`captum_norm.functional.BIAS_SHARES`; None keeps
+        sharing: how to share biases among the tokens, a key of :data:`captum_norm.functional.BIAS_SHARES`; None keeps
             them apart.
-        watch: told each layer's index and output, (K + 2, S, D).
-        rules: what is frozen; attention weights always are.
+        watch: called with each layer's index and output, (K + 2, S, D).
+        rules: what to freeze; attention weights always are.
 
     Attributes:
         copies: number of copies, K + 2.
@@ -84,8 +84,8 @@ class PartsNetwork:
     def attention(self, call: AttentionCall) -> Tensor:
         if self._sharing is not None and not self._in_attention:
             raise UnsupportedModelError(
-                f"{type(call.module).__name__} receives values projected outside of it, so the bias of attention "
-                'cannot be told from those before it; expected its linear maps inside, or bias="apart"'
+                f"{type(call.module).__name__} receives values projected outside of it, so attention's bias cannot be "
+                'separated from earlier ones; expected its linear maps inside, or bias="apart"'
             )
 
         def first(option: Any) -> Any:
@@ -149,7 +149,7 @@ class PartsNetwork:
         return output if affine.bias is None else self.affine(affine.bias.to(output.dtype), output)
 
     def _with_constant(self, linear: Tensor, constant: Tensor, output: Tensor) -> Tensor:
-        """With what the function gives without its arguments, (1,)."""
+        """Add the function's value at zero, (1,)."""
         return self._result(linear, constant.expand(linear.shape[-1]) if constant.any() else None, output)
 
     def begin_attention(self) -> None:
@@ -163,11 +163,11 @@ class PartsNetwork:
         return self._result(torch.stack([*copies, torch.zeros_like(bias)]), bias, output)
 
     def _copies(self, tensor: Tensor) -> Tensor:
-        """(K + 2, R, D), whatever axes the model gives the positions."""
+        """Reshape to (K + 2, R, D), whatever the model's axes of positions."""
         return tensor.reshape(self.copies, -1, tensor.shape[-1])
 
     def _result(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
-        """The linear map of all copies with a constant added: to the biases' copy, or shared."""
+        """Add a constant to the biases' copy, or share it among the tokens'."""
         tokens, biases = linear[1:-1], linear[-1:]
         if constant is not None:
             if self._sharing is None or self._in_attention:

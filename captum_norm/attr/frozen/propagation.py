@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import Exchanges, frozen
+from captum_norm.attr.frozen.network import HookedModules, frozen
 from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
@@ -21,16 +21,15 @@ from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.search.experts import stacked_maps
 from captum_norm.models.stacks import Stacks
 
-# How many tensors as large as a layer's largest one exist at a time while its steps are exchanged, and how many as
-# large as the output, which is made once and handed on.
+# Number of tensors alive at a time: as large as the largest inside a layer, and as large as the model's output.
 LAYER_COPIES, OUTPUT_COPIES = 10, 3
 
 Watch = Callable[[range, int, Tensor], None]
-"""Told the tokens, the layer's index, and its output's copies: the example, its tokens' parts, the biases' part."""
+"""Called with the tokens, the layer's index and its output's copies: the example, the tokens' and the biases' parts."""
 
 
 class _Size(NamedTuple):
-    """How many tokens the first layer receives of an example, and how much memory one of its copies takes."""
+    """Number of tokens that the first layer receives, and bytes that one copy of the example takes."""
 
     tokens: int
     copy: int
@@ -43,24 +42,23 @@ class Propagation:
 
     Attributes:
         model: the model.
-        exchanges: where it has steps that are not linear.
+        modules: its modules to hook.
         sharing: see :class:`PartsNetwork`.
-        budget: how much memory the copies may take at a time. Biases are shared among all tokens, so then these go
-            together whatever it is.
-        advance: told how many tokens' parts went through.
+        budget: memory for the copies; ignored if biases are shared, which takes the parts of all tokens together.
+        advance: called with the number of tokens whose parts have run.
     """
 
     model: nn.Module
-    exchanges: Exchanges
+    modules: HookedModules
     sharing: str | None
     budget: MemoryBudget
     advance: Callable[[int], object]
 
     def run(self, example: ModelCall, watch: Watch = lambda *_: None) -> Iterator[tuple[ModelCall, Any, Stacks]]:
-        """One example's parts: for some tokens at a time the copies, the model's output for them, and its stacks.
+        """Run one example's parts; for some tokens at a time, yield the copies, the model's output and its stacks.
 
         Raises:
-            NotEnoughMemoryError: if all tokens must go together and there is no room.
+            NotEnoughMemoryError: if all tokens must run together and do not fit.
         """
         size = self._size(example)
         step = self._at_once(size)
@@ -68,7 +66,7 @@ class Propagation:
             tokens = range(start, min(start + step, size.tokens))
             network = PartsNetwork(tokens, example.stacks(), self.sharing, partial(watch, tokens))
             copies = example.repeated(network.copies)
-            with torch.no_grad(), frozen(copies, self.exchanges, network):
+            with torch.no_grad(), frozen(copies, self.modules, network):
                 output = copies.run()
             self.advance(len(tokens))
             yield copies, output, network.stacks
@@ -79,16 +77,16 @@ class Propagation:
         free, needed = free_bytes(size.device), (size.tokens + 2) * size.copy
         if free is not None and needed > free:
             raise NotEnoughMemoryError(
-                f"the parts of {size.tokens} tokens take about {readable(needed)} together, and {readable(free)} are "
-                f'free on {size.device}; biases shared as "{self.sharing}" need all of them at once: take '
+                f"the parts of {size.tokens} tokens take about {readable(needed)} together, but {readable(free)} are "
+                f'free on {size.device}; biases shared as "{self.sharing}" need all of them at once: pass '
                 'bias="apart", or shorter inputs'
             )
         return size.tokens
 
     def _size(self, example: ModelCall) -> _Size:
-        """Seen in one run of the example alone."""
+        """Measure a forward pass of the example alone."""
         network, copy = GraphNetwork(1, example.stacks()), 0
-        inside = {module for layer in self.exchanges.layers for module in layer.modules()}
+        inside = {module for layer in self.modules.layers for module in layer.modules()}
 
         def look(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             nonlocal copy
@@ -102,24 +100,23 @@ class Propagation:
         with ExitStack() as stack:
             for module in self.model.modules():
                 stack.callback(module.register_forward_hook(look).remove)
-            with torch.no_grad(), frozen(example, self.exchanges, network):
+            with torch.no_grad(), frozen(example, self.modules, network):
                 example.run()
         return _Size(network.stream.shape[1], copy, network.stream.device)
 
 
 class LayerParts:
-    """What is kept of each layer's parts, and whether they add up to its output.
+    """Collects each layer's parts, reduced, and the remainder of its output.
 
     Args:
-        keep: what to keep of some tokens' parts, (K, Q, D), along their first axis; none of their memory, into which
-            the next layer may write.
-        layers: the layers of which to keep it; all if None.
+        keep: reduces some tokens' parts, (K, Q, D), to (K, ...); must copy, as the next layer may write in place.
+        layers: the layers to collect; all if None.
 
     Attributes:
-        kept: by layer, (K, ...).
-        bias: by layer the biases' part, (Q, D).
-        left: by layer what is left of the output without its parts, (Q, D).
-        size: by layer the norm of the output, (Q,).
+        kept: by layer, the reduced parts, (K, ...).
+        bias: by layer, the biases' part, (Q, D).
+        left: by layer, the output minus its parts, (Q, D).
+        size: by layer, the norm of the output, (Q,).
     """
 
     def __init__(self, keep: Callable[[Tensor], Tensor], layers: Collection[int] | None = None) -> None:
@@ -131,7 +128,7 @@ class LayerParts:
         self._layers = layers
 
     def __call__(self, tokens: range, layer: int, copies: Tensor) -> None:
-        """A layer's copies: see :data:`Watch`."""
+        """Collect one layer: see :data:`Watch`."""
         if self._layers is not None and layer not in self._layers:
             return
         copies = copies.to(accumulation_dtype(copies.dtype))
@@ -146,5 +143,5 @@ class LayerParts:
 
 
 def by_layer(examples: Sequence[Mapping[int, Tensor]], layers: Sequence[int]) -> Tensor:
-    """Tensors of each example's layers as one, (B, L, ...)."""
+    """Stack tensors by example and layer, (B, L, ...)."""
     return torch.stack([torch.stack([example[layer] for layer in layers]) for example in examples])
