@@ -1,4 +1,4 @@
-"""Has the attribution methods, one in each file."""
+"""The attribution methods, one per file."""
 
 from captum_norm.attr.alti import ALTI, SourceAndPrefix
 from captum_norm.attr.attention_block import AttentionBlockAttribution

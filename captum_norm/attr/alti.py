@@ -1,4 +1,4 @@
-"""Computes ALTI and ALTI+: how near each token's vector is to the attention block's output, rolled out."""
+"""Computes ALTI and ALTI+: how close each token's vector is to the attention block's output, rolled out."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,11 +19,11 @@ from captum_norm.models.known import refuse_mixing
 
 
 class SourceAndPrefix(NamedTuple):
-    """What each position of the decoder took from the source and from the target prefix.
+    """Shares of the source and of the target prefix in each decoder position; of a real one they sum to 1.
 
     Attributes:
-        source: (B, T, S), shares of the source positions.
-        prefix: (B, T, T), shares of the decoder's own input positions. Both rows of a real position sum to 1 together.
+        source: shares of the source positions, (B, T, S).
+        prefix: shares of the decoder's own input positions, (B, T, T).
     """
 
     source: Tensor
@@ -33,19 +33,19 @@ class SourceAndPrefix(NamedTuple):
 class ALTI(AttentionMapAttribution):
     """Aggregation of layer-wise token-to-token interactions: ALTI, and ALTI+ [Ferrando et al. 2022a, 2022b].
 
-    A layer's map is c_ij ∝ max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁), with y_i the output of the attention block (behind its
-    normalisation in a post-norm layer, the residual sum in others) and v_ij what key j gives to it, the residual
-    connection with j = i. Rows sum to 1, or are 0 where no vector is nearer to y_i than 0 is. In cross-attention the
-    residual connection is a further vector, which no key has: rows of ``cross`` sum to 1 less its share.
+    A layer's map is c_ij ∝ max(0, ‖y_i‖₁ − ‖y_i − v_ij‖₁), with y_i the output of the attention block (in a post-norm
+    layer after its normalisation, in others the residual sum) and v_ij key j's contribution to it, including the
+    residual connection if j = i. Rows sum to 1, or are 0 if no vector is closer to y_i than 0 is. In cross-attention
+    the residual connection is a further vector, of no key: rows of ``cross`` sum to 1 minus its share.
 
-    In an encoder–decoder model (ALTI+) ``attribute`` gives the share of each source position in one position of the
-    decoder; what is missing to 1 is the target prefix's. :meth:`source_and_prefix` gives both, at all positions.
+    In an encoder–decoder model (ALTI+), ``attribute`` returns the share of each source position in one decoder
+    position; the rest to 1 is the target prefix's. :meth:`source_and_prefix` returns both, at all positions.
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`; the vectors take no more than ``memory_budget``, either.
-            The attention weights of one layer are held until its end.
+        model: a Hugging Face model or a fairseq translation model; left unchanged.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
+        options: see :class:`captum_norm.MeterOptions`; ``memory_budget`` also bounds the vectors. The attention weights
+            of one layer are held at a time.
 
     Example:
         >>> import torch
@@ -61,31 +61,31 @@ class ALTI(AttentionMapAttribution):
     def source_and_prefix(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
     ) -> SourceAndPrefix:
-        """ALTI+: shares of the source and of the target prefix in every position of the decoder.
+        """Compute ALTI+: shares of the source and of the target prefix in every decoder position.
 
         Args:
             inputs: as for :meth:`maps`, of an encoder–decoder model.
             additional_forward_args: as for :meth:`maps`.
-            layers: the layers that are rolled out, of encoder and decoder; all if None.
+            layers: the layers to roll out, of encoder and decoder; all if None.
 
         Returns:
             the shares, 0 at padding.
 
         Raises:
-            InvalidInputError: if the model is no encoder–decoder.
+            InvalidInputError: if the model is not an encoder–decoder.
             CaptumNormError: see :meth:`maps`.
         """
         maps = self.maps(inputs, additional_forward_args, layers=layers)
         if maps.encoder is None or maps.decoder is None or maps.cross is None:
             raise InvalidInputError(
-                f"got {type(self.model).__name__}, which is no encoder–decoder model; use attribute or maps"
+                f"got {type(self.model).__name__}, which is not an encoder–decoder model; use attribute or maps"
             )
         refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):
             return SourceAndPrefix(*encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross))
 
     def layer_map(self, layer: Layer) -> Tensor:
-        """c_ij of one layer, (B, Q, K)."""
+        """Compute c_ij of one layer, (B, Q, K)."""
         whole, weights = layer.output, layer.scaled_weights
         size, most = whole.abs().sum(-1), piece_elements(layer.budget, whole)
         distances = torch.stack(
@@ -94,7 +94,7 @@ class ALTI(AttentionMapAttribution):
                 for y, alphas, values in zip(whole, weights, layer.values, strict=True)
             ]
         )
-        # Nothing is given without weight, which rounding would blur.
+        # A key without weight contributes exactly nothing, whatever the rounding.
         distances = distances.where((layer.weights != 0).any(1), size.unsqueeze(-1))
         if layer.cross:
             beside = (whole - layer.stream).abs().sum(-1, keepdim=True)
@@ -103,7 +103,7 @@ class ALTI(AttentionMapAttribution):
         return normalize_rows(nearness(distances, size))
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
-        """The share of each source position in an encoder–decoder model; as ever in others."""
+        """Compute each source position's share in an encoder–decoder model; the usual scores in others."""
         if maps.encoder is None or maps.decoder is None or maps.cross is None or maps.decoder_real is None:
             return super().scores_of(maps, position, aggregate=aggregate)
         if not aggregate:

@@ -1,4 +1,4 @@
-"""Measures the attention block as a whole by norms, and on through the feed-forward block."""
+"""Explains whole attention blocks by norms, optionally through the feed-forward block."""
 
 from typing import Literal, Unpack
 
@@ -16,16 +16,15 @@ class AttentionBlockAttribution(ScopedNorms):
     :class:`NormAttribution`), normalisation, attention and residual connection in a pre-norm or parallel one, and where
     the attention output is normalised before it is added (sandwich, norm-on-output) that normalisation too.
 
-    The other scopes go on through the feed-forward block, its activations frozen to the slopes that integrated
-    gradients give them: to what its network reads (``atb_ln``), to the network's output (``atb_ff``), with the residual
-    connection (``atb_ff_res``) and, in a post-norm layer, through the norm behind it (``atb_ff_res_ln``).
+    The other scopes continue through the feed-forward block, with activations frozen at their integrated-gradients
+    slopes: to the network's input (``atb_ln``), its output (``atb_ff``), the residual connection (``atb_ff_res``) and,
+    in a post-norm layer, the norm after it (``atb_ff_res_ln``).
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
-        scope: ``atb``; where the feed-forward network is understood also ``atb_ff_res``, but in a parallel layer
-            ``atb_ff``, where a norm stands before the network ``atb_ln``, and where one follows the sum
-            ``atb_ff_res_ln``.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        model: a Hugging Face model or a fairseq translation model; left unchanged.
+        scope: ``atb``; if the feed-forward network is understood, also ``atb_ff_res``, except in parallel layers
+            ``atb_ff``, with a norm before the network ``atb_ln``, and with one after the sum ``atb_ff_res_ln``.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Raises:

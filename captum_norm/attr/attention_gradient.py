@@ -1,4 +1,4 @@
-"""Multiplies attention weights by their gradients and rolls them out."""
+"""Rolls out attention weights times their gradients."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -26,13 +26,13 @@ from captum_norm.models.stacks import StackName, Stacks
 class AttentionTimesGradient(AttentionMapAttribution):
     """Rollout of gradient-weighted attention [Chefer et al. 2021].
 
-    A layer's map is Ā = mean over heads of max(0, α ⊙ ∂t/∂α), t the number explained; ``attribute`` returns a row of
-    (I + Ā_L) ··· (I + Ā_1), whose rows do not sum to 1. ``target`` names t; outputs at each
-    position are taken at the position explained. None: what the model predicts.
+    A layer's map is Ā = mean over heads of max(0, α ⊙ ∂t/∂α), with t the output value explained; ``attribute`` returns
+    a row of (I + Ā_L) ··· (I + Ā_1), whose rows do not sum to 1. ``target`` selects t, by default the one that the
+    model predicts; if there are outputs at each position, at the position explained.
 
     Args:
-        model: a model of Hugging Face, or an encoder of fairseq; left exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        model: a Hugging Face model or a fairseq encoder; left unchanged.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
         readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         differentiable: let gradients flow through the maps.
 
@@ -75,16 +75,16 @@ class AttentionTimesGradient(AttentionMapAttribution):
         target: Any = None,
         position: Position = None,
     ) -> AttributionMaps:
-        """The map of every layer.
+        """Compute the map of every layer.
 
         Args:
             inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
-            per_head: one map a head instead of one a layer.
+            layers: 0-based indices of the layers, negative ones from the last; all if None.
+            per_head: compute one map per head instead of one per layer.
             stacks: None; there is one stack.
             target: which output to explain: see :meth:`attribute`.
-            position: at which position, where the model has outputs at each.
+            position: its position, if the model has outputs at each.
 
         Returns:
             the maps.
@@ -97,7 +97,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         return finite_results(self.model, self._maps_and_head(call, request))
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Weights times gradients of the layers requested, from one forward and one backward pass."""
+        """Compute the maps of the layers requested in one forward and one backward pass."""
         differentiable = self.session.differentiable
         self.session.expect_room(call, Request(weights=True, per_head=True))
         with gradients_on():
@@ -128,7 +128,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         return positive if per_head else positive.mean(1)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Rows of (I + Ā_L) ··· (I + Ā_1)."""
+        """Select rows of (I + Ā_L) ··· (I + Ā_1)."""
         if self.aggregation != "rollout":
             return super().aggregate(stack, rows)
         for layer in reversed(stack.unbind(1)):
@@ -137,7 +137,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
 
 
 class _KeptAttention:
-    """An attention function that keeps the weights of every layer, as parts of the graph."""
+    """An attention function that keeps every layer's weights in the graph."""
 
     def __init__(self, stacks: Stacks) -> None:
         self.stacks = stacks
@@ -145,7 +145,7 @@ class _KeptAttention:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         if not call.query.requires_grad:
-            # In a model whose parameters are frozen the graph begins here.
+            # With frozen parameters, the graph begins here.
             call = replace(call, query=call.query.detach().requires_grad_())
         output, weights = self.stacks.attend(call)
         self.weights.append(weights)

@@ -1,4 +1,4 @@
-"""Defines the interface of all methods, ``attribute`` and ``maps``; a method of one's own adds one function."""
+"""Defines the interface of all methods, ``attribute`` and ``maps``; a new method adds one function."""
 
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ from captum_norm.models.stacks import Place, StackName, encoder_of
 
 
 class MapReducer(Reducer, Protocol):
-    """Makes the map of one layer.
+    """Computes the map of one layer.
 
     Attributes:
         map: (B, [H,] Q, K).
@@ -45,36 +45,36 @@ class MapReducer(Reducer, Protocol):
     delta: Tensor
 
     def check(self, model: nn.Module, place: Place) -> None:
-        """Refuse results that are not finite, or not what the model computed."""
+        """Raise if results are not finite, or do not add up to what the model computed."""
         ...
 
 
 class AttentionMapAttribution(Attribution, ABC):
-    """Base of the methods that explain a Transformer by one map a layer.
+    """Base class of methods that explain a Transformer by one map per layer.
 
-    A method of one's own derives from it and says in :meth:`layer_map` what the map of a layer is.
+    A new method derives from it and computes a layer's map in :meth:`layer_map`.
 
     Args:
-        model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq; left
-            exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers: ``"rollout"`` (product of the row-normalised maps),
-            ``"product"`` (of the maps themselves, its row normalised) or ``"mean"``.
+        model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model; left
+            unchanged.
+        aggregation: how ``attribute`` combines the layers' maps: ``"rollout"`` (product of the row-normalised maps),
+            ``"product"`` (of the maps themselves, with the resulting row normalised) or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Attributes:
-        name: of the class: what commands and comparisons call the method.
-        title: of the class: what tables and figures call it.
-        units: of the class: what its numbers are.
-        target: of the class: whether it explains a number of the output: never, if one is named, or always, by default
-            the one that the model predicts.
+        name: of the class: the method's name in commands and comparisons.
+        title: of the class: its name in tables and figures.
+        units: of the class: the units of its scores.
+        target: of the class: whether it explains an output value: never, if one is given, or always, by default the
+            one that the model predicts.
         decomposes: of the class: whether its maps come from vectors that add up to what the model computed.
         one_stack: of the class: whether encoder–decoder models are refused.
         single_heads: of the class: whether it has maps of single heads.
-        batch_first: of the class: whether it runs layers by itself, on copies of an example along the first axis, as
-            they are in models of Hugging Face alone.
+        batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
+            only Hugging Face models allow.
 
     Raises:
-        InvalidInputError: if the model is no module or the aggregation is unknown.
+        InvalidInputError: if the model is not a module or the aggregation is unknown.
     """
 
     name: ClassVar[str]
@@ -103,15 +103,15 @@ class AttentionMapAttribution(Attribution, ABC):
         per_head: bool = False,
         stacks: Collection[StackName] | None = None,
     ) -> AttributionMaps:
-        """The map of every layer.
+        """Compute the map of every layer.
 
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
-                tokenizer's output. A left-padded batch is explained as its examples would be alone: each is moved to
-                begin at position 0 before the model sees it, which matters where positions are absolute (GPT-2, BERT).
+                tokenizer's output. Examples of a left-padded batch are shifted to start at position 0, so each is
+                explained as it would be alone; this matters if positions are absolute (GPT-2, BERT).
             additional_forward_args: the model's further positional arguments (attention mask first).
-            layers: 0-based indices of the layers wanted, negative ones from the last; all if None.
-            per_head: one map a head instead of one a layer.
+            layers: 0-based indices of the layers, negative ones from the last; all if None.
+            per_head: compute one map per head instead of one per layer.
             stacks: which stacks of an encoder–decoder model to explain, of ``encoder``, ``decoder`` and ``cross``; all
                 if None.
 
@@ -171,27 +171,27 @@ class AttentionMapAttribution(Attribution, ABC):
         layer: int | None = None,
         return_convergence_delta: bool = False,
     ) -> Tensor | tuple[Any, ...]:
-        """How much each input position contributes to one output position.
+        """Compute how much each input position contributes to one output position.
 
         Args:
             inputs: as for :meth:`maps`.
-            target: the output to explain, as everywhere in Captum, for methods that explain one. It is not used by
-                methods whose maps do not depend on an output class.
+            target: the output to explain, as everywhere in Captum; ignored by methods whose maps do not depend on an
+                output.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            position: the output position to explain: an index (negative from the end), one index for each example,
+            position: the output position to explain: an index (negative from the end), one index per example,
                 ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: what the model's
-                head reads; of a model with an output at every position the last if it is causal, else the mean.
+                head reads; for a model with an output at every position, the last if it is causal, else the mean.
             layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
                 aggregates all layers.
-            return_convergence_delta: also return the largest completeness error of the layers, (B,).
+            return_convergence_delta: also return the largest completeness error over layers, (B,).
 
         Returns:
-            (B, S), one non-negative score for each input position, 0 at padding; rows of a rollout or product sum to
-            1. A tuple of this one tensor if ``inputs`` is a tuple, as everywhere in Captum.
+            (B, S), one non-negative score per input position, 0 at padding; rows of a rollout or product sum to 1.
+            A 1-tuple if ``inputs`` is a tuple, as everywhere in Captum.
 
         Raises:
-            InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
-                one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method that has none.
+            InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
+                one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method without one.
             CaptumNormError: see :meth:`maps`.
         """
         if as_truth("return_convergence_delta", return_convergence_delta) and not self.decomposes:
@@ -206,22 +206,22 @@ class AttentionMapAttribution(Attribution, ABC):
         return attributions, delta
 
     def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Tensor:
-        """What :meth:`attribute` returns, from maps that are already there: of long inputs, or for several positions.
+        """Compute the scores of :meth:`attribute` from existing maps: of long inputs, or for several positions.
 
-        (Not of :class:`captum_norm.DecompX` with a target, whose scores come from no map.)
+        (Not those of :class:`captum_norm.DecompX` with a target, which come from no map.)
 
         Args:
-            maps: of :meth:`maps`, of all layers or of one.
+            maps: returned by :meth:`maps`, of all layers or of one.
             position: the output position to explain, as for :meth:`attribute`.
-            aggregate: make one map of all layers; False explains the one layer that ``maps`` has.
+            aggregate: combine all layers; False explains the only layer in ``maps``.
 
         Returns:
             (B, S).
 
         Raises:
-            InvalidInputError: for a position outside the sequence or in its padding, none where the head reads neither
-                one position nor the mean, or several layers where there must be one.
-            UnsupportedModelError: if the layers of a model are aggregated that mixes positions by more than attention.
+            InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
+                one position nor the mean, or several layers without ``aggregate``.
+            UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
             raise InvalidInputError(f"got maps {shown(maps)}; expected what maps() returns")
@@ -231,13 +231,13 @@ class AttentionMapAttribution(Attribution, ABC):
             return finite_results(self.model, self.scores_of(maps, position, aggregate=aggregate))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
-        """How many layers there are to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
+        """Return the number of layers to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
         return count_layers(self.session, inputs, additional_forward_args)
 
     def compute_convergence_delta(
         self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None
     ) -> Tensor:
-        """The largest completeness error of the layers for some inputs.
+        """Compute the largest completeness error over layers.
 
         Args:
             attributions: what :meth:`attribute` returned for these inputs, (B, S).
@@ -248,7 +248,7 @@ class AttentionMapAttribution(Attribution, ABC):
             (B,): max over layers of ‖Σ_j v_ij + bias − what the model computed‖ relative to the latter.
 
         Raises:
-            InvalidInputError: if the method has no convergence delta, or the attributions are of other inputs.
+            InvalidInputError: if the method has no convergence delta, or the attributions do not fit the inputs.
         """
         delta = self.maps(inputs, additional_forward_args).convergence_delta
         if delta is None:
@@ -256,23 +256,23 @@ class AttentionMapAttribution(Attribution, ABC):
         return delta_for(attributions, delta.amax(1))
 
     def has_convergence_delta(self) -> bool:
-        """Whether the method's vectors must add up to what the model computed."""
+        """Return whether the method's vectors must add up to what the model computed."""
         return self.decomposes
 
     def layer_map(self, layer: Layer) -> Tensor:
-        """The map of one layer, (B, Q, K): what a method of one's own defines.
+        """Compute the map of one layer, (B, Q, K): the function that a new method defines.
 
         Args:
-            layer: its attention weights, values and hidden states, held as long as this runs.
+            layer: its attention weights, values and hidden states, freed when this returns.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither layer_map nor maps_of")
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The maps requested: :meth:`layer_map` of each layer; for methods that go another way, theirs."""
+        """Compute the maps requested, by default :meth:`layer_map` of each layer."""
         return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map))
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
-        """The scores of the position explained, (B, S), and the completeness error, (B,)."""
+        """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
         maps = self._maps_and_head(call, request)
         scores = self.scores(maps, request.position, aggregate=request.layers is None)
         return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
@@ -285,19 +285,19 @@ class AttentionMapAttribution(Attribution, ABC):
         *,
         feed_forward: bool = False,
     ) -> AttributionMaps:
-        """The maps that reducers make of the layers requested, each checked.
+        """Compute and check the maps of the layers requested by reducers.
 
         Args:
-            call: of the model.
+            call: the model's call.
             request: which layers.
-            make: makes the reducer of a layer.
-            feed_forward: whether the reducers need the tensors of the feed-forward blocks.
+            make: makes a layer's reducer.
+            feed_forward: whether the reducers need the feed-forward blocks' tensors.
         """
         session = self.session
 
         def work() -> AttributionMaps:
             blocks = session.blocks(call, feed_forward=feed_forward)
-            # As many maps are kept as of attention weights.
+            # One map per layer is kept, as of mean attention weights.
             one_map = replace(request, weights=True)
             reduced = session.reduce(
                 call, one_map, lambda task: make(cast(LayerTask, task)), blocks, feed_forward=feed_forward
@@ -312,7 +312,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return session.explain(work)
 
     def call_of(self, inputs: Inputs, additional_forward_args: Any, request: Request) -> tuple[ModelCall, Request]:
-        """The inputs bound to the model, and a request that the method can answer."""
+        """Bind the inputs to the model and check that the method supports the request."""
         if as_truth("per_head", request.per_head) and not self.single_heads:
             raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
         if self.one_stack and encoder_of(self.model) is not None:
@@ -322,15 +322,15 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         if self.batch_first and library_of(self.model) is not HUGGING_FACE:
             raise UnsupportedModelError(
-                f"got {self.session.name}, which is no model of Hugging Face; {type(self).__name__} explains those "
-                "alone, whose layers have the batch first"
+                f"got {self.session.name}, which is not a Hugging Face model; {type(self).__name__} supports only "
+                "these, whose layers have the batch first"
             )
         request = replace(request, layers=as_layers(request.layers), stacks=as_stacks(self.model, request.stacks))
         with torch.set_grad_enabled(self.session.differentiable):
             return self.session.bind(inputs, additional_forward_args), request
 
     def _maps_and_head(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The maps; of a model whose class does not tell where its head reads, that is seen, too, once."""
+        """Compute the maps; once per model, observe where its head reads if its class does not tell."""
         maps = self.maps_of(call, request)
         if maps.cross is None and read_position(self.model, causal=maps.decoder is not None) is None:
             modules = list(self.model.modules())
@@ -339,7 +339,6 @@ class AttentionMapAttribution(Attribution, ABC):
         return maps
 
     def _head_position(self, maps: AttributionMaps) -> HeadPosition:
-        """Where the head reads."""
         causal = maps.decoder is not None
         known = read_position(self.model, causal=causal)
         if known is None and self._head is not None:
@@ -353,17 +352,17 @@ class AttentionMapAttribution(Attribution, ABC):
         return known or "mean"
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
-        """What :meth:`captum_norm.NormAttribution.scores` returns, of maps as they are."""
+        """Compute what :meth:`captum_norm.NormAttribution.scores` returns, without checks."""
         stack = maps.self_attention
         head = self._head_position(maps) if position is None else None
         rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)
         return (self.aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Rows of one map made of all layers: (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
+        """Aggregate maps over layers: maps (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
         return AGGREGATIONS[self.aggregation](stack, rows)
 
 
 def _several(maps: AttributionMaps) -> bool:
-    """Whether some example has several positions to choose from."""
+    """Return whether some example has several positions."""
     return bool(maps.real.sum(1).max() > 1)

@@ -1,4 +1,4 @@
-"""Norms of the vectors that attention adds up, from products of the model's weights instead of the vectors."""
+"""Computes norms of the vectors that attention adds up from products of the model's weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from captum_norm.models.factors import FactorValue
 
 @dataclass(frozen=True)
 class CarriedProjection:
-    """What norms need of a block's output projection, carried through the norms behind it but for 1/σ.
+    """A block's output projection, carried through the norms after it without 1/σ, as norms of vectors need it.
 
     Attributes:
         gram: inner products of its rows, (H·d, H·d).
@@ -45,7 +45,7 @@ _kept = WeakKeyDictionary()
 
 
 def carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> CarriedProjection:
-    """A block's projection carried as far as ``carry`` goes: the one that was kept, unless a weight has changed."""
+    """Carry a block's projection as far as ``carry`` goes, or return the cached result if no weight has changed."""
     if torch.is_grad_enabled():
         return _carried_projection(block, carry, heads, dtype)
     kept, key = _kept.setdefault(block, {}), carry.norms
@@ -79,7 +79,7 @@ def _state(weight: FactorValue | None) -> object:
 
 
 def carried_rows(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Tensor:
-    """The rows of a block's output projection by head, carried as far as ``carry`` goes, (H, d, D)."""
+    """Carry the rows of a block's output projection by head as far as ``carry`` goes, (H, d, D)."""
     return carry.linear(block.projection.weight(dtype).unflatten(0, (heads, -1)))
 
 
@@ -97,17 +97,17 @@ class SummedVectors:
         self.sketch = values.new_empty(len(values), queries, projection.sketch.shape[-1])
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        """The attention weights of a part."""
+        """Process the attention weights of a part."""
         self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
 
 
 class PairNorms(SummedVectors):
-    """‖Σ_h α_ij f_h(x_j)‖ of each query and key behind a projection, still to be divided by the queries' σ.
+    """‖Σ_h α_ij f_h(x_j)‖ of each query and key behind a projection, not yet divided by the queries' σ.
 
     Args:
         values: as for :class:`SummedVectors`, like ``projection`` and ``queries``.
-        limit: how many elements an intermediate result may have.
-        exact: gives :func:`carried_rows` in float64, for norms out of the range of float32.
+        limit: maximum number of elements of an intermediate result.
+        exact: returns :func:`carried_rows` in float64, for norms out of the range of float32.
     """
 
     def __init__(
@@ -122,22 +122,22 @@ class PairNorms(SummedVectors):
         self._fast, self._direct = values.new_empty(batch, queries), values.new_empty(batch, queries)
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        """The attention weights of a part."""
+        """Process the attention weights of a part."""
         super().consume(weights, part)
         norms = summed_norms(weights, self._form[part.examples])
         self.norms[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._exact)
 
     def transformed(self) -> Tensor:
-        """‖f_h(x_j)‖, not divided by σ, (B, H, K)."""
+        """Compute ‖f_h(x_j)‖, not divided by σ, (B, H, K)."""
         return refined_head_norms(transformed_norms(self._form), self._values, self._exact)
 
     def finish_rows(self, rows: slice, keys: Tensor, direct: Tensor, scales: Scales) -> None:
-        """Note the queries' 1/σ, and how far one fast norm of each is from the directly computed one.
+        """Record the queries' 1/σ, and for each the fast and the directly computed norm at one key.
 
         Args:
             rows: the queries.
-            keys: a key for each of them, (rows,).
-            direct: the norm of this key's vector, directly computed, (B, rows).
+            keys: one key per query, (rows,).
+            direct: the directly computed norm of this key's vector, (B, rows).
             scales: 1/σ.
         """
         self._fast[:, rows] = self.norms[:, rows].gather(2, keys.expand(len(direct), -1).unsqueeze(2)).squeeze(2)
@@ -145,13 +145,13 @@ class PairNorms(SummedVectors):
         self._scale[:, rows] = scales.divide(torch.ones_like(direct).unsqueeze(-1))
 
     def divided(self, *, last: bool) -> Tensor:
-        """The norms divided by σ, (B, Q, K); with ``last`` in their own memory where no gradient needs them."""
+        """Return the norms divided by σ, (B, Q, K); with ``last``, in place unless gradients are enabled."""
         return self.norms.mul_(self._scale) if last and not torch.is_grad_enabled() else self.norms * self._scale
 
     def discrepancy(self, keys: Tensor, weights: Tensor) -> Tensor:
-        """How far the fast norms at one key j of each query were from the directly computed ones, (B,).
+        """Compare the fast norms at one key j of each query with the directly computed ones, (B,).
 
-        Of the squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)², the size that rounding goes by where heads cancel.
+        Squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)², the scale of rounding errors even if heads cancel.
 
         Args:
             keys: the key of each query, (Q,).

@@ -1,7 +1,7 @@
-"""Reduces a layer behind its feed-forward network to norms; vectors are formed, some at a time.
+"""Reduces a layer beyond its feed-forward network to norms, forming the vectors in chunks.
 
-The slopes of the activations belong to the query, so norms do not follow from inner products of the model's weights as
-they do for attention. The sum over keys is that of the vectors themselves.
+The activations' slopes depend on the query, so norms do not follow from inner products of the model's weights as they
+do for attention. Completeness is checked on the sum of the vectors themselves.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,22 +34,22 @@ from captum_norm.models.feed_forward import FeedForwardBlock, Routing
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import Place
 
-# The vectors, and what they pass through, take no more memory than this at a time.
+# Memory limit for the vectors and their intermediates.
 VECTOR_BYTES = 256 * 2**20
 # What is held at a time for each vector (copies of its value, the steps before and behind the networks) and for each
 # query (pre-activations, their origins, slopes and what these are made of).
 VALUES_PER_VECTOR, STEPS_PER_VECTOR, NEURONS_PER_QUERY = 2, 9, 12
 
 
-class _Reading:
-    """What a feed-forward block's networks read at some queries, and the networks frozen there.
+class _FrozenBlock:
+    """A feed-forward block's norm and networks, frozen at some queries.
 
     Args:
         behind: the block.
-        stream: the whole stream that they read, (n, D).
+        stream: the whole stream that it reads, (n, D).
         constant: the part of it that belongs to no key, (n, D).
         routing: of a mixture of experts, at these queries.
-        baseline: where the paths of the integrated gradients start.
+        baseline: start of the integrated-gradients paths.
     """
 
     def __init__(
@@ -64,16 +64,14 @@ class _Reading:
         self.frozen = FrozenFeedForward(behind.uses(whole, routing), whole, unowned, baseline)
 
     def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
-        """Parts of the stream, (m, D), at their queries, (m,), carried to the networks' output, (m, D)."""
+        """Carry parts of the stream, (m, D), at their queries, (m,), to the networks' output, (m, D)."""
         if self._norm is not None:
             parts = apply_linear(self._norm, parts) * self._scale[queries]
         return self.frozen.through(parts, queries, numbers)
 
 
 def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What the networks of a parallel layer make of the residual stream at some queries, as it enters the sum.
-
-    Nothing in their input comes from another position.
+    """Compute what a parallel layer's networks add to the residual stream; their input is at the query alone.
 
     Returns:
         the query's own part, and what belongs to no key, (B, Q, D) each.
@@ -81,24 +79,24 @@ def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype
     if block.feed_forward is None or tensors.behind is None:
         raise ValueError("a parallel feed-forward block is needed")
     stream = tensors.residual.to(dtype).flatten(0, 1)
-    reading = _Reading(block.feed_forward, stream, torch.zeros_like(stream), tensors.behind.routing, baseline)
-    own = reading.through(stream, torch.arange(len(stream), device=stream.device), 0)
+    block_here = _FrozenBlock(block.feed_forward, stream, torch.zeros_like(stream), tensors.behind.routing, baseline)
+    own = block_here.through(stream, torch.arange(len(stream), device=stream.device), 0)
     carry = block.feed_forward.carry("atb_ff_res", dtype)
-    scales = carry.scales(own + reading.frozen.constant, stream)
-    own, constant = carry.vector(own, None, scales), carry.constant(reading.frozen.constant, None, scales)
+    scales = carry.scales(own + block_here.frozen.constant, stream)
+    own, constant = carry.vector(own, None, scales), carry.constant(block_here.frozen.constant, None, scales)
     return own.reshape(tensors.residual.shape), constant.reshape(tensors.residual.shape)
 
 
 class FeedForwardReducer:
-    """Norms of one layer at one or several scopes behind its feed-forward network.
+    """Norms of one layer at one or more scopes beyond its feed-forward network.
 
     Args:
-        task: the attention block; the feed-forward block behind it must not be a parallel one.
-        scopes: the scopes to measure, each in the feed-forward block's.
-        results: what to fill in.
+        task: the attention block; its feed-forward block must not be parallel.
+        scopes: the scopes to measure, all of them the feed-forward block's.
+        results: filled in.
 
     Attributes:
-        delta: completeness error, the largest of the scopes', (B,).
+        delta: largest completeness error over scopes, (B,).
         precision: the least precise dtype of the layer's own computation, which sets the tolerance.
     """
 
@@ -123,7 +121,7 @@ class FeedForwardReducer:
         self._numbers = min(VECTOR_BYTES, self._task.budget[call.value.device]) // self._dtype.itemsize
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        """Nothing: weights come once more when the slopes are known."""
+        """Do nothing: weights come again when the slopes are known."""
 
     def finish(self, tensors: BlockTensors | None) -> None:
         if tensors is None or tensors.behind is None:
@@ -152,20 +150,20 @@ class FeedForwardReducer:
         for chosen in self._queries(behind):
             flat, done = chosen.flat, 0
             routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
-            reading = _Reading(self._behind, end[flat], constant[flat], routing, self._task.baseline)
-            for vectors, local, key, own in self._vectors(start, chosen, reading.frozen.numbers_per_part):
-                through = reading.through(vectors, local, self._numbers // 2)
+            block = _FrozenBlock(self._behind, end[flat], constant[flat], routing, self._task.baseline)
+            for vectors, local, key, own in self._vectors(start, chosen, block.frozen.numbers_per_part):
+                through = block.through(vectors, local, self._numbers // 2)
                 stream = multiplied(self._behind.residual_factor, vectors)
                 for scope, steps in self._carries.items():
                     carried = steps.vector(through, stream, onward[scope].at(flat[local]))
                     sums[scope].add(carried, flat[local], key, own=own)
-                # Vectors come query by query, and the queries' own at last.
+                # Vectors come query by query, the queries' own last.
                 reached = int(local[-1])
                 behind.advance(reached - done)
                 done = reached
             stream = multiplied(self._behind.residual_factor, constant[flat])
             for scope, steps in self._carries.items():
-                unowned = steps.constant(reading.frozen.constant, stream, onward[scope].at(flat))
+                unowned = steps.constant(block.frozen.constant, stream, onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
             behind.advance(len(flat) - done)
             left -= len(flat)
@@ -176,12 +174,12 @@ class FeedForwardReducer:
         self.delta = torch.stack(deltas).amax(0)
 
     def check(self, model: nn.Module, place: Place) -> None:
-        """Refuse what is not finite, or not what the model computed: see :meth:`NormReducer.check`."""
+        """Raise if results are not finite or do not add up: see :meth:`NormReducer.check`."""
         expect_finite(model, place, self.delta)
         expect_complete(model, place, self.delta, self.precision)
 
     def _queries(self, behind: FeedForwardTensors) -> Iterator["_Queries"]:
-        """Some real queries at a time."""
+        """Yield real queries in chunks."""
         fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * sum(self._behind.neurons)))
         for part, weights in behind.attend():
             asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
@@ -197,10 +195,10 @@ class FeedForwardReducer:
     def _vectors(
         self, start: "_Start", chosen: "_Queries", numbers_per_part: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, bool]]:
-        """Vectors at the end of the attention block, (m, D), their queries among the chosen and their keys, (m,).
+        """Yield vectors at the end of the attention block, (m, D), their queries among the chosen, and keys, (m,).
 
-        Last comes whether they are the queries' own, with the residual stream; in cross-attention that is at no key.
-        Vectors of weight zero are left out.
+        The last item says whether they are the queries' own, with the residual stream; in cross-attention these have
+        no key. Vectors of weight zero are skipped.
         """
         weights, example, position, flat = chosen
         everyone = torch.arange(len(flat), device=flat.device)
@@ -222,7 +220,7 @@ class FeedForwardReducer:
         yield own, everyone, None if self._cross else position, True
 
     def _formed(self, weights: Tensor, example: Tensor, key: Tensor) -> Tensor:
-        """Σ_h α_h f_h(x_j) of the weights (m, H) of the keys, (m, D)."""
+        """Compute Σ_h α_h f_h(x_j) from the keys' weights (m, H), (m, D)."""
         values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
         values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
         return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
@@ -237,7 +235,7 @@ class _Start(NamedTuple):
 
 
 class _Queries(NamedTuple):
-    """Some queries: weights (n, H, K), examples, positions, and places among all N = B·Q, (n,) each."""
+    """Some queries: weights (n, H, K), examples, positions, and indices among all N = B·Q, (n,) each."""
 
     weights: Tensor
     example: Tensor
@@ -246,7 +244,7 @@ class _Queries(NamedTuple):
 
 
 class _Sums:
-    """What is kept of the vectors at one scope, for N = B·Q queries.
+    """Sums and norms of the vectors at one scope, for N = B·Q queries.
 
     Attributes:
         constant: what belongs to no key, (N, D).
@@ -258,7 +256,7 @@ class _Sums:
         self.norms = like.new_zeros(shape)
 
     def add(self, vectors: Tensor, query: Tensor, key: Tensor | None, *, own: bool) -> None:
-        """Vectors (m, D) of queries and keys; no query has more than one of its own, which may be at no key."""
+        """Add vectors (m, D) of queries and keys; a query has at most one of its own, possibly without a key."""
         if own:
             self._own[query] = vectors
         else:
@@ -267,11 +265,10 @@ class _Sums:
             self.norms.flatten(0, 1)[query, key] = length(vectors)
 
     def mixing_ratio(self) -> Tensor:
-        """(B, Q)."""
         return ratio(length(self._others), length(self._own)).reshape(self.norms.shape[:2])
 
     def error(self, reference: Tensor, real: Tensor | None) -> Tensor:
-        """The completeness error against what the model computed, (N, D) -> (B,)."""
+        """Compute the completeness error against what the model computed, (N, D) -> (B,)."""
         error = self._others + self._own + self.constant - reference
         shape = self.norms.shape[:2]
         return relative_error(length(error).reshape(shape), length(reference).reshape(shape), real)

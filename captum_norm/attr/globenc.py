@@ -1,4 +1,4 @@
-"""Measures whole encoder layers by norms, both normalisations and both residual connections included: GlobEnc."""
+"""Explains whole encoder layers by norms, including both normalisations and residual connections: GlobEnc."""
 
 from dataclasses import replace
 from typing import Unpack, cast
@@ -24,15 +24,15 @@ END: Scope = "atb_ff_res_ln"
 class GlobEnc(AttentionMapAttribution):
     """N-Enc: norms at the end of a post-norm layer, multiplied layer by layer [Modarressi et al. 2022].
 
-    The vectors of :class:`NormAttribution` at ``attn_res_ln`` go on through the residual connection around the
+    The vectors of :class:`NormAttribution` at ``attn_res_ln`` continue through the residual connection around the
     feed-forward network and the layer's second normalisation, its statistics frozen. The feed-forward network's own
-    output counts in those statistics alone.
+    output affects those statistics only.
 
     Args:
-        model: a model of Hugging Face with post-norm layers; left exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers. ``"product"``, as in the authors' code: the product
-            of the maps themselves, so that a position whose norms are large counts more than others; the row explained
-            is divided by its sum. ``"rollout"``: each row of each map is divided by its sum first. ``"mean"``.
+        model: a Hugging Face model with post-norm layers; left unchanged.
+        aggregation: how ``attribute`` combines the layers' maps. ``"product"``, as in the authors' code: the product
+            of the maps themselves, in which positions with large norms count more; the row explained is divided by its
+            sum. ``"rollout"``: each row of each map is divided by its sum first. ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Example:
@@ -51,24 +51,24 @@ class GlobEnc(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The norms at the ends of the layers."""
+        """Compute the norms at the ends of the layers."""
         return self.reduced_maps(call, request, _EndReducer, feed_forward=True)
 
 
 class _EndReducer(NormReducer):
-    """The norms at the end of a post-norm layer, of vectors that go around its feed-forward network."""
+    """Norms at the end of a post-norm layer, of vectors that bypass its feed-forward network."""
 
     def __init__(self, task: LayerTask) -> None:
         block, behind = task.block, task.block.feed_forward
         if behind is not None and (behind.parallel or behind.residual_factor is not None):
             raise UnsupportedModelError(
-                f'the feed-forward network behind "{block.name}" reads the stream before attention, or a factor '
-                "multiplies the stream around it; expected post-norm layers without one"
+                f'the feed-forward network after "{block.name}" reads the stream before attention, or a factor '
+                "multiplies the stream around it; expected post-norm layers without such a factor"
             )
         if behind is None or behind.final_norm is None:
             reason = block.without_feed_forward or f"its layout is {block.layout.style}"
             raise UnsupportedModelError(
-                f'no normalisation of the feed-forward residual sum was found behind "{block.name}": {reason}; '
+                f'found no normalisation of the feed-forward residual sum after "{block.name}": {reason}; '
                 "expected post-norm layers"
             )
         self._second = behind.final_norm.read(task.dtype)
@@ -85,7 +85,7 @@ class _EndReducer(NormReducer):
         return carry.scales(tensors.projected, tensors.total, cast(FeedForwardTensors, tensors.behind).total)
 
     def ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there is one
-        """The residual stream, and what the model computed at the end but for what the network gave."""
+        """Return the residual stream, and the layer's output without the network's share."""
         end = cast(FeedForwardTensors, tensors.behind)
         written = end.total - (tensors.total if tensors.normed is None else tensors.normed)
         around = apply_linear(self._second, written) * inverse_scale(self._second, end.total)

@@ -1,4 +1,4 @@
-"""Puts the measurements of single layers together, by stack."""
+"""Combines the measurements of single layers, by stack."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,29 +18,28 @@ from captum_norm.models.stacks import Role, StackName
 
 @dataclass(frozen=True)
 class Measurements:
-    """What one forward pass gave of one stack of layers; every entry at a padded position is exactly 0.
+    """Results of one forward pass for one stack of layers; every entry at a padded position is exactly 0.
 
-    In cross-attention keys are the encoder's positions, queries the decoder's. There the residual stream belongs to no
-    key: norms at ``attn_res`` are those at ``attn``, and a mixing ratio sets all that attention adds against it.
+    In cross-attention, keys are the encoder's positions, queries the decoder's. There the residual stream belongs to
+    no key: norms at ``attn_res`` are those at ``attn``, and mixing ratios compare all that attention adds with it.
 
     Attributes:
-        weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not asked for.
-        norms: for each scope the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K); empty without maps.
-        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not asked for, or without maps.
-        transformed_norms: ‖f_h(x_j)‖, (B, L, H, K); None if not asked for.
+        weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not requested.
+        norms: for each scope, the norms ‖v_ij‖ of the vectors summed over heads, (B, L, Q, K); empty without maps.
+        head_norms: ‖α_ij f_h(x_j)‖, (B, L, H, Q, K); None if not requested, or without maps.
+        transformed_norms: ‖f_h(x_j)‖, (B, L, H, K); None if not requested.
         mixing_ratio: (B, L, Q) for each scope, and for ``"weights"`` and ``"weights_res"`` (of A and of (A + I)/2) if
-            weights were asked for.
-        residual_norm: ‖r_i‖ of the residual stream that joins attention's output, (B, L, Q): what attention reads, in a
-            post-norm layer; None without scopes up to the attention block's end.
-        norm_scale: 1/σ of the normalisation behind that sum, (B, L, Q); None without a scope that goes through one.
-        convergence_delta: relative completeness error, (B, L); None if only weights were asked for.
+            weights were requested.
+        residual_norm: ‖r_i‖ of the residual stream added to attention's output, (B, L, Q): in a post-norm layer, the
+            input of attention; None without scopes up to the attention block's end.
+        norm_scale: 1/σ of the normalisation of that sum, (B, L, Q); None without a scope that includes one.
+        convergence_delta: relative completeness error, (B, L); None if only weights were requested.
         real: True at real query positions, (B, Q).
-        tokens: the tokens' texts, if the inputs brought them.
-        baseline: where the paths of the integrated gradients started; None without scopes through a feed-forward
-            network.
-        layer_names: the names in the model of the L modules in which the blocks were found; empty without scopes.
+        tokens: the tokens' texts, if the inputs have them.
+        baseline: start of the integrated-gradients paths; None without scopes through a feed-forward network.
+        layer_names: names of the L modules that contain the blocks; empty without scopes.
         layouts: the arrangement of each of them.
-        layer_scopes: the scopes of each of them; those through a feed-forward network only if one was asked for.
+        layer_scopes: the scopes of each of them; those through a feed-forward network only if one was requested.
     """
 
     weights: Tensor | None
@@ -61,7 +60,7 @@ class Measurements:
 
 @dataclass(eq=False)
 class LayerResults:
-    """Results of one layer, which its reducers fill in: as in :class:`Measurements`, without the axis L.
+    """Results of one layer, filled in by its reducers: as in :class:`Measurements`, without the axis L.
 
     Attributes:
         block: the attention block; None for attention weights alone.
@@ -88,9 +87,9 @@ def assemble(
     indices: Sequence[int],
     baseline: Baseline | None,
 ) -> Measurements:
-    """The results of one stack: of each layer in ``layers``, in the order of ``indices``.
+    """Stack the results of the layers in ``layers``, in the order of ``indices``.
 
-    The layers give their maps up one by one, so that all of them are never held twice.
+    Each layer's maps are freed once copied, so not all of them are held twice.
     """
     results = list(layers.values())
     places = [[place for place, index in enumerate(indices) if index == layer] for layer in layers]
@@ -132,7 +131,7 @@ def maps_of_stacks(
     measured: Mapping[StackName, Measurements],
     choose: Callable[[StackName, Measurements], tuple[Tensor, Tensor | None]],
 ) -> AttributionMaps:
-    """Maps of all stacks; ``choose`` takes maps and mixing ratio out of one stack's measurements."""
+    """Combine the maps of all stacks; ``choose`` takes maps and mixing ratio from one stack's measurements."""
     chosen = {name: choose(name, stack) for name, stack in measured.items()}
     maps = {name: stack for name, (stack, _) in chosen.items()}
     ratios = [ratio for _, ratio in chosen.values()]

@@ -26,17 +26,17 @@ from captum_norm.models.stacks import Place, StackName, encoder_of
 
 
 class MeterOptions(TypedDict, total=False):
-    """How the norms of a model are computed.
+    """Options of how norms are computed.
 
     Attributes:
-        accumulate: the least precise dtype to compute in, float32 if not given; float64 where the vectors of the heads
-            nearly cancel.
-        memory_budget: how many bytes the pieces of a computation may take at a time, of each device; a quarter of what
-            is free if not given. The results come on top of it.
-        baseline: where the paths of the integrated gradients through an activation start: ``"zero"`` (if not given), so
-            that biases get a share like every vector, or ``"bias"``, what the pre-activation is without any vector, so
-            that the vectors share what they add to it.
-        differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; False if not given.
+        accumulate: the least precise dtype to compute in, by default float32; use float64 if the heads' vectors nearly
+            cancel.
+        memory_budget: bytes that intermediate results may take at a time on each device, by default a quarter of the
+            free memory; results come on top.
+        baseline: start of the integrated-gradients paths through activations: ``"zero"`` (default), where biases get a
+            share like every vector, or ``"bias"``, the pre-activation without any vector, where the vectors share what
+            they add to it.
+        differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; by default False.
     """
 
     accumulate: torch.dtype
@@ -46,14 +46,14 @@ class MeterOptions(TypedDict, total=False):
 
 
 class NormMeter:
-    """Measures the norms of a model's attention blocks, any number of them in one forward pass.
+    """Measures norms at any number of scopes of a model's layers in one forward pass.
 
-    Products of the model's weights are computed on first use and kept as long as the weights do not change: one (H·d)²
-    matrix a layer for ``attn`` and ``attn_res``, one more for scopes behind a norm.
+    Products of the model's weights are computed on first use and cached until the weights change: one (H·d)² matrix
+    per layer for ``attn`` and ``attn_res``, one more for scopes beyond a norm.
 
     Args:
-        model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
-            mode and dtype, on any device; left as it is.
+        model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model, in any mode
+            and dtype, on any device; left unchanged.
         accumulate: see :class:`MeterOptions`.
         memory_budget: see :class:`MeterOptions`.
         baseline: see :class:`MeterOptions`.
@@ -88,33 +88,33 @@ class NormMeter:
         layers: Sequence[int] | None = None,
         stacks: Collection[StackName] | None = None,
     ) -> dict[StackName, Measurements]:
-        """Run the model once and measure.
+        """Measure the model's layers in one forward pass.
 
         Args:
             inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
-                tokenizer's output; for an encoder–decoder model a mapping with ``decoder_input_ids``, too, and
-                ``decoder_attention_mask`` where they are padded.
+                tokenizer's output; for an encoder–decoder model, a mapping that also has ``decoder_input_ids``, and
+                ``decoder_attention_mask`` if these are padded.
             additional_forward_args: the model's further positional arguments (attention mask first).
             scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``, and through
                 the feed-forward network ``atb_ln``, ``atb_ff``, ``atb_ff_res``, ``atb_ff_res_ln``.
             weights: also return the attention weights.
-            per_head: return the attention weights of each head rather than their mean.
-            head_norms: with scopes, also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖.
-            maps: whether to compute norms of pairs. Without them, at about half the cost, the scopes give their mixing
-                ratios and ``head_norms``, with scopes or without, gives ‖f_h(x_j)‖; weights are returned as ever.
-            layers: 0-based indices of the layers to measure, of each stack, negative ones from the last; all if None.
+            per_head: return the attention weights of each head instead of their mean.
+            head_norms: also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ (with scopes) and ‖f_h(x_j)‖.
+            maps: whether to compute norms of pairs. Without them, at about half the cost, scopes return only their
+                mixing ratios, and ``head_norms``, which then needs no scopes, only ‖f_h(x_j)‖.
+            layers: 0-based indices of the layers to measure in each stack, negative ones from the last; all if None.
             stacks: which stacks of an encoder–decoder model to measure; all if None.
 
         Returns:
-            ``encoder`` for a model that looks both ways, ``decoder`` for a causal one, and for an encoder–decoder
-            model these two and ``cross``.
+            ``encoder`` for a bidirectional model, ``decoder`` for a causal one, and both and ``cross`` for an
+            encoder–decoder model.
 
         Raises:
-            InvalidInputError: the inputs or options do not fit the model.
-            UnsupportedModelError: the model's attention blocks could not be understood.
-            UnsupportedScopeError: a scope does not exist in the model's layers.
-            IncompleteDecompositionError: the vectors do not add up to what the model computed.
-            NonFiniteError: the model's weights or activations contain NaN or infinity.
+            InvalidInputError: if the inputs or options do not fit the model.
+            UnsupportedModelError: if the model's attention blocks are not understood.
+            UnsupportedScopeError: if a scope does not exist in the model's layers.
+            IncompleteDecompositionError: if the vectors do not add up to what the model computed.
+            NonFiniteError: if the model's weights or activations contain NaN or infinity.
         """
         if isinstance(scopes, str):
             raise InvalidInputError(f'got scopes="{scopes}"; expected a sequence, such as ["{scopes}"]')
@@ -127,11 +127,10 @@ class NormMeter:
         if not scopes and ((head_norms and maps) or not (head_norms or weights)):
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
-            raise InvalidInputError("got per_head=True, which is about attention weights, and weights=False")
+            raise InvalidInputError("got per_head=True, which applies to attention weights, and weights=False")
         if not maps and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
             raise InvalidInputError(
-                f"got maps=False and the scopes {', '.join(scopes)}; scopes behind a feed-forward network are measured "
-                "with their maps"
+                f"got maps=False and the scopes {', '.join(scopes)}; scopes beyond a feed-forward network need maps"
             )
         request = Request(
             layers=as_layers(layers),
@@ -147,7 +146,7 @@ class NormMeter:
         return finite_results(self._session.model, measure(self._session, call, request))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
-        """How many layers the model, or its largest stack, has: seen in a forward pass over the first positions.
+        """Count the layers of the model, or of its largest stack, in a forward pass over the first positions.
 
         Args:
             inputs: as for :meth:`measure`.
@@ -159,14 +158,14 @@ class NormMeter:
         return count_layers(self._session, inputs, additional_forward_args)
 
     def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> tuple[Stage, ...]:
-        """The scopes from attention to the end of the layer in the order of the computation, with their components.
+        """Return the scopes from attention to the end of the layer, in order of computation, with their components.
 
         Args:
-            inputs: as for :meth:`measure`; any that the model accepts, since they do not change the answer.
-            additional_forward_args: as there.
+            inputs: any that the model accepts; they do not change the result.
+            additional_forward_args: as for :meth:`measure`.
 
         Raises:
-            InvalidInputError: for an encoder–decoder model, or layers that are not all arranged alike.
+            InvalidInputError: for an encoder–decoder model, or if the layers' arrangements differ.
             UnsupportedScopeError: if a layer's feed-forward network is not understood.
         """
         require_one_stack(self._session.model)
@@ -177,7 +176,7 @@ class NormMeter:
 
 
 def measure(session: Session, call: ModelCall, request: Request) -> dict[StackName, Measurements]:
-    """Run a model once and measure what is requested.
+    """Measure what is requested in one forward pass.
 
     Raises:
         CaptumNormError: see :meth:`NormMeter.measure`.
@@ -188,7 +187,7 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
 def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackName, Measurements]:
     feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(request.scopes)
     if feed_forward and request.reach:
-        # Vectors of layers that nobody asked for would take far longer than counting the layers.
+        # Counting the layers is far cheaper than forming the vectors of layers not requested.
         request = request.counted(session.sizes(call))
     blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else {}
     formed = {block: [scope for scope in request.scopes if block.forms_vectors(scope)] for block in blocks.values()}
@@ -218,7 +217,7 @@ class _MeasuredLayer:
     Args:
         task: the layer's block; None for attention weights alone.
         request: what is requested.
-        formed: the scopes whose vectors must be formed, behind a feed-forward network.
+        formed: the scopes beyond a feed-forward network, whose vectors must be formed.
     """
 
     def __init__(self, task: LayerTask | None, request: Request, formed: Sequence[Scope]) -> None:
@@ -249,7 +248,7 @@ class _MeasuredLayer:
             reducer.finish(tensors)
 
     def checked(self, model: nn.Module, place: Place) -> LayerResults:
-        """The results, which are finite, and what the model computed."""
+        """Check the results and return them."""
         for reducer in self._reducers:
             reducer.check(model, place)
             if not isinstance(reducer, _WeightReducer):
@@ -258,7 +257,7 @@ class _MeasuredLayer:
 
 
 class _WeightReducer:
-    """Attention weights of one layer: per head or their mean over heads, and the mixing ratios of that mean."""
+    """Attention weights of one layer, per head or averaged over heads, and the mixing ratios of the mean."""
 
     def __init__(self, results: LayerResults, *, per_head: bool) -> None:
         self._results, self._per_head = results, per_head
@@ -286,21 +285,21 @@ class _WeightReducer:
         self._results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
 
     def check(self, model: nn.Module, place: Place) -> None:
-        """Refuse weights that are not finite."""
+        """Raise if weights are not finite."""
         expect_finite(model, place, self._map.detach().sum())
 
 
 def count_layers(session: Session, inputs: Inputs, additional_forward_args: Any = None) -> int:
-    """How many layers a model, or its largest stack, has: see :meth:`NormMeter.count_layers`."""
+    """Count the layers of a model, or of its largest stack: see :meth:`NormMeter.count_layers`."""
     sizes = session.sizes(session.bind(inputs, additional_forward_args))
     return max(size.layers for size in sizes.values())
 
 
 def refuse_unknown(method: type, options: Mapping[str, Any]) -> None:
-    """Refuse options that there are not, in the name of the class that was called.
+    """Raise for unknown options in the name of the class that was called.
 
     Raises:
-        TypeError: for the first one, as Python raises it.
+        TypeError: for the first one, worded as by Python.
     """
     for name in options:
         if name not in MeterOptions.__annotations__:
@@ -311,7 +310,7 @@ def require_one_stack(model: nn.Module) -> None:
     """Refuse encoder–decoder models.
 
     Raises:
-        InvalidInputError: for one.
+        InvalidInputError: if the model is one.
     """
     if encoder_of(model) is not None:
         raise InvalidInputError(
@@ -321,11 +320,11 @@ def require_one_stack(model: nn.Module) -> None:
 
 
 def common_stages(model: nn.Module, blocks: Iterable[Block]) -> tuple[Stage, ...]:
-    """The stages that all blocks of a model have.
+    """Return the stages that all blocks of a model share.
 
     Raises:
         InvalidInputError: if they differ.
-        UnsupportedScopeError: if a feed-forward network was not understood.
+        UnsupportedScopeError: if a feed-forward network is not understood.
     """
     found = set()
     for block in blocks:

@@ -39,26 +39,26 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import Place
 
-# How small attention's output beside its bias must be for the rounding of their sum to count.
+# Ratio of attention's output to its bias below which the rounding of their sum matters.
 HIDDEN = 1 / 64
 
 
 class NormReducer:
-    """Norms of one block at one or several scopes.
+    """Norms of one block at one or more scopes.
 
     Args:
         task: the block.
         scopes: the scopes to measure, each in the block's layout.
-        results: what to fill in.
+        results: filled in.
         per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
-        with_maps: whether to keep maps at all; without them ‖f_h(x_j)‖ is all that is kept of heads.
+        with_maps: whether to keep maps; without them, only ‖f_h(x_j)‖ is kept per head.
 
     Attributes:
         task: the block.
         results: the layer's results.
         delta: the largest completeness error of the scopes and of the attention output alone, (B,).
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
-        discrepancy: of fast from direct norms on the diagonal, (B,); 0 without maps.
+        discrepancy: difference of fast and direct norms on the diagonal, (B,); 0 without maps.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NormReducer:
         self._limit = 0
         self._values: Tensor
         self._cross = False
-        # One key of each query, its own in self-attention: its vectors are computed directly, too.
+        # One key per query, its own in self-attention, whose vectors are computed directly, too.
         self._sampled_keys: Tensor
         self._sampled_weights: Tensor
 
@@ -105,7 +105,7 @@ class NormReducer:
                 for norms, projection in self._projections.items()
             }
         else:
-            # One is enough: that the two parts of each query add up holds behind every norm if it holds behind one.
+            # One is enough: if the two parts of each query add up behind one norm, they do behind all.
             norms, projection = next(iter(self._projections.items()))
             self._sketches = {norms: SummedVectors(values, projection, queries)}
         if self._per_head:
@@ -173,7 +173,7 @@ class NormReducer:
         self.delta = torch.stack(deltas).amax(0)
 
     def _finish_rows(self, here: BlockTensors, rows: slice) -> Iterator[tuple[Scope, BlockRows]]:
-        """The results of some queries at each scope."""
+        """Yield the results of some queries at each scope."""
         projection, dtype, results = self.task.block.projection, self.task.dtype, self.results
         weight, bias = projection.weight(dtype), projection.bias(dtype)
         keys = self._sampled_keys[rows]
@@ -199,9 +199,9 @@ class NormReducer:
                     yield scope, block_rows(steps, scales, attention, residual, carried_bias, sketch, reference)
 
     def _without_bias(self, here: BlockTensors, rows: slice, own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Attention's output without its bias and the queries' own vectors, (B, Q, D).
+        """Return attention's output without its bias and the queries' own vectors, (B, Q, D).
 
-        Where the bias hides what is in it, that is computed from what the projection received.
+        Where the bias dominates, recompute the output from the projection's input.
         """
         others = here.projected - own - bias
         norms, sketch = next(iter(self._sketches.items()))
@@ -213,7 +213,7 @@ class NormReducer:
         return others.index_put(hidden.nonzero(as_tuple=True), exact)
 
     def _attention_error(self, tensors: BlockTensors) -> Tensor:
-        """Whether Σ_j Σ_h α_ij f_h(x_j) is the attention output, where no scope says so: the relative error, (B,)."""
+        """Compute the relative error of Σ_j Σ_h α_ij f_h(x_j) as the attention output, (B,); needed without scopes."""
         ((norms, sums),) = self._sketches.items()
         output, bias = tensors.projected.to(self.task.dtype), self._projections[norms].bias
         size = length(output)
@@ -223,11 +223,11 @@ class NormReducer:
         return relative_error(estimated_length(error), size, self.task.real)
 
     def check(self, model: nn.Module, place: Place) -> None:
-        """Refuse results that are not finite, or that are not what the model computed.
+        """Raise if results are not finite, or do not add up to what the model computed.
 
         Raises:
             NonFiniteError: if they contain NaN or infinity.
-            IncompleteDecompositionError: if vectors do not add up, or fast norms differ from directly computed ones.
+            IncompleteDecompositionError: if vectors do not add up, or fast and directly computed norms differ.
         """
         expect_finite(model, place, self.delta, self.discrepancy)
         expect_complete(model, place, self.delta, self.precision)
@@ -239,7 +239,7 @@ class NormReducer:
             )
 
     def _largest_discrepancy(self) -> Tensor:
-        # Without scopes no norm of a sum over heads is computed directly.
+        # Without scopes, no norm of a sum over heads is computed directly.
         pairs = [found for found in self._sketches.values() if isinstance(found, PairNorms) and self._carries]
         transformed = self.results.transformed_norms
         if not pairs and transformed is not None:
@@ -252,7 +252,7 @@ class NormReducer:
         return torch.stack(found).amax(0)
 
     def carry(self, scope: Scope) -> Carry:
-        """The steps that a scope includes."""
+        """Return the steps that a scope includes."""
         return self.task.block.carry(scope, self.task.dtype)
 
     def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
@@ -260,7 +260,7 @@ class NormReducer:
         return carry.scales(tensors.projected, tensors.total)
 
     def ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
-        """The residual stream at a scope, and what the model computed there but for a parallel layer's constants."""
+        """Return the residual stream at a scope, and the model's output there without a parallel layer's constants."""
         task, behind, carry = self.task, tensors.behind, self._carries[scope]
         if scope == "atb_ff_res" and behind is not None:
             own, constant = parallel_part(task.block, tensors, task.baseline, task.dtype)

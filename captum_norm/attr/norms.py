@@ -1,4 +1,4 @@
-"""Explains attention by the norms of the vectors it adds up, not by its weights alone."""
+"""Explains attention by the norms of the vectors it adds up."""
 
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
@@ -18,7 +18,7 @@ from captum_norm.models.stacks import StackName
 
 
 class ScopedNorms(AttentionMapAttribution):
-    """A method whose maps are the norms at one scope."""
+    """Base class of methods whose maps are the norms at one scope."""
 
     scopes: ClassVar[tuple[Scope, ...]]
     single_heads = True
@@ -32,7 +32,7 @@ class ScopedNorms(AttentionMapAttribution):
         self.scope = scope
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The norms at the scope."""
+        """Compute the norms at the scope."""
         if request.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         request = replace(request, scopes=[self.scope], per_head=False, head_norms=request.per_head)
@@ -44,10 +44,9 @@ class ScopedNorms(AttentionMapAttribution):
         return maps_of_stacks(measure(self.session, call, request), choose)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Rows of one map made of all layers."""
-        # A rollout multiplies the ways through the layers; without the residual connection half of them are missing.
+        """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""
         if self.scope == "attn" and self.aggregation == "rollout":
-            # A product goes layer by layer, without a second copy of all maps.
+            # Layer by layer, to avoid a second copy of all maps.
             for layer in reversed(stack.split(1, dim=1)):
                 rows = super().aggregate(add_half_identity(normalize_rows(layer)), rows)
             return rows
@@ -57,19 +56,19 @@ class ScopedNorms(AttentionMapAttribution):
 class NormAttribution(ScopedNorms):
     """Norms of the vectors that attention adds up [Kobayashi et al. 2020, 2021].
 
-    The map's entry (i, j) is the norm of what query i receives from key j, in the units of the model's hidden states:
+    Entry (i, j) of a map is the norm of what query i receives from key j, in the units of the model's hidden states:
 
     - ``attn``: ‖Σ_h α_ij f_h(x_j)‖, with f_h(x_j) key j's value vector through head h's slice of the output projection
       (value bias included, output bias not) [2020, section 3]; with ``per_head`` ‖α_ij f_h(x_j)‖;
-    - ``attn_res``: the residual connection's x_i joins the vector of j = i [2021];
-    - ``attn_res_ln``: both carried through the layer normalisation behind them, its statistics frozen [2021].
+    - ``attn_res``: the residual connection's x_i is added to the vector of j = i [2021];
+    - ``attn_res_ln``: the result is carried through the layer normalisation, with its statistics frozen [2021].
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
-        scope: ``attn``; ``attn_res`` where the layer adds the attention output itself to the residual stream;
+        model: a Hugging Face model or a fairseq translation model; left unchanged.
+        scope: ``attn``; ``attn_res`` if the layer adds the attention output itself to the residual stream;
             ``attn_res_ln`` in post-norm layers.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``. The rollout of
-            ``attn``, whose vectors leave the residual connection out, uses (A + I)/2 of the row-normalised maps A
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``. The rollout of ``attn``,
+            whose vectors omit the residual connection, uses (A + I)/2 of the row-normalised maps A
             [Abnar & Zuidema 2020].
         options: see :class:`captum_norm.MeterOptions`.
 

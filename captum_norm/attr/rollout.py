@@ -1,4 +1,4 @@
-"""Rolls attention weights out over the layers."""
+"""Computes attention rollout over the layers."""
 
 from typing import Unpack
 
@@ -20,16 +20,16 @@ from captum_norm.models.stacks import StackName
 class AttentionRollout(AttentionWeights):
     """Attention rollout: the product of the layers' (A + I)/2 [Abnar & Zuidema 2020].
 
-    The map of layer l is the product of the layers up to l: how much of each input is in the layer's output if weights
+    The map of layer l is the product of the layers up to l: the share of each input in the layer's output if weights
     alone decided. ``attribute`` returns a row of the last one, or of layer ``layer``.
 
-    In an encoder–decoder model a decoder layer's output is what it took from both sequences: ``cross`` holds the share
-    of each source position, through encoder, cross-attention and the decoder's layers, ``decoder`` that of each
-    position of the decoder's own input, by the chain of :func:`captum_norm.aggregation.encoder_decoder_rollout` with
-    half of each row of cross-attention. Both rows of a real position sum to 1 together.
+    In an encoder–decoder model, decoder layers draw on both sequences: ``cross`` holds the share of each source
+    position, through encoder, cross-attention and decoder layers, ``decoder`` that of each position of the decoder's
+    own input, chained by :func:`captum_norm.aggregation.encoder_decoder_rollout` with half of each row of
+    cross-attention. Together, both rows of a real position sum to 1.
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
+        model: a Hugging Face model or a fairseq translation model; left unchanged.
         options: see :class:`captum_norm.MeterOptions`.
 
     Example:
@@ -47,11 +47,11 @@ class AttentionRollout(AttentionWeights):
         super().__init__(model, "attn_res", "rollout", **options)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The rollouts up to the layers requested."""
+        """Compute the rollouts up to the layers requested."""
         if request.per_head:
-            raise InvalidInputError("got per_head=True; a rollout goes through the mean of the heads")
+            raise InvalidInputError("got per_head=True; a rollout uses the mean of the heads")
         layers, asked = request.layers, request.stacks
-        # What a decoder's layer takes from either sequence goes through all three stacks.
+        # A decoder's rollout goes through all three stacks.
         stacks = asked if asked is not None and set(asked) == {"encoder"} else None
         measured = measure(self.session, call, Request(stacks=stacks, weights=True, copied=len(layers or ())))
         refuse_mixing(self.model)
@@ -65,13 +65,12 @@ class AttentionRollout(AttentionWeights):
         return maps_of_stacks(chosen, choose)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Rows of the last layer's map."""
-        # The last map is the product of all layers already.
+        """Select rows of the last layer's map, the product of all layers."""
         return rows @ stack[:, -1]
 
 
 def _rolled(maps: dict[StackName, Tensor]) -> dict[StackName, Tensor]:
-    """The maps of all stacks rolled out, those of a decoder that reads another sequence together."""
+    """Roll out the maps of all stacks, those of a decoder and its cross-attention together."""
     if "decoder" not in maps or "cross" not in maps:
         return {name: replaced(stack, rollouts(stack)) for name, stack in maps.items()}
     decoder, cross = maps["decoder"], maps["cross"]

@@ -1,4 +1,4 @@
-"""Measures how much a layer's output turns when one token's value vector is zeroed."""
+"""Measures how much a layer's output changes direction when one token's value vector is zeroed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,23 +24,23 @@ from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
 from captum_norm.models.threads import here
 
-# How many tensors as large as a layer's output exist while it runs, wide ones between its maps included.
+# Memory that a running layer takes, in units of its output, wide intermediate tensors included.
 LAYER_COPIES = 16
 
 _Path = tuple[int | str, ...]
-"""Where a tensor is among nested arguments."""
+"""Path to a tensor in nested arguments."""
 
 
 class ValueZeroing(AttentionMapAttribution):
     """Value zeroing, rolled out [Mohebbi et al. 2023].
 
-    The map's entry (i, j) is the cosine distance between the layer's output at i and what it would be if key j's value
-    vectors were zero in this layer, its attention weights and everything before it unchanged. The layer is run to its
-    end for every key, its residual connections, normalisations and feed-forward network included.
+    Entry (i, j) of a map is the cosine distance between the layer's output at i and what it would be if key j's value
+    vectors were zero in this layer, with its attention weights and everything before it unchanged. The whole layer
+    runs for every key, including residual connections, normalisations and feed-forward network.
 
     Args:
-        model: a model of Hugging Face; left exactly as it is.
-        aggregation: how ``attribute`` makes one map of all layers, ``"rollout"`` or ``"mean"``.
+        model: a Hugging Face model; left unchanged.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
 
     Example:
@@ -58,7 +58,7 @@ class ValueZeroing(AttentionMapAttribution):
     batch_first = True
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The distances of the layers requested, which run once for each key."""
+        """Compute the distances of the layers requested, running each once per key."""
         return self.session.explain(lambda: self._zeroed(call, request))
 
     def _zeroed(self, call: ModelCall, request: Request) -> AttributionMaps:
@@ -66,7 +66,7 @@ class ValueZeroing(AttentionMapAttribution):
         around = set(layer_of(self.model, session.blocks(call)).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
-        with session.progress(call) as advance, _noted(around, calls):
+        with session.progress(call) as advance, _recorded(around, calls):
             causal = record(call, lambda *_: None, None, advance)
         shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
         wanted = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
@@ -81,12 +81,12 @@ class ValueZeroing(AttentionMapAttribution):
         return stacked_maps(call, {"self": maps}, {}, causal=causal)
 
     def _shared(self, call: ModelCall, layers: set[nn.Module]) -> list[set[_Path]]:
-        """Of each call of a layer, the arguments that are as long as the batch without an axis of examples.
+        """Find each layer call's arguments whose first axis only happens to be as long as the batch.
 
-        They are as long for one example, as MPT's biases of positions are if there are as many heads as examples.
+        Run alone, one example has them just as long, such as MPT's position biases with as many heads as examples.
         """
         alone: list[_LayerCall] = []
-        with torch.no_grad(), _noted(layers, alone):
+        with torch.no_grad(), _recorded(layers, alone):
             record(call.example(0), lambda *_: None, None)
         return [one.as_long_as(call.batch) for one in alone]
 
@@ -98,27 +98,27 @@ class ValueZeroing(AttentionMapAttribution):
         dtype: torch.dtype,
         advance: Callable[[int], object],
     ) -> Tensor:
-        """One example's map of one layer, (1, Q, K)."""
+        """Compute one example's map of one layer, (1, Q, K)."""
         queries, step = one.output.shape[1], self._copies(one.output, call.budget)
         columns = []
         for start in range(0, queries, step):
             keys = slice(start, min(start + step, queries))
-            zeroed = _Zeroed(keys)
+            zeroed = _ZeroedValues(keys)
             with call.attention_through(zeroed):
                 outputs = one.run(1 + keys.stop - keys.start).to(dtype)
             if zeroed.calls != 1:
                 raise UnsupportedModelError(
-                    f"attention was seen {zeroed.calls} times in layer {index} of {type(self.model).__name__}, run by "
-                    "itself; expected once"
+                    f"layer {index} of {type(self.model).__name__}, run alone, called attention {zeroed.calls} times; "
+                    "expected once"
                 )
             self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
-            # A key without weight changes nothing but the rounding.
+            # Zeroing a key without weight changes only rounding.
             columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(zeroed.live, 0))
             advance(keys.stop - keys.start)
         return torch.cat(columns, 1).unsqueeze(0)
 
     def _copies(self, output: Tensor, budget: MemoryBudget) -> int:
-        """How many copies of a layer's output, (1, Q, D), are made at a time."""
+        """Return how many copies of an example, with output (1, Q, D), to run at a time."""
         size = output.numel() * output.element_size()
         copies = budget[output.device] // (size * LAYER_COPIES)
         if output.device.type == "cpu":
@@ -129,26 +129,26 @@ class ValueZeroing(AttentionMapAttribution):
         difference, size = (length(tensor.detach().flatten()) for tensor in (again - before, before))
         name, error = type(self.model).__name__, float(difference / size.clamp(min=torch.finfo(size.dtype).tiny))
         if error != error:
-            raise NonFiniteError(f"what {name} computes in layer {index} contains NaN or infinity")
-        # Some files take norms, softmax or routing in single precision whatever the model's dtype.
+            raise NonFiniteError(f"the output of layer {index} of {name} contains NaN or infinity")
+        # Some models compute norms, softmax or routing in single precision whatever their dtype.
         precision = torch.float32 if precision == torch.float64 else precision
         if not error <= TOLERANCE[precision]:
             raise UnsupportedModelError(
                 f"layer {index} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
-                f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer whose output follows from its arguments"
+                f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer that is a function of its arguments"
             )
 
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """One call of a layer, (B, Q, D) in and out."""
+    """A recorded call of a layer, (B, Q, D) in and out."""
 
     layer: nn.Module
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     output: Tensor
 
     def as_long_as(self, batch: int) -> set[_Path]:
-        """Where there are tensors whose first axis is as long as the batch."""
+        """Find the tensors whose first axis is as long as the batch."""
         places = set[_Path]()
 
         def note(place: _Path, tensor: Tensor) -> Tensor:
@@ -160,13 +160,13 @@ class _LayerCall:
         return places
 
     def example(self, index: int, batch: int, shared: set[_Path]) -> "_LayerCall":
-        """One example alone; ``shared`` arguments stay, and those with another first axis, such as a mask for all."""
+        """Select one example; keep ``shared`` arguments and those without a batch axis, such as a common mask."""
         batched, only = self.as_long_as(batch) - shared, slice(index, index + 1)
         arguments = _mapped(lambda place, tensor: tensor[only] if place in batched else tensor, self.arguments)
         return _LayerCall(self.layer, arguments, self.output[only])
 
     def run(self, copies: int) -> Tensor:
-        """The output for one example's stream repeated, (copies, Q, D)."""
+        """Run the layer on copies of one example's stream, (copies, Q, D)."""
         args, kwargs = self.arguments
         stream = first_argument(args, kwargs)
 
@@ -180,19 +180,19 @@ class _LayerCall:
             raise
         except (ValueError, IndexError, RuntimeError, TypeError) as error:
             raise UnsupportedModelError(
-                f"{type(self.layer).__name__} does not run by itself on copies of an example: {error}"
+                f"{type(self.layer).__name__} does not run alone on copies of an example: {error}"
             ) from error
         if output is None:
             raise UnsupportedModelError(f"{type(self.layer).__name__} returns no hidden states")
         return output
 
 
-class _Zeroed:
-    """An attention function that answers copies of one example: the first as it is, the others each without one value.
+class _ZeroedValues:
+    """An attention function for copies of one example: the first unchanged, each other with one value zeroed.
 
     Attributes:
-        live: True where one of the keys has weight in some head, (Q, keys).
-        calls: how often it was called.
+        live: True where a key has weight in some head, (Q, keys).
+        calls: number of calls.
     """
 
     def __init__(self, keys: slice) -> None:
@@ -212,8 +212,8 @@ class _Zeroed:
 
 
 @contextmanager
-def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
-    """While open, notes every call of the layers in this thread."""
+def _recorded(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
+    """While open, record every call of the layers in this thread."""
     opened = dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]()
 
     def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ def _noted(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
 
 
 def _mapped(function: Callable[[_Path, Tensor], Tensor], value: Any, place: _Path = ()) -> Any:
-    """Nested arguments with a function applied to every tensor and its place."""
+    """Apply a function to every tensor in nested arguments and its path."""
     if isinstance(value, Tensor):
         return function(place, value)
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""Explains attention by its weights alone: the baseline."""
+"""Explains attention by its weights, the baseline."""
 
 from dataclasses import replace
 from typing import Literal, Unpack, cast
@@ -17,13 +17,13 @@ from captum_norm.models.stacks import StackName
 
 
 class AttentionWeights(AttentionMapAttribution):
-    """Attention weights averaged over heads: Attn-W, and AttnRes-W with the residual connection as half of each row.
+    """Attention weights averaged over heads: Attn-W, or AttnRes-W with the residual connection as half of each row.
 
     Args:
-        model: a model of Hugging Face, or a translation model of fairseq; left exactly as it is.
+        model: a Hugging Face model or a fairseq translation model; left unchanged.
         scope: ``attn`` for Attn-W, the mean A of the heads' weights; ``attn_res`` for AttnRes-W, (A + I)/2
             [Abnar & Zuidema 2020; Kobayashi et al. 2021], A/2 in cross-attention.
-        aggregation: how ``attribute`` makes one map of all layers: ``"mean"``, or ``"rollout"``, the product of the
+        aggregation: how ``attribute`` combines the layers' maps: ``"mean"``, or ``"rollout"``, the product of the
             maps; :class:`AttentionRollout` is the rollout of ``attn_res``.
         options: see :class:`captum_norm.MeterOptions`.
 
@@ -55,7 +55,7 @@ class AttentionWeights(AttentionMapAttribution):
         self.scope = scope
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """The weights of the layers requested."""
+        """Compute the maps of the layers requested."""
         if request.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         measured = measure(self.session, call, replace(request, weights=True))
@@ -69,8 +69,8 @@ class AttentionWeights(AttentionMapAttribution):
 
 
 def with_residual(name: StackName, stack: Measurements) -> Tensor:
-    """AttnRes-W of a stack whose weights were asked for, in their memory where no gradient needs them."""
+    """Compute AttnRes-W from a stack's measured weights, in place if no gradient needs them."""
     weights = cast(Tensor, stack.weights)
-    # The residual stream of cross-attention is at no key.
+    # The residual stream of cross-attention belongs to no key.
     halved = (layer / 2 if name == "cross" else add_half_identity(layer) for layer in weights.unbind(1))
     return replaced(weights, halved)

@@ -120,7 +120,7 @@ def test_padding_of_either_sequence_changes_nothing(side: str) -> None:
 
 
 def test_what_has_no_source_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="no encoder–decoder model; use attribute or maps"):
+    with pytest.raises(InvalidInputError, match="not an encoder–decoder model; use attribute or maps"):
         ALTI(families.build("bert")).source_and_prefix(families.inputs("bert"))
     with pytest.raises(InvalidInputError, match="no maps of single heads"):
         ALTI(families.build("bert")).maps(families.inputs("bert"), per_head=True)
