@@ -92,8 +92,8 @@ class AttentionTimesGradient(AttentionMapAttribution):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        asked = Request(layers, stacks, per_head, target, position)
-        call, request = self.call_of(inputs, additional_forward_args, asked)
+        request = Request(layers, stacks, per_head, target, position)
+        call, request = self.call_of(inputs, additional_forward_args, request)
         return finite_results(self.model, self._maps_and_head(call, request))
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:

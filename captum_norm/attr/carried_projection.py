@@ -84,11 +84,11 @@ def carried_rows(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> 
 
 
 class SummedVectors:
-    """Σ_j Σ_h α_ij f_h(x_j) of each query behind a projection, on the random directions, (B, Q, k).
+    """Σ_j Σ_h α_ij f_h(x_j) of each query through a projection, on the random directions, (B, Q, k).
 
     Args:
         values: (B, K, H, d).
-        projection: what they go through.
+        projection: the carried output projection.
         queries: Q.
     """
 
@@ -102,7 +102,7 @@ class SummedVectors:
 
 
 class PairNorms(SummedVectors):
-    """‖Σ_h α_ij f_h(x_j)‖ of each query and key behind a projection, not yet divided by the queries' σ.
+    """‖Σ_h α_ij f_h(x_j)‖ of each query and key through a projection, not yet divided by the queries' σ.
 
     Args:
         values: as for :class:`SummedVectors`, like ``projection`` and ``queries``.

@@ -36,8 +36,8 @@ from captum_norm.models.stacks import Place
 
 # Memory limit for the vectors and their intermediates.
 VECTOR_BYTES = 256 * 2**20
-# What is held at a time for each vector (copies of its value, the steps before and behind the networks) and for each
-# query (pre-activations, their origins, slopes and what these are made of).
+# Tensors alive at a time per vector (copies of its value; steps before and after the networks) and per query
+# (pre-activations, their origins, slopes and intermediates).
 VALUES_PER_VECTOR, STEPS_PER_VECTOR, NEURONS_PER_QUERY = 2, 9, 12
 
 
@@ -79,11 +79,11 @@ def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype
     if block.feed_forward is None or tensors.behind is None:
         raise ValueError("a parallel feed-forward block is needed")
     stream = tensors.residual.to(dtype).flatten(0, 1)
-    block_here = _FrozenBlock(block.feed_forward, stream, torch.zeros_like(stream), tensors.behind.routing, baseline)
-    own = block_here.through(stream, torch.arange(len(stream), device=stream.device), 0)
+    frozen_block = _FrozenBlock(block.feed_forward, stream, torch.zeros_like(stream), tensors.behind.routing, baseline)
+    own = frozen_block.through(stream, torch.arange(len(stream), device=stream.device), 0)
     carry = block.feed_forward.carry("atb_ff_res", dtype)
-    scales = carry.scales(own + block_here.frozen.constant, stream)
-    own, constant = carry.vector(own, None, scales), carry.constant(block_here.frozen.constant, None, scales)
+    scales = carry.scales(own + frozen_block.frozen.constant, stream)
+    own, constant = carry.vector(own, None, scales), carry.constant(frozen_block.frozen.constant, None, scales)
     return own.reshape(tensors.residual.shape), constant.reshape(tensors.residual.shape)
 
 
@@ -102,7 +102,7 @@ class FeedForwardReducer:
 
     def __init__(self, task: LayerTask, scopes: Sequence[Scope], results: LayerResults) -> None:
         if task.block.feed_forward is None:
-            raise ValueError("the block has no feed-forward block behind it")
+            raise ValueError("the block has no feed-forward block")
         self.precision = task.block.precision_at(scopes)
         self._task, self._results = task, results
         self._block, self._behind, self._dtype = task.block, task.block.feed_forward, task.dtype

@@ -105,7 +105,7 @@ class NormReducer:
                 for norms, projection in self._projections.items()
             }
         else:
-            # One is enough: if the two parts of each query add up behind one norm, they do behind all.
+            # One is enough: whether the two parts of each query add up does not depend on the norms.
             norms, projection = next(iter(self._projections.items()))
             self._sketches = {norms: SummedVectors(values, projection, queries)}
         if self._per_head:

@@ -50,9 +50,9 @@ class AttentionRollout(AttentionWeights):
         """Compute the rollouts up to the layers requested."""
         if request.per_head:
             raise InvalidInputError("got per_head=True; a rollout uses the mean of the heads")
-        layers, asked = request.layers, request.stacks
+        layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.
-        stacks = asked if asked is not None and set(asked) == {"encoder"} else None
+        stacks = requested if requested is not None and set(requested) == {"encoder"} else None
         measured = measure(self.session, call, Request(stacks=stacks, weights=True, copied=len(layers or ())))
         refuse_mixing(self.model)
         rolled = _rolled({name: with_residual(name, stack) for name, stack in measured.items()})
@@ -61,7 +61,7 @@ class AttentionRollout(AttentionWeights):
             maps = rolled[name]
             return maps if layers is None else maps[:, layer_indices(layers, maps.shape[1])], None
 
-        chosen = {name: stack for name, stack in measured.items() if asked is None or name in asked}
+        chosen = {name: stack for name, stack in measured.items() if requested is None or name in requested}
         return maps_of_stacks(chosen, choose)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:

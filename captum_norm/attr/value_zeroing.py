@@ -69,11 +69,11 @@ class ValueZeroing(AttentionMapAttribution):
         with session.progress(call) as advance, _recorded(around, calls):
             causal = record(call, lambda *_: None, None, advance)
         shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
-        wanted = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
-        keys = sum(one.output.shape[:2].numel() for _, one in wanted)
+        requested = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
+        keys = sum(one.output.shape[:2].numel() for _, one in requested)
         maps = []
         with bar(f"values of {session.name}", keys, "keys") as shown:
-            for index, one in wanted:
+            for index, one in requested:
                 dtype = torch.promote_types(session.accumulate, one.output.dtype)
                 examples = (one.example(example, call.batch, shared[index]) for example in range(call.batch))
                 columns = [self._distances(call, example, index, dtype, shown.update) for example in examples]
@@ -130,7 +130,7 @@ class ValueZeroing(AttentionMapAttribution):
         name, error = type(self.model).__name__, float(difference / size.clamp(min=torch.finfo(size.dtype).tiny))
         if error != error:
             raise NonFiniteError(f"the output of layer {index} of {name} contains NaN or infinity")
-        # Some models compute norms, softmax or routing in single precision whatever their dtype.
+        # Some models compute norms, softmax or routing in single precision even if their dtype is double.
         precision = torch.float32 if precision == torch.float64 else precision
         if not error <= TOLERANCE[precision]:
             raise UnsupportedModelError(

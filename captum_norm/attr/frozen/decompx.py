@@ -80,7 +80,7 @@ class DecompX(AttentionMapAttribution):
     the tokens' contributions to the last layer's output (or ``layer``'s) at the explained position; so does ``maps``.
 
     Args:
-        model: a model of Hugging Face with one stack of layers; left exactly as it is.
+        model: a Hugging Face model with one stack of layers; left unchanged.
         bias: treatment of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias among
             the tokens' vectors where it is added (attention's before the residual connection): in proportion to their
             products with it (``"absdot"``), their cosines (``"abssim"``) or their norms (``"norm"``), equally

@@ -164,22 +164,22 @@ class _Interceptor:
                 for module in modules:
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
-            def behind(modules: Iterable[nn.Module], hook: Hook) -> None:
+            def after(modules: Iterable[nn.Module], hook: Hook) -> None:
                 hook = here(hook)
                 for module in modules:
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
 
             before(known.layers, self._enter)
-            behind(known.layers, self._leave)
+            after(known.layers, self._leave)
             before(known.routers, self._suspend)
-            behind(known.routers, self._router)
+            after(known.routers, self._router)
             before(known.experts, self._begin_experts)
-            behind(known.experts, self._experts)
-            behind(known.leaves, self._module)
+            after(known.experts, self._experts)
+            after(known.leaves, self._module)
             before(known.blocks, self._expect_attention)
             before(known.linear, self._begin_attention)
             # After the hook that counts the projection's own bias.
-            behind(projections, self._end_attention)
+            after(projections, self._end_attention)
             yield
 
     def attention(self, call: AttentionCall) -> Tensor:

@@ -58,7 +58,7 @@ class PartsNetwork:
         self._sharing = sharing
         self._watch = watch
         self._rules = rules
-        self._left = 0
+        self._layer = 0
         self._in_attention = False
 
     def enter(self, stream: Tensor) -> Tensor:
@@ -69,8 +69,8 @@ class PartsNetwork:
         return parts
 
     def leave(self, stream: Tensor) -> None:
-        self._watch(self._left, stream)
-        self._left += 1
+        self._watch(self._layer, stream)
+        self._layer += 1
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor[: len(tensor) // self.copies]
