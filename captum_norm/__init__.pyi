@@ -24,6 +24,7 @@ from .comparison import compare as compare
 from .errors import CaptumNormError as CaptumNormError
 from .errors import IncompleteDecompositionError as IncompleteDecompositionError
 from .errors import InvalidInputError as InvalidInputError
+from .errors import MethodError as MethodError
 from .errors import NonFiniteError as NonFiniteError
 from .errors import NotEnoughMemoryError as NotEnoughMemoryError
 from .errors import UnsupportedModelError as UnsupportedModelError

@@ -25,6 +25,10 @@ class NonFiniteError(CaptumNormError, ArithmeticError):
     """The model's weights or activations contain NaN or infinity."""
 
 
+class MethodError(CaptumNormError, RuntimeError):
+    """A method of one's own failed, or did not return a map."""
+
+
 class NotEnoughMemoryError(CaptumNormError, MemoryError):
     """The request does not fit into the free memory."""
 

@@ -1,12 +1,13 @@
 """Registers the methods by name, for commands and comparisons."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.texts import named
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def _captum(title: str, class_name: str, *, requires: str | None = None, **optio
     return NamedMethod(class_name, "captum.attr", False, title, MappingProxyType(options), requires)
 
 
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
 _methods = {
     "norm": NamedMethod("NormAttribution"),
     "attention-block": NamedMethod("AttentionBlockAttribution"),
@@ -91,7 +94,7 @@ def register_method(method: "Method") -> "Method":
         the class.
 
     Raises:
-        InvalidInputError: one of these is missing, or another method has the name.
+        InvalidInputError: one of these is missing or invalid, or another method has the name.
 
     Example:
         >>> from captum_norm import ALTI
@@ -101,9 +104,21 @@ def register_method(method: "Method") -> "Method":
         Traceback (most recent call last):
         captum_norm.errors.InvalidInputError: there is a method called 'alti'; give Interactions another name
     """
+    from captum_norm.attr.base import AttentionMapAttribution as Base
+    from captum_norm.maps import MapUnits
+
+    if not (isinstance(method, type) and issubclass(method, Base)):
+        got = getattr(method, "__name__", method)
+        raise InvalidInputError(f"got {got}; expected a class derived from AttentionMapAttribution")
     missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
     if missing:
         raise InvalidInputError(f"{method.__name__} has no {missing[0]}; a method has name, title and units")
+    if not _NAME.fullmatch(method.name):
+        raise InvalidInputError(f"got the name {method.name!r}; expected lower-case letters, digits and hyphens")
+    if not isinstance(method.units, MapUnits):
+        raise InvalidInputError(f"got the units {method.units!r}; expected MapUnits")
+    if (method.layer_map, method.maps_of) == (Base.layer_map, Base.maps_of):
+        raise InvalidInputError(f"{method.__name__} defines neither layer_map nor maps_of")
     entry = NamedMethod(method.__name__, method.__module__, kind=method)
     known = _methods.setdefault(method.name, entry)
     # Running a notebook's cell again defines the class again.
@@ -130,8 +145,12 @@ def import_method(path: str) -> str:
     module, _, class_name = path.partition(":")
     try:
         found = getattr(import_module(module), class_name, None)
-    except (ImportError, ValueError, TypeError) as error:
-        raise InvalidInputError(f"cannot import {named(module)}: {error}") from error
+    except CaptumNormError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        hint = f"; write {module.removesuffix('.py')}:{class_name}" * module.endswith(".py")
+        raise InvalidInputError(f"cannot import {named(module)}: {reason}{hint}") from error
     if not (isinstance(found, type) and issubclass(found, AttentionMapAttribution)):
         raise InvalidInputError(
             f"{named(module)} has no method {named(class_name)}; expected a class derived from AttentionMapAttribution"

@@ -91,6 +91,13 @@ def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | Non
         raise InvalidInputError(f"got methods={wanted!r}; expected a list of names, or a mapping")
     if wanted is None:
         wanted = tuple(METHODS)
+    unnamed = [] if isinstance(wanted, Mapping) else [method for method in wanted if isinstance(method, Attribution)]
+    if unnamed:
+        kind = type(unnamed[0]).__name__
+        raise InvalidInputError(
+            f"got a list with a method of type {kind}; expected names, or a mapping: "
+            f'methods={{"{kind.lower()}": ...}}'
+        )
     methods: dict[str, str | Attribution] = {}
     methods.update(wanted if isinstance(wanted, Mapping) else {name: name for name in wanted})
     if not methods:

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import InvalidInputError, NotEnoughMemoryError
+from captum_norm.errors import CaptumNormError, MethodError, NonFiniteError, NotEnoughMemoryError
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.session import LayerTask
@@ -151,14 +151,28 @@ class LayerReducer:
         task = self._task
         tensors = tensors.rows(slice(None), task.dtype)
         layer = Layer(self._weights, self._values, tensors, task.block, self._cross, task.budget)
-        self.delta, self.map = layer.error(task.real), self._layer_map(layer)
-        expected = (len(self._weights), *self._weights.shape[2:])
-        if self.map.shape != expected:
-            raise InvalidInputError(
-                f"layer_map gave a map of shape {tuple(self.map.shape)}; expected one number for each query and key of "
-                f"each example, {expected}"
-            )
+        self.delta, self.map = layer.error(task.real), self._made(layer)
         del self._values, self._weights
+
+    def _made(self, layer: Layer) -> Tensor:
+        """Call the method's function, whose mistakes are not the model's."""
+        name, place, before = self._layer_map.__qualname__, self._task.place, _versions(layer)
+        try:
+            made = self._layer_map(layer)
+        except (CaptumNormError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise MethodError(f"{name} failed in {place}: {type(error).__name__}: {error}") from error
+        if _versions(layer) != before:
+            raise MethodError(f"{name} wrote into a tensor of {place}; work on a copy: clone()")
+        expected = (len(layer.weights), *layer.weights.shape[2:])
+        if not isinstance(made, Tensor) or made.shape != expected:
+            got = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            raise MethodError(
+                f"{name} returned {got} for {place}; expected a tensor of shape {expected}, a number for each query and "
+                "key of each example"
+            )
+        return made.to(self._task.dtype)
 
     def check(self, model: nn.Module, place: Place) -> None:
         """Refuse results that are not finite, or vectors that do not add up.
@@ -167,5 +181,15 @@ class LayerReducer:
             NonFiniteError: if there is NaN or infinity.
             IncompleteDecompositionError: if the vectors are not what the model computed.
         """
-        expect_finite(model, place, self.map.detach().sum(), self.delta)
+        expect_finite(model, place, self.delta)
         expect_complete(model, place, self.delta, self.precision)
+        real, found = self._task.real, self.map.detach()
+        if not (found if real is None else found[real.to(found.device)]).isfinite().all():
+            name = self._layer_map.__qualname__
+            raise NonFiniteError(f"the map that {name} returned for {place} contains NaN or infinity")
+
+
+def _versions(layer: Layer) -> list[int]:
+    """Count the writes into a layer's tensors, which inference mode does not tell."""
+    tensors = (layer.weights, layer.values, *(value for value in vars(layer.tensors).values()))
+    return [value._version for value in tensors if isinstance(value, Tensor) and not value.is_inference()]

@@ -57,6 +57,7 @@ class LayerTask:
     """What a reducer is told about its layer.
 
     Attributes:
+        place: where it is in the model.
         block: the attention block.
         dtype: what to compute in.
         budget: how much memory pieces of the computation may take.
@@ -64,6 +65,7 @@ class LayerTask:
         real: True at real queries, (B, Q), or None if all are.
     """
 
+    place: Place
     block: Block
     dtype: torch.dtype
     budget: MemoryBudget
@@ -231,7 +233,7 @@ class Session:
             return None
         queries, _ = call.positions_of(place.role)
         dtype = torch.promote_types(self.accumulate, block.dtype)
-        return LayerTask(block, dtype, call.budget, self.baseline, queries.real)
+        return LayerTask(place, block, dtype, call.budget, self.baseline, queries.real)
 
     def expect_room(self, call: ModelCall, request: Request) -> None:
         """Refuse maps that will not fit in memory.
