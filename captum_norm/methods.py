@@ -107,8 +107,9 @@ def register_method(method: "Method") -> "Method":
     from captum_norm.attr.base import AttentionMapAttribution as Base
     from captum_norm.maps import MapUnits
 
-    if not (isinstance(method, type) and issubclass(method, Base)):
-        got = getattr(method, "__name__", method)
+    found: Any = method
+    if not (isinstance(found, type) and issubclass(found, Base)):
+        got = getattr(found, "__name__", found)
         raise InvalidInputError(f"got {got}; expected a class derived from AttentionMapAttribution")
     missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
     if missing:

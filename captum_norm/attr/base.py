@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captum_norm.aggregation import AGGREGATIONS
 from captum_norm.arguments import as_truth, one_of, shown
 from captum_norm.attr.meter import MeterOptions, count_layers, refuse_unknown
-from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.head import SeenPosition, seen_position
 from captum_norm.forward.layer import Layer, LayerReducer
@@ -65,10 +65,11 @@ class AttentionMapAttribution(Attribution, ABC):
         name: of the class: the method's name in commands and comparisons.
         title: of the class: its name in tables and figures.
         units: of the class: the units of its scores.
-        target: of the class: whether it explains an output value: never, if one is given, or always, by default the
-            one that the model predicts.
-        decomposes: of the class: whether its maps come from vectors that add up to what the model computed.
-        one_stack: of the class: whether encoder–decoder models are refused.
+        target: of the class: whether it explains an output value: ``"never"``, ``"optional"`` (if one is given) or
+            ``"always"`` (by default the one that the model predicts).
+        decomposes: of the class: whether its maps come from vectors that add up to what the model computed, whose
+            completeness error is then the convergence delta.
+        one_stack: of the class: whether ``maps`` refuses encoder–decoder models, as ``attribute`` does.
         single_heads: of the class: whether it has maps of single heads.
         batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
             only Hugging Face models allow.
@@ -87,6 +88,7 @@ class AttentionMapAttribution(Attribution, ABC):
     batch_first: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+        """See the class."""
         refuse_unknown(type(self), options)
         super().__init__(model)
         self.model = model
@@ -259,16 +261,24 @@ class AttentionMapAttribution(Attribution, ABC):
         """Return whether the method's vectors must add up to what the model computed."""
         return self.decomposes
 
-    def layer_map(self, layer: Layer) -> Tensor:
+    def layer_map(self, layer: Layer) -> Tensor:  # noqa: ARG002 - of a method's own
         """Compute the map of one layer, (B, Q, K): the function that a new method defines.
 
+        Entries must be finite, and for a rollout or product not negative; those at padding are set to 0 afterwards.
+        A mistake raises :class:`captum_norm.errors.MethodError`.
+
         Args:
-            layer: its attention weights, values and hidden states, freed when this returns.
+            layer: its attention weights, values and hidden states, to read only; freed when this returns.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines neither layer_map nor maps_of")
+        raise MethodError(f"{type(self).__name__} defines neither layer_map nor maps_of")
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps requested, by default :meth:`layer_map` of each layer."""
+        if request.per_head:
+            raise InvalidInputError(
+                f"got per_head=True; {self.layer_map.__qualname__} returns one map a layer; override maps_of for maps "
+                "of single heads"
+            )
         return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map))
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
@@ -307,6 +317,7 @@ class AttentionMapAttribution(Attribution, ABC):
                     made.check(self.model, Place(role, index))
             maps = {role: [made.map for made in reducers] for role, reducers in reduced.stacks.items()}
             deltas = {role: [made.delta for made in reducers] for role, reducers in reduced.stacks.items()}
+            deltas = deltas if self.decomposes else {}
             return stacked_maps(call, maps, deltas, causal=reduced.causal)
 
         return session.explain(work)

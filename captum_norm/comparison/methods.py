@@ -95,8 +95,7 @@ def chosen_methods(wanted: Sequence[str] | Mapping[str, str | Attribution] | Non
     if unnamed:
         kind = type(unnamed[0]).__name__
         raise InvalidInputError(
-            f"got a list with a method of type {kind}; expected names, or a mapping: "
-            f'methods={{"{kind.lower()}": ...}}'
+            f'got a list with a method of type {kind}; expected names, or a mapping: methods={{"{kind.lower()}": ...}}'
         )
     methods: dict[str, str | Attribution] = {}
     methods.update(wanted if isinstance(wanted, Mapping) else {name: name for name in wanted})

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,14 @@ from captum_norm.models.stacks import Place
 class Layer:
     """One attention block in one forward pass.
 
+    Its tensors are the model's own: read them only.
+
     Attributes:
         weights: α, (B, H, Q, K).
-        values: of every head, (B, H, K, d).
-        tensors: the hidden states.
-        block: the block's parts.
+        values: value vectors of every query head, their bias included, (B, H, K, d).
+        tensors: the hidden states: ``projected``, ``residual``, ``total``, ``normed``, see
+            :class:`captum_norm.forward.recording.BlockTensors`.
+        block: the block's parts, such as ``block.projection`` and ``block.layout``.
         cross: whether the keys are positions of another sequence than the queries.
         budget: how much memory pieces of a computation may take.
     """
@@ -46,7 +50,7 @@ class Layer:
 
     @cached_property
     def scales(self) -> Scales:
-        """1/σ of these norms at each query."""
+        """1/σ of the norms in :attr:`carry` at each query."""
         return self.carry.scales(self.tensors.projected, self.tensors.total)
 
     @property
@@ -62,7 +66,7 @@ class Layer:
 
     @cached_property
     def projection(self) -> Tensor:
-        """Rows of the output projection by head, (H, d, D), carried to the block's end but for 1/σ."""
+        """Rows of the output projection by head, (H, d, D), through the norms in :attr:`carry` but for 1/σ."""
         return self.carry.linear(self._weight.unflatten(0, (self.weights.shape[1], -1)))
 
     @cached_property
@@ -158,7 +162,7 @@ class LayerReducer:
         """Call the method's function, whose mistakes are not the model's."""
         name, place, before = self._layer_map.__qualname__, self._task.place, _versions(layer)
         try:
-            made = self._layer_map(layer)
+            made: Any = self._layer_map(layer)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -169,8 +173,8 @@ class LayerReducer:
         if not isinstance(made, Tensor) or made.shape != expected:
             got = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
             raise MethodError(
-                f"{name} returned {got} for {place}; expected a tensor of shape {expected}, a number for each query and "
-                "key of each example"
+                f"{name} returned {got} for {place}; expected a tensor of shape {expected}, a number for each query "
+                "and key of each example"
             )
         return made.to(self._task.dtype)
 
