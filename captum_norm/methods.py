@@ -149,7 +149,7 @@ def import_method(path: str) -> str:
     except CaptumNormError:
         raise
     except Exception as error:
-        reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, ImportError | ValueError) else f"{type(error).__name__}: {error}"
         hint = f"; write {module.removesuffix('.py')}:{class_name}" * module.endswith(".py")
         raise InvalidInputError(f"cannot import {named(module)}: {reason}{hint}") from error
     if not (isinstance(found, type) and issubclass(found, AttentionMapAttribution)):
