@@ -32,7 +32,7 @@ class Series:
     Attributes:
         text: its description.
         paper: as the paper prints them, first layer first.
-        find: finds it in a result, given the layer, from 1.
+        find: finds it in a result, given the layer, from 0.
     """
 
     text: str

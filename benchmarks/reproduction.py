@@ -48,7 +48,8 @@ other models, their numbers may differ. The tables of findings show whether the 
 says which of two numbers of the run is smaller, not that they are far apart. See also [Analyses](analyses.md).
 
 The commands fetch `bert-base-uncased` from the Hugging Face hub. `wikipedia.txt` stands for a text with one sequence on
-each line; the 2020 paper uses 992 from Wikipedia, of two segments each.
+each line; the 2020 paper uses 992 from Wikipedia, of two segments each. Layers count from 0: layer 0 is the papers'
+layer 1.
 """
 TRANSLATION = """\
 ## Word alignment
@@ -219,7 +220,7 @@ def _corpora(runs: Sequence[Run]) -> str:
     rows = []
     for run in runs:
         corpus = next(iter(run.results.values())).metadata["corpus"]
-        layers = max(row for row in run.results["special-tokens"].table("layers").column("layer") if row is not None)
+        layers = len(set(run.results["special-tokens"].table("layers").column("layer")))
         counts = [f"{corpus[name]:,}" for name in ("texts", "tokens")]
         rows.append([run.subject.title, corpus["name"], str(layers), *counts, f"`{corpus['sha256'][:16]}…`"])
     return table(["model", "text", "layers", "lines", "tokens", "SHA-256"], rows, left=2)
@@ -242,7 +243,7 @@ def _values(number: Number, results: Sequence[AnalysisResult]) -> list[str]:
 
 def _by_layer(series: Series, results: Sequence[AnalysisResult], titles: Sequence[str]) -> str:
     published = series.paper.split()
-    layers = range(1, 1 + len(published))
+    layers = range(len(published))
     rows = [["BERT-base, paper", *published]]
     for title, result in zip(titles, results, strict=True):
         values = [series.find(layer)(result) for layer in layers]

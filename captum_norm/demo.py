@@ -134,7 +134,7 @@ def show(findings: Findings, console: Console) -> None:
     )
     best = findings.layers[findings.layer]
     console.print(
-        f"In layer {findings.layer + 1} [CLS] gets {best.cls_weight:.0%} of the weight but gives "
+        f"In layer {findings.layer} [CLS] gets {best.cls_weight:.0%} of the weight but gives "
         f"{best.cls_norm / (best.cls_norm + best.ordinary_norm):.0%} of the norm that comes from it and the ordinary "
         "tokens.\n",
         markup=False,
@@ -142,9 +142,7 @@ def show(findings: Findings, console: Console) -> None:
     )
     for name, measured in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
         scores = measured.mean(0).tolist()
-        console.print(
-            f"Layer {findings.layer + 1} by {name}, mean over heads and queries:", markup=False, highlight=False
-        )
+        console.print(f"Layer {findings.layer} by {name}, mean over heads and queries:", markup=False, highlight=False)
         show_tokens(console, findings.tokens, scores, unit=name)
         console.print()
 
@@ -155,7 +153,7 @@ def draw(findings: Findings) -> "Figure":
         Panel("attention weights, mean over heads", findings.weights, _WEIGHT),
         Panel("norms of the weighted vectors, mean over heads", findings.norms, _NORM),
     ]
-    return draw_heatmaps(panels, findings.tokens, title=f"{DEFAULT_MODEL}, layer {findings.layer + 1}")
+    return draw_heatmaps(panels, findings.tokens, title=f"{DEFAULT_MODEL}, layer {findings.layer}")
 
 
 def _received(maps: Tensor, keys: slice) -> Tensor:
@@ -175,5 +173,5 @@ def _table(findings: Findings) -> Table:
     for index, layer in enumerate(findings.layers):
         values = (layer.cls_weight, layer.cls_norm, layer.ordinary_weight, layer.ordinary_norm)
         style = "bold" if index == findings.layer else None
-        table.add_row(str(index + 1), *(f"{value:.2f}" for value in values), style=style)
+        table.add_row(str(index), *(f"{value:.2f}" for value in values), style=style)
     return table

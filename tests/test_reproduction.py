@@ -26,8 +26,8 @@ def test_numbers_are_found_by_their_names(experiment: Experiment) -> None:
     for claim in experiment.claims:
         assert None not in (claim.left(found), claim.right(found)), claim.text
     for series in experiment.series:
-        assert isinstance(series.find(6)(found), float), series.text
-        assert series.find(7)(found) is None
+        assert isinstance(series.find(5)(found), float), series.text
+        assert series.find(6)(found) is None
     for name in experiment.tables:
         assert found.table(name).rows
 

@@ -150,7 +150,7 @@ class ComponentChanges(Analysis):
             (Column("layer", "layer"), Column("component", "component"), Column("scopes", "from → to"), *columns),
             [
                 (
-                    layer + 1,
+                    layer,
                     labels[place],
                     steps[place],
                     number(self._macro.mean[place, layer]),
@@ -202,7 +202,7 @@ class ComponentChanges(Analysis):
         change, direction, component, layer, line, window, query, key = row
         signed = -change if direction else change
         where = (int(line), int(window), int(query), int(key))
-        return labels[int(component)], int(layer) + 1, "down" if direction else "up", signed, *words, *where
+        return labels[int(component)], int(layer), "down" if direction else "up", signed, *words, *where
 
 
 def _correlations(ranks: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Dispersion(Analysis):
             f"{_TRANSFORMED} by layer and head",
             (Column("layer", "layer"), Column("head", "head"), *measures),
             [
-                (layer + 1, head + 1, *_row(self._transformed, layer, head))
+                (layer, head, *_row(self._transformed, layer, head))
                 for layer in range(self.context.layers)
                 for head in range(self.context.heads)
             ],
@@ -72,7 +72,7 @@ class Dispersion(Analysis):
             f"{_TRANSFORMED} of all heads, and {_INPUT}, by layer",
             (Column("layer", "layer"), Column("vector", "vector"), *measures),
             [
-                (layer + 1, vector, *_row(moments, layer))
+                (layer, vector, *_row(moments, layer))
                 for vector, moments in ((_TRANSFORMED, pooled), (_INPUT, self._inputs))
                 for layer in range(self.context.layers)
             ],
@@ -96,7 +96,7 @@ class Dispersion(Analysis):
                     number(variation.mean()),
                 ),
                 *(
-                    (what, layer + 1, head + 1, *_row(self._transformed, layer, head)[:3])
+                    (what, layer, head, *_row(self._transformed, layer, head)[:3])
                     for what, (layer, head) in extremes.items()
                 ),
             ],

@@ -61,14 +61,14 @@ class ExpansionRate(Analysis):
             "layers",
             "Expansion rate by layer",
             (Column("layer", "layer"), *columns),
-            [(layer + 1, *_row(*values)) for layer, values in enumerate(zip(affine, norms, strict=True))],
+            [(layer, *_row(*values)) for layer, values in enumerate(zip(affine, norms, strict=True))],
         )
         spectrum = Table(
             "singular-values",
             "Singular values by layer, in descending order",
             (Column("layer", "layer"), Column("index", "index"), Column("f", "f"), Column("norm", "LN")),
             [
-                (layer + 1, index + 1, float(value), None if norm is None or index >= len(norm) else float(norm[index]))
+                (layer, index + 1, float(value), None if norm is None or index >= len(norm) else float(norm[index]))
                 for layer, (values, norm) in enumerate(zip(affine, norms, strict=True))
                 for index, value in enumerate(values)
             ],

@@ -118,7 +118,7 @@ class MixingRatio(Analysis):
             "Mixing ratio by layer and variant, all tokens",
             (Column("layer", "layer"), Column("variant", "variant"), *measures),
             [
-                (layer + 1, _TITLES[name], *row(pooled, layer, place))
+                (layer, _TITLES[name], *row(pooled, layer, place))
                 for place, name in enumerate(self._variants)
                 for layer in layers
             ],
@@ -128,7 +128,7 @@ class MixingRatio(Analysis):
             "Mixing ratio by layer, variant and category of token",
             (Column("layer", "layer"), Column("variant", "variant"), Column("category", "category"), *measures),
             [
-                (layer + 1, _TITLES[name], names[category], *row(self._ratios, layer, place, category))
+                (layer, _TITLES[name], names[category], *row(self._ratios, layer, place, category))
                 for place, name in enumerate(self._variants)
                 for layer in layers
                 for category in seen
@@ -140,7 +140,7 @@ class MixingRatio(Analysis):
             f"Mixing ratio at the end of the attention block ({_TITLES[last]}) by layer and category of token",
             (Column("layer", "layer"), Column("category", "category"), *measures),
             [
-                (layer + 1, names[category], *row(self._ratios, layer, len(self._variants) - 1, category))
+                (layer, names[category], *row(self._ratios, layer, len(self._variants) - 1, category))
                 for layer in layers
                 for category in seen
             ],

@@ -44,7 +44,7 @@ class Table:
         InvalidInputError: a row has not as many cells as there are columns.
 
     Example:
-        >>> table = Table("layers", "Norms by layer", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5)])
+        >>> table = Table("layers", "Norms by layer", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5)])
         >>> table.column("norm")
         [2.5]
     """

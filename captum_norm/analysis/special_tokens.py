@@ -95,8 +95,8 @@ class SpecialTokens(Analysis):
             ),
             [
                 (
-                    layer + 1,
-                    head + 1,
+                    layer,
+                    head,
                     names[place],
                     *(number(means[name][layer, head, place]) for name in _MEASURES),
                     *(number(self._means[name].deviation[layer, head, place]) for name in _MEASURES),
@@ -115,7 +115,7 @@ class SpecialTokens(Analysis):
                 *(Column(name, label) for name, label in _MEASURES.items()),
             ),
             [
-                (layer + 1, names[place], *(number(means[name][layer, :, place].mean()) for name in _MEASURES))
+                (layer, names[place], *(number(means[name][layer, :, place].mean()) for name in _MEASURES))
                 for layer in layers
                 for place in seen
             ],

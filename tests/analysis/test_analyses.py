@@ -96,9 +96,9 @@ def test_dispersion(tmp_path: Path, seed: int) -> None:
     model = bert(seed)
     lengths, inputs = defaultdict[tuple[int, int], list[float]](list), defaultdict[int, list[float]](list)
     for sequence in encoded():
-        for index, layer in enumerate(layers_of(model, sequence), 1):
+        for index, layer in enumerate(layers_of(model, sequence)):
             inputs[index] += [float(x.norm()) for x in layer.x]
-            for head, own in enumerate(layer.lengths(), 1):
+            for head, own in enumerate(layer.lengths()):
                 lengths[index, head] += own.tolist()
     result = run("dispersion", model, tmp_path)
     for row in rows(result, "heads"):
@@ -118,14 +118,14 @@ def test_special_tokens(tmp_path: Path, seed: int) -> None:
     pairs = defaultdict[str, list[tuple[float, float]]](list)
     for sequence in encoded():
         kinds = [category(token) for token in sequence.ids]
-        for index, layer in enumerate(layers_of(model, sequence), 1):
+        for index, layer in enumerate(layers_of(model, sequence)):
             for head in range(4):
                 alpha, f = layer.weights[head].numpy(), layer.lengths()[head].numpy()
                 for kind in set(kinds):
                     keys = [place for place, other in enumerate(kinds) if other == kind]
                     products = [sum(alpha[query, key] * f[key] for key in keys) for query in range(len(kinds))]
                     weight = np.mean([sum(alpha[query, key] for key in keys) for query in range(len(kinds))])
-                    means[index, head + 1, kind].append([weight, np.mean(f[keys]), np.mean(products)])
+                    means[index, head, kind].append([weight, np.mean(f[keys]), np.mean(products)])
                     pairs[kind] += [(alpha[query, key], f[key]) for query in range(len(kinds)) for key in keys]
     result = run("special-tokens", model, tmp_path)
     found = list(rows(result, "heads"))
@@ -152,7 +152,7 @@ def test_special_tokens_of_a_causal_model_look_back(tmp_path: Path) -> None:
     assert result is not None
     for row in rows(result, "layers"):
         keys = [place for place, token in enumerate(sequence.ids) if category(token) == row["category"]]
-        expected = weights[row["layer"] - 1][0, :, :, keys].sum(-1).mean().item()
+        expected = weights[row["layer"]][0, :, :, keys].sum(-1).mean().item()
         assert row["weight"] == pytest.approx(expected, rel=1e-9)
 
 
@@ -175,7 +175,7 @@ def test_mixing_ratio(tmp_path: Path, seed: int) -> None:
         layers = layers_of(model, sequence)
         for place, token in enumerate(sequence.ids):
             by_layer = [variants(layer, place) for layer in layers]
-            for index, values in enumerate(by_layer, 1):
+            for index, values in enumerate(by_layer):
                 for name, value in values.items():
                     ratios[index, name, category(token)].append(value)
             if place not in sequence.masked:
@@ -227,10 +227,10 @@ def test_expansion_rate(tmp_path: Path, seed: int) -> None:
     model = bert(seed)
     scales = defaultdict[int, list[float]](list)
     for sequence in encoded():
-        for index, layer in enumerate(layers_of(model, sequence), 1):
+        for index, layer in enumerate(layers_of(model, sequence)):
             scales[index] += (1 / layer.sigma).tolist()
     for row in rows(run("expansion-rate", model, tmp_path), "layers"):
-        module: Any = model.encoder.layer[row["layer"] - 1].attention
+        module: Any = model.encoder.layer[row["layer"]].attention
         output = module.output.dense.weight.detach().T
         weight, bias = module.self.value.weight.detach().T @ output, module.self.value.bias.detach() @ output
         corner = torch.zeros(25, 25, dtype=torch.float64)
@@ -253,7 +253,7 @@ def test_contextualization_change(tmp_path: Path, make: Any) -> None:
     macro = torch.stack([change.macro for change in changes]).mean(0)  # (L, C)
     for row in rows(result, "layers"):
         component = int(row["component"].partition(".")[0]) - 1
-        assert row["macro"] == pytest.approx(macro[row["layer"] - 1, component].item(), rel=1e-6, abs=1e-9)
+        assert row["macro"] == pytest.approx(macro[row["layer"], component].item(), rel=1e-6, abs=1e-9)
     longest = max(len(sequence.ids) for sequence in sequences)
     padded = torch.zeros(len(sequences), longest, dtype=torch.long)
     mask = torch.zeros_like(padded)
@@ -262,7 +262,7 @@ def test_contextualization_change(tmp_path: Path, make: Any) -> None:
     micro = contextualization_change(model, {"input_ids": padded, "attention_mask": mask}).micro
     for row in rows(result, "layers"):
         component = int(row["component"].partition(".")[0]) - 1
-        assert row["micro"] == pytest.approx(micro[row["layer"] - 1, component].item(), abs=3e-3)
+        assert row["micro"] == pytest.approx(micro[row["layer"], component].item(), abs=3e-3)
 
 
 @pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])
@@ -287,7 +287,7 @@ def test_correlations_do_not_depend_on_the_size_of_the_vectors(tmp_path: Path, n
 def test_most_changed_pairs_are_named_by_their_words(tmp_path: Path) -> None:
     result = run("contextualization-change", bert(), tmp_path)
     found = [row for row in rows(result, "pairs") if row["component"] == "3. FF" and row["direction"] == "up"]
-    changes = [row["change"] for row in found if row["layer"] == 1]
+    changes = [row["change"] for row in found if row["layer"] == 0]
     assert changes == sorted(changes, reverse=True)
     assert all(0 < change < 1 for change in changes)
     for row in found:

@@ -60,7 +60,7 @@ def draw_plot(result: AnalysisResult, plot: Plot) -> "Figure":
 
     Example:
         >>> from captum_norm.analysis.results import Column
-        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5), (2, 2.0)])
+        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5), (1, 2.0)])
         >>> plot = Plot("norms", "line", "Norms by layer", "layers", "layer", "norm")
         >>> figure = draw_plot(AnalysisResult("dispersion", "", {}, [table], [plot]), plot)
         >>> figure.axes[0].get_ylabel()

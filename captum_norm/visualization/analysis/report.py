@@ -50,7 +50,7 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
         >>> import tempfile
         >>> from captum_norm.analysis import read_result
         >>> from captum_norm.analysis.results import Column
-        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5), (2, 2.0)])
+        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5), (1, 2.0)])
         >>> result = AnalysisResult("dispersion", "How norms differ.", {"mean": 2.25}, [table])
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     [path.name for path in write_report(result, folder)], read_result(folder).table("layers") == table
