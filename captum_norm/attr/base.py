@@ -274,12 +274,12 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps requested, by default :meth:`layer_map` of each layer."""
+        name = f"{type(self).__name__}.layer_map"
         if request.per_head:
             raise InvalidInputError(
-                f"got per_head=True; {self.layer_map.__qualname__} returns one map a layer; override maps_of for maps "
-                "of single heads"
+                f"got per_head=True; {name} returns one map a layer; override maps_of for maps of single heads"
             )
-        return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map))
+        return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map, name))
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""

@@ -118,7 +118,7 @@ class FeedForwardReducer:
         batch, self._heads, queries, _ = call.query.shape
         self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
         self._shape = (batch, queries, call.key.shape[2])
-        self._numbers = min(VECTOR_BYTES, self._task.budget[call.value.device]) // self._dtype.itemsize
+        self._numbers = self._task.budget.granted(call.value.device, VECTOR_BYTES) // self._dtype.itemsize
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Do nothing: weights come again when the slopes are known."""

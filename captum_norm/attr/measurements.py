@@ -85,6 +85,7 @@ def assemble(
     role: Role,
     layers: Mapping[int, LayerResults],
     indices: Sequence[int],
+    scopes: Sequence[Scope],
     baseline: Baseline | None,
 ) -> Measurements:
     """Stack the results of the layers in ``layers``, in the order of ``indices``.
@@ -107,13 +108,15 @@ def assemble(
         weights=field_of("weights", by_pair),
         norms={
             scope: stacked((layer.norms.pop(scope) for layer in results), by_pair, places)
-            for scope in list(results[0].norms)
+            for scope in scopes
+            if scope in results[0].norms
         },
         head_norms=field_of("head_norms", by_pair),
         transformed_norms=field_of("transformed_norms", by_key),
         mixing_ratio={
-            scope: stacked([layer.mixing_ratio[scope] for layer in results], by_query, places)
-            for scope in results[0].mixing_ratio
+            name: stacked([layer.mixing_ratio[name] for layer in results], by_query, places)
+            for name in (*scopes, "weights", "weights_res")
+            if name in results[0].mixing_ratio
         },
         residual_norm=field_of("residual_norm", by_query),
         norm_scale=field_of("norm_scale", by_query),

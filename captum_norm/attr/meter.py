@@ -1,7 +1,7 @@
 """Measures norms, mixing ratios and weights of all layers in one forward pass."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, get_args
+from typing import Any, TypedDict, Unpack, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -207,7 +207,9 @@ def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackN
             for index, layer in zip(indices, layers, strict=True)
         }
         baseline = session.baseline if feed_forward else None
-        measured[stack_name(role, causal=reduced.causal)] = assemble(call, role, results, indices, baseline)
+        measured[stack_name(role, causal=reduced.causal)] = assemble(
+            call, role, results, indices, request.scopes, baseline
+        )
     return measured
 
 
@@ -257,28 +259,31 @@ class _MeasuredLayer:
 
 
 class _WeightReducer:
-    """Attention weights of one layer, per head or averaged over heads, and the mixing ratios of the mean."""
+    """Reduces attention weights: per head or averaged over heads, with the mixing ratios of the average."""
 
     def __init__(self, results: LayerResults, *, per_head: bool) -> None:
         self._results, self._per_head = results, per_head
         self._cross = False
-        self._map: Tensor
+
+    @property
+    def _weights(self) -> Tensor:
+        # The results alone hold them, since they are freed one layer after the other.
+        return cast(Tensor, self._results.weights)
 
     def begin(self, call: AttentionCall) -> None:
         self._cross = call.cross
         shape = [*call.query.shape[:3], call.key.shape[2]]
         if not self._per_head:
             del shape[1]
-        self._map = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
+        self._results.weights = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
 
     def consume(self, weights: Tensor, part: Part) -> None:
-        self._map[part.examples, ..., part.rows, :] = (
-            weights if self._per_head else weights.mean(1, dtype=self._map.dtype)
+        self._weights[part.examples, ..., part.rows, :] = (
+            weights if self._per_head else weights.mean(1, dtype=self._weights.dtype)
         )
 
     def finish(self, _: BlockTensors | None) -> None:
-        self._results.weights = self._map
-        mean = self._map.mean(1) if self._per_head else self._map
+        mean = self._weights.mean(1) if self._per_head else self._weights
         # In cross-attention no weight is the query's own.
         own = mean.new_zeros(mean.shape[:2]) if self._cross else mean.diagonal(dim1=-2, dim2=-1)
         others = (mean.sum(-1) - own).clamp(min=0)
@@ -286,7 +291,7 @@ class _WeightReducer:
 
     def check(self, model: nn.Module, place: Place) -> None:
         """Raise if weights are not finite."""
-        expect_finite(model, place, self._map.detach().sum())
+        expect_finite(model, place, self._weights.detach().sum())
 
 
 def count_layers(session: Session, inputs: Inputs, additional_forward_args: Any = None) -> int:

@@ -122,6 +122,7 @@ class LayerReducer:
 
     Args:
         layer_map: makes the map of the layer.
+        name: its name, for messages.
         task: the layer.
 
     Attributes:
@@ -130,8 +131,8 @@ class LayerReducer:
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
     """
 
-    def __init__(self, layer_map: Callable[[Layer], Tensor], task: LayerTask) -> None:
-        self._layer_map, self._task = layer_map, task
+    def __init__(self, layer_map: Callable[[Layer], Tensor], name: str, task: LayerTask) -> None:
+        self._layer_map, self._name, self._task = layer_map, name, task
         self.precision = task.block.precision
         self._cross = False
         self._values: Tensor
@@ -160,7 +161,7 @@ class LayerReducer:
 
     def _made(self, layer: Layer) -> Tensor:
         """Call the method's function, whose mistakes are not the model's."""
-        name, place, before = self._layer_map.__qualname__, self._task.place, _versions(layer)
+        name, place, before = self._name, self._task.place, _versions(layer)
         try:
             made: Any = self._layer_map(layer)
         except (CaptumNormError, torch.OutOfMemoryError):
@@ -189,8 +190,7 @@ class LayerReducer:
         expect_complete(model, place, self.delta, self.precision)
         real, found = self._task.real, self.map.detach()
         if not (found if real is None else found[real.to(found.device)]).isfinite().all():
-            name = self._layer_map.__qualname__
-            raise NonFiniteError(f"the map that {name} returned for {place} contains NaN or infinity")
+            raise NonFiniteError(f"the map that {self._name} returned for {place} contains NaN or infinity")
 
 
 def _versions(layer: Layer) -> list[int]:

@@ -19,6 +19,7 @@ from captum_norm.models.libraries.library import Library, SequenceNames, Sequenc
 from captum_norm.models.main_input import check_shape, check_tensors
 from captum_norm.models.positions import Positions, check_some_real, read_positions
 from captum_norm.models.stacks import Role, Stacks
+from captum_norm.models.wrappers import unwrapped
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
 
@@ -160,7 +161,7 @@ def bind_inputs(
         InvalidInputError: if inputs are empty or too long, ids are outside the vocabulary, or a mask has another shape.
     """
     known, budget = known_model(model), MemoryBudget() if budget is None else budget
-    library, parameters = known.library, known.parameters
+    library, parameters = known.library, inspect.signature(unwrapped(model).forward).parameters
     further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     positional = list(further) if additional_forward_args is not None else []
     if isinstance(inputs, Mapping):

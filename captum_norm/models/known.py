@@ -1,7 +1,5 @@
-"""Caches what is known about a model until its modules, dtypes or attention implementation change."""
+"""Caches what is known about a model while its modules, dtypes, attention implementation and autocast stay the same."""
 
-import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
@@ -13,7 +11,7 @@ from captum_norm.models.libraries.library import Library
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.main_input import SequenceReader
 from captum_norm.models.stacks import Sizes
-from captum_norm.models.wrappers import refuse_spread, unwrapped
+from captum_norm.models.wrappers import refuse_spread
 
 State = tuple[object, ...]
 
@@ -22,23 +20,26 @@ State = tuple[object, ...]
 class KnownModel:
     """What is known about a model in one state.
 
+    It refers to modules weakly: one of them may hold the model.
+
     Attributes:
         state: the state.
         library: the library that the model is built with.
-        parameters: parameters of its forward function.
-        encoder: the encoder of an encoder–decoder model; None for any other model.
         readers: the model, or its encoder and its decoder, as readers of input sequences.
-        sizes: sizes of its stacks of layers on an excerpt; None before the first forward pass.
-        mixing: the layer that mixes positions other than by attention, if that pass found one.
+        mixing: the layer that mixes positions other than by attention, if a forward pass found one.
+        sizes: sizes of its stacks of layers on an excerpt; None before the first forward pass in this state.
     """
 
     state: State
     library: Library
-    parameters: Mapping[str, inspect.Parameter]
-    encoder: nn.Module | None
     readers: tuple[SequenceReader, ...]
+    mixing: str | None
     sizes: Sizes | None = None
-    mixing: str | None = None
+
+    @property
+    def encoder(self) -> nn.Module | None:
+        """The encoder of an encoder–decoder model; None for any other model."""
+        return self.readers[0].part if len(self.readers) > 1 else None
 
 
 _known: WeakKeyDictionary[nn.Module, KnownModel] = WeakKeyDictionary()
@@ -54,11 +55,10 @@ def known_model(model: nn.Module) -> KnownModel:
     if known is None or known.state != state:
         refuse_spread(model)
         library = library_of(model)
-        halves = library.halves(model)
-        readers = tuple(SequenceReader.of(part, library.embeddings(part)) for part in halves or (model,))
-        parameters = inspect.signature(unwrapped(model).forward).parameters
-        known = KnownModel(state, library, parameters, None if halves is None else halves[0], readers)
-        _known[model] = known
+        parts = library.halves(model) or (model,)
+        readers = tuple(SequenceReader.of(part, library.embeddings(part)) for part in parts)
+        # Whether layers mix positions is known of the state before until this one is verified.
+        known = _known[model] = KnownModel(state, library, readers, None if known is None else known.mixing)
     return known
 
 
@@ -78,7 +78,7 @@ def refuse_mixing(model: nn.Module) -> None:
 
 
 def _state(model: nn.Module) -> State:
-    """Modules, attention implementations and dtypes: what determines the function that a model computes."""
+    """Modules, attention implementations, dtypes and autocast: what a forward pass must be seen again for."""
     modules = list(model.modules())
     configurations = {id(own): own for module in modules if (own := vars(module).get("config")) is not None}
     attention = [getattr(own, "_attn_implementation", None) for own in configurations.values()]
