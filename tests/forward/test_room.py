@@ -17,9 +17,9 @@ from captum_norm import (
     NormMeter,
     NotEnoughMemoryError,
 )
-from captum_norm.attr import measurements
 from captum_norm.attr.meter import _MeasuredLayer
 from captum_norm.forward import room
+from captum_norm.forward.stacking import stacked
 from tests import encoder_decoders, families
 
 LONG = 64
@@ -139,7 +139,7 @@ def test_the_maps_of_all_layers_are_there_once(method: Any) -> None:
 
 
 def test_layers_are_freed_as_they_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    stacked, most = measurements.stacked, []
+    most = []
 
     def watching(parts: Any, *further: Any) -> Any:
         given: list[Any] = []
@@ -153,7 +153,7 @@ def test_layers_are_freed_as_they_are_put_together(monkeypatch: pytest.MonkeyPat
 
         return stacked(watched() if isinstance(parts, GeneratorType) else parts, *further)
 
-    monkeypatch.setattr(measurements, "stacked", watching)
+    monkeypatch.setattr("captum_norm.attr.measurements.stacked", watching)
     meter, ids = NormMeter(deep_bert()), families.inputs("bert")
     meter.measure(ids, scopes=["attn"], weights=True, per_head=True, head_norms=True)
     assert len(most) > 4 * LAYERS

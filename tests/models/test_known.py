@@ -15,9 +15,9 @@ from tests.hybrids import HYBRIDS
 
 def test_another_forward_function_is_called_by_its_own_names() -> None:
     model, ids = families.build("bert"), families.inputs("bert")
-    expected, own = NormAttribution(model).maps(ids).encoder, model.forward
+    expected, own = NormAttribution(model).maps(ids).self_attention, model.forward
     model.forward = lambda words, seen=None: own(input_ids=words, attention_mask=seen)
-    assert torch.equal(NormAttribution(model).maps(ids).encoder, expected)
+    assert torch.equal(NormAttribution(model).maps(ids).self_attention, expected)
 
 
 def own_forward(model: Any) -> None:
