@@ -52,7 +52,7 @@ class SequenceReader:
     @property
     def embeddings(self) -> nn.Module | None:
         """Its token embeddings, if any."""
-        return None if self._embeddings is None else alive(self._embeddings)
+        return None if self._embeddings is None else self._embeddings()
 
     @property
     def longest(self) -> int | None:
