@@ -27,7 +27,7 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
 
     None for any other reading, and where no gradient tells.
     """
-    if call.known.encoder is not None:
+    if call.encoder is not None:
         return None
     behind = _BehindAttention(call.stacks())
     try:

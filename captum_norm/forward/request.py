@@ -111,10 +111,10 @@ def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
 
 def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
     """Refuse a call in which no attention of a requested stack was seen."""
-    if call.known.encoder is None:
+    if call.encoder is None:
         return
     # A decoder alone is given an encoder's output and has no encoder.
-    has_encoder = next(call.known.encoder.parameters(), None) is not None
+    has_encoder = next(call.encoder.parameters(), None) is not None
     stacks = [name for name in get_args(StackName) if name != "encoder" or has_encoder]
     missing = [name for name in stacks if request.has_stack(name) and name not in seen]
     if missing:

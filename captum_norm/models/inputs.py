@@ -16,7 +16,7 @@ from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel, known_model
 from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
-from captum_norm.models.main_input import check_shape, check_tensors
+from captum_norm.models.main_input import SequenceReader, check_shape, check_tensors
 from captum_norm.models.positions import Positions, check_some_real, read_positions
 from captum_norm.models.stacks import Role, Stacks
 from captum_norm.models.wrappers import unwrapped
@@ -31,6 +31,7 @@ class ModelCall:
     Attributes:
         model: the model.
         known: what is known about it.
+        encoder: the encoder of an encoder–decoder model; None for any other model.
         arguments: arguments of its forward function, by name.
         batch: batch size.
         positions: positions of the inputs, of the encoder's in an encoder–decoder model.
@@ -41,6 +42,7 @@ class ModelCall:
 
     model: nn.Module
     known: KnownModel
+    encoder: nn.Module | None
     arguments: dict[str, Any]
     batch: int
     positions: Positions
@@ -55,7 +57,7 @@ class ModelCall:
 
     def stacks(self) -> Stacks:
         """Create the checks of a forward pass's attention calls."""
-        return Stacks(self.known.encoder, several=self.positions.several)
+        return Stacks(self.encoder, several=self.positions.several)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
@@ -78,7 +80,7 @@ class ModelCall:
             if _is_ours(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            lacks_decoder = self.known.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
+            lacks_decoder = self.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
             hint = f" ({self.library.without_decoder})" * lacks_decoder
             if "padding token" in reason:
                 hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
@@ -185,23 +187,25 @@ def bind_inputs(
         arguments["use_cache"] = False
     check_tensors(arguments)
     _remove_caches(arguments)
+    halves = library.halves(model)
+    encoder, texts = None if halves is None else halves[0], _token_texts(inputs)
     if library.sequences is not None:
         check_shape(main)
-        call = ModelCall(model, known, arguments, len(main), Positions(), Positions(), _token_texts(inputs), budget)
+        call = ModelCall(model, known, encoder, arguments, len(main), Positions(), Positions(), texts, budget)
         return _with_positions_seen(call, main, library.sequences)
-    positions = read_positions(known.readers[0], library.inputs, main, arguments)
-    decoder = Positions()
-    if known.encoder is not None:
+    first, *second = [SequenceReader.of(part, library.embeddings(part)) for part in halves or (model,)]
+    positions, decoder = read_positions(first, library.inputs, main, arguments), Positions()
+    for reader in second:
         given = (arguments.get(name) for name in library.decoder.main)
         start = next((value for value in given if isinstance(value, Tensor)), None)
         if start is not None:
-            decoder = read_positions(known.readers[1], library.decoder, start, arguments)
+            decoder = read_positions(reader, library.decoder, start, arguments)
             if len(start) != len(main):
                 raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
     if positions.shift is not None or decoder.shift is not None:
         moved = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: read.moved(arguments[name]) for name, read in moved}
-    return ModelCall(model, known, arguments, len(main), positions, decoder, _token_texts(inputs), budget)
+    return ModelCall(model, known, encoder, arguments, len(main), positions, decoder, texts, budget)
 
 
 def _remove_caches(arguments: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from torch import nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.libraries.library import Library
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.main_input import SequenceReader
 from captum_norm.models.stacks import Sizes
 from captum_norm.models.wrappers import refuse_spread
 
@@ -20,26 +19,19 @@ State = tuple[object, ...]
 class KnownModel:
     """What is known about a model in one state.
 
-    It refers to modules weakly: one of them may hold the model.
+    It holds no module, since one of them may hold the model.
 
     Attributes:
         state: the state.
         library: the library that the model is built with.
-        readers: the model, or its encoder and its decoder, as readers of input sequences.
         mixing: the layer that mixes positions other than by attention, if a forward pass found one.
         sizes: sizes of its stacks of layers on an excerpt; None before the first forward pass in this state.
     """
 
     state: State
     library: Library
-    readers: tuple[SequenceReader, ...]
     mixing: str | None
     sizes: Sizes | None = None
-
-    @property
-    def encoder(self) -> nn.Module | None:
-        """The encoder of an encoder–decoder model; None for any other model."""
-        return self.readers[0].part if len(self.readers) > 1 else None
 
 
 _known: WeakKeyDictionary[nn.Module, KnownModel] = WeakKeyDictionary()
@@ -54,11 +46,8 @@ def known_model(model: nn.Module) -> KnownModel:
     state, known = _state(model), _known.get(model)
     if known is None or known.state != state:
         refuse_spread(model)
-        library = library_of(model)
-        parts = library.halves(model) or (model,)
-        readers = tuple(SequenceReader.of(part, library.embeddings(part)) for part in parts)
         # Whether layers mix positions is known of the state before until this one is verified.
-        known = _known[model] = KnownModel(state, library, readers, None if known is None else known.mixing)
+        known = _known[model] = KnownModel(state, library_of(model), None if known is None else known.mixing)
     return known
 
 

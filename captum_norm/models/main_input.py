@@ -1,9 +1,8 @@
 """Checks shape, dtype, token ids and length of a model's inputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from weakref import ref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,44 +14,26 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
-
-
-def alive(reference: "ref[AnyModule]") -> AnyModule:
-    """Dereference a module of a model that exists."""
-    module = reference()
-    if module is None:
-        raise ReferenceError("the model does not exist any more")
-    return module
-
-
 @dataclass(frozen=True)
 class SequenceReader:
     """The part of a model that reads an input sequence: the model itself, its encoder or its decoder.
 
-    It refers to modules weakly.
+    Attributes:
+        name: its class, for messages.
+        embeddings: its token embeddings, if any.
+        tables: its position embeddings.
     """
 
-    _part: "ref[nn.Module]"
-    _embeddings: "ref[nn.Module] | None"
-    _tables: tuple["ref[nn.Embedding]", ...]
+    name: str
+    embeddings: nn.Module | None
+    tables: Sequence[nn.Embedding]
 
     @classmethod
     def of(cls, part: nn.Module, embeddings: nn.Module | None) -> "SequenceReader":
-        """Describe a part of a model and its token embeddings, if any; position embeddings are found by name."""
+        """Describe a part of a model, with its position embeddings found by name."""
         named = [(name.rpartition(".")[2], module) for name, module in part.named_modules()]
-        tables = (ref(table) for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding))
-        return cls(ref(part), None if embeddings is None else ref(embeddings), tuple(tables))
-
-    @property
-    def part(self) -> nn.Module:
-        """The part of the model."""
-        return alive(self._part)
-
-    @property
-    def embeddings(self) -> nn.Module | None:
-        """Its token embeddings, if any."""
-        return None if self._embeddings is None else self._embeddings()
+        tables = [table for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding)]
+        return cls(type(part).__name__, embeddings, tables)
 
     @property
     def longest(self) -> int | None:
@@ -62,7 +43,7 @@ class SequenceReader:
             table.num_embeddings
             - int(getattr(table, "offset", 0))
             - (0 if table.padding_idx is None else table.padding_idx + 1)
-            for table in map(alive, self._tables)
+            for table in self.tables
         ]
         return min(counts, default=None)
 
@@ -83,13 +64,12 @@ class SequenceReader:
             if smallest < 0 or largest >= self.embeddings.num_embeddings:
                 wrong = smallest if smallest < 0 else largest
                 raise InvalidInputError(
-                    f"got the token id {wrong}; {type(self.part).__name__} knows the ids 0 to "
-                    f"{self.embeddings.num_embeddings - 1}"
+                    f"got the token id {wrong}; {self.name} knows the ids 0 to {self.embeddings.num_embeddings - 1}"
                 )
         longest = self.longest
         if longest is not None and main.shape[1] > longest:
             raise InvalidInputError(
-                f"got a sequence of {main.shape[1]} positions; {type(self.part).__name__} allows at most {longest}"
+                f"got a sequence of {main.shape[1]} positions; {self.name} allows at most {longest}"
             )
         return main.shape[1]
 
