@@ -51,7 +51,7 @@ def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
     ]
     assert list(zip(table["line"], table["position"], table["token"], strict=True)) == expected
     first = [row[0] for row in table["attn_res_ln"]]
-    (mean,) = (row[2] for row in result.table("layers").rows if row[:2] == (1, "AttnResLn-N"))
+    (mean,) = (row[2] for row in result.table("layers").rows if row[:2] == (0, "AttnResLn-N"))
     assert sum(first) / len(first) == pytest.approx(mean, rel=1e-6)
 
 
