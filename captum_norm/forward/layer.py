@@ -1,7 +1,7 @@
 """Shows a method one attention block: its weights, values and hidden states, in one precision."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -154,8 +154,9 @@ class LayerReducer:
         if tensors is None:
             raise ValueError("a map needs the tensors of the block")
         task = self._task
-        tensors = tensors.rows(slice(None), task.dtype)
-        layer = Layer(self._weights, self._values, tensors, task.block, self._cross, task.budget)
+        tensors = _apart(tensors.rows(slice(None), task.dtype))
+        values = self._values.clone() if self._values.is_inference() else self._values
+        layer = Layer(self._weights, values, tensors, task.block, self._cross, task.budget)
         self.delta, self.map = layer.error(task.real), self._made(layer)
         del self._values, self._weights
 
@@ -193,7 +194,17 @@ class LayerReducer:
             raise NonFiniteError(f"the map that {self._name} returned for {place} contains NaN or infinity")
 
 
+def _apart(tensors: BlockTensors) -> BlockTensors:
+    """Copy tensors of inference mode, which does not tell whether a method writes into them: they are the model's."""
+    copies: dict[str, Any] = {
+        name: value.clone()
+        for name, value in vars(tensors).items()
+        if isinstance(value, Tensor) and value.is_inference()
+    }
+    return replace(tensors, **copies)
+
+
 def _versions(layer: Layer) -> list[int]:
-    """Count the writes into a layer's tensors, which inference mode does not tell."""
+    """Count the writes into a layer's tensors."""
     tensors = (layer.weights, layer.values, *(value for value in vars(layer.tensors).values()))
     return [value._version for value in tensors if isinstance(value, Tensor) and not value.is_inference()]

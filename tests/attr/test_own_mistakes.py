@@ -65,6 +65,13 @@ def test_a_function_that_fails_is_named(function: Callable[[Layer], Any], messag
         own_method(function)(families.build("bert")).maps(families.inputs("bert"))
 
 
+def test_writing_changes_nothing_in_inference_mode() -> None:
+    model, ids = families.build("bert"), families.inputs("bert")
+    with torch.inference_mode():
+        expected = own_method(mean)(model).maps(ids).encoder
+        assert torch.equal(own_method(written)(model).maps(ids).encoder, expected)
+
+
 def test_a_map_that_is_not_finite_is_named() -> None:
     with pytest.raises(NonFiniteError, match=r"the map that Own\.layer_map returned for layer 0 contains NaN"):
         own_method(divided)(families.build("bert")).maps(families.inputs("bert"))
