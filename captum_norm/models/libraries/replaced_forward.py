@@ -4,12 +4,10 @@ Each module's first result is compared with that of its own forward function.
 """
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -17,8 +15,11 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import length
-from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.threads import explaining
+
+ForwardFunction = Callable[..., Any]
+ForwardByName = Callable[[ForwardFunction, dict[str, Any]], tuple[Tensor, Tensor | None]]
+"""From a module's own forward function and the arguments by name, to output and attention weights."""
 
 _compared: WeakSet[nn.Module] = WeakSet()
 _comparing: ContextVar[bool] = ContextVar("whether modules are compared with themselves", default=True)
@@ -35,7 +36,9 @@ def not_compared() -> Iterator[None]:
 
 
 @contextmanager
-def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tuple[str, Any]]]) -> Iterator[None]:
+def replaced_attributes(
+    model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tuple[str, Any]]]
+) -> Iterator[None]:
     """Give attributes of the model's modules other values while open.
 
     They are restored in any case. Other threads that explain or call the model wait.
@@ -46,79 +49,65 @@ def exchanged(model: nn.Module, attributes_of: Callable[[nn.Module], Iterable[tu
     """
     with explaining(model), ExitStack() as stack:
         for module in model.modules():
+            attributes = vars(module)
             for name, value in attributes_of(module):
-                stack.enter_context(_replaced(module, name, value))
+                # An attribute that the module lacked is removed, which uncovers its class's.
+                stack.callback(attributes.update, {name: attributes[name]} if name in attributes else {})
+                stack.callback(attributes.pop, name)
+                attributes[name] = value
         yield
 
 
-@contextmanager
-def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute another value while open; one that the module lacked is removed, which uncovers its class's."""
-    attributes = vars(module)
-    before = {name: attributes[name]} if name in attributes else {}
-    attributes[name] = value
-    try:
-        yield
-    finally:
-        del attributes[name]
-        attributes.update(before)
+def replaced_forward(module: nn.Module, parameters: Sequence[str], compute: ForwardByName) -> ForwardFunction:
+    """Return a forward function for a module; threads other than this one still get the module's own.
 
-
-@dataclass(frozen=True)
-class AttentionForward(ABC):
-    """Replaces the forward function of an attention module.
-
-    Attributes:
-        module: the attention module.
-        own: its own forward function.
-        function: what computes its attention instead.
-        thread: the thread that explains; any other thread gets the result of ``own``.
-        parameters: the parameters of the forward function, in order.
-        not_supported: variants of attention that are not computed here, for messages.
+    Args:
+        module: the module.
+        parameters: the parameters of its forward function, in order.
+        compute: computes the module's result from its own forward function and the arguments by name.
     """
+    own, thread = module.forward, threading.get_ident()
 
-    module: Any
-    own: Callable[..., tuple[Tensor, Tensor | None]]
-    function: AttentionFunction
-    thread: int
-    parameters: ClassVar[tuple[str, ...]]
-    not_supported: ClassVar[str]
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return own(*args, **kwargs)
+        return compute(own, dict(zip(parameters, args, strict=False)) | kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return what the attention module returns: its output and attention weights."""
-        if threading.get_ident() != self.thread:
-            return self.own(*args, **kwargs)
-        return self.run(dict(zip(self.parameters, args, strict=False)) | kwargs)
+    return forward
 
-    @abstractmethod
-    def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Compute output and attention weights from the arguments by name."""
 
-    def heads(self, projected: Tensor) -> Tensor:
-        """Split heads: (S, B, H·d) -> (B, H, S, d)."""
-        heads: Tensor = projected.unflatten(-1, (self.module.num_heads, self.module.head_dim))
-        return heads.permute(1, 2, 0, 3)
+def split_heads(module: Any, projected: Tensor) -> Tensor:
+    """Split heads: (S, B, H·d) -> (B, H, S, d)."""
+    heads: Tensor = projected.unflatten(-1, (module.num_heads, module.head_dim))
+    return heads.permute(1, 2, 0, 3)
 
-    def compare(self, output: Tensor, expected: Callable[[], Tensor]) -> None:
-        """Compare ``output`` with the result of the module's own forward function, once for each module.
 
-        Raises:
-            UnsupportedModelError: if they differ.
-        """
-        if self.module in _compared or not _comparing.get():
-            return
-        with torch.no_grad():
-            own = expected()
-            difference, size = (length(tensor.float().flatten()) for tensor in (output - own, own))
-        if not difference.isfinite():
-            return  # reported later, where the cause can be named
-        precision = max(torch.finfo(dtype).eps for dtype in (output.dtype, torch.float32))
-        if difference > precision**0.5 * size:
-            raise UnsupportedModelError(
-                f"{type(self.module).__name__} computes something other than scaled dot-product attention over its "
-                f"projections; {self.not_supported} are not supported"
-            )
-        _compared.add(self.module)
+def compare(module: nn.Module, output: Tensor, expected: Callable[[], Tensor], not_supported: str) -> None:
+    """Compare ``output`` with the result of the module's own forward function, once for each module.
+
+    Args:
+        module: the attention module.
+        output: what is computed in its place.
+        expected: computes its own result.
+        not_supported: variants of attention that are not computed here, for messages.
+
+    Raises:
+        UnsupportedModelError: if they differ.
+    """
+    if module in _compared or not _comparing.get():
+        return
+    with torch.no_grad():
+        own = expected()
+        difference, size = (length(tensor.float().flatten()) for tensor in (output - own, own))
+    if not difference.isfinite():
+        return  # reported later, where the cause can be named
+    precision = max(torch.finfo(dtype).eps for dtype in (output.dtype, torch.float32))
+    if difference > precision**0.5 * size:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} computes something other than scaled dot-product attention over its "
+            f"projections; {not_supported} are not supported"
+        )
+    _compared.add(module)
 
 
 def attend(

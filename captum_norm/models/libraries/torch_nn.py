@@ -5,10 +5,9 @@ is open, its forward function is therefore replaced by one of ours, and the oper
 are switched off by the modules' attributes.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,15 @@ from torch.nn.functional import linear
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
-from captum_norm.models.libraries.replaced_forward import AttentionForward, additive_mask, attend, exchanged
+from captum_norm.models.libraries.replaced_forward import (
+    ForwardFunction,
+    additive_mask,
+    attend,
+    compare,
+    replaced_attributes,
+    replaced_forward,
+    split_heads,
+)
 from captum_norm.models.threads import here
 
 PARAMETERS = (
@@ -43,15 +50,15 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
 
     The modules are restored in any case. Other threads that explain or call the model wait.
     """
-    thread = threading.get_ident()
     decoder = _decoder_attention(model)
 
     def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
         if _is_attention(module):
-            yield "forward", _Forward(module, module.forward, function, thread, module in decoder)
+            compute = partial(_attention, module, function, module in decoder)
+            yield "forward", replaced_forward(module, PARAMETERS, compute)
         yield from _without_fast_path(module)
 
-    with exchanged(model, attributes_of):
+    with replaced_attributes(model, attributes_of):
         yield
 
 
@@ -64,84 +71,81 @@ def _without_fast_path(module: nn.Module) -> Iterator[tuple[str, Any]]:
         yield from ((name, value) for name, value in FAST_PATHS.items() if hasattr(module, name))
 
 
-@dataclass(frozen=True)
-class _Forward(AttentionForward):
-    """See :class:`AttentionForward`; ``in_decoder`` says whether the module belongs to a decoder layer."""
+def _attention(
+    module: Any, function: AttentionFunction, in_decoder: bool, own: ForwardFunction, given: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """Compute output, and weights if needed; query, key and value are (Q, B, D) or (B, Q, D) by ``batch_first``."""
+    axis = _batch_axis(module)
+    if module.bias_k is not None or module.add_zero_attn:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} attends to an additional key (add_bias_kv, add_zero_attn), which belongs to "
+            "no position; that is not supported"
+        )
+    cross = _batched(module, given["query"]) is not given["key"]
+    if cross and not in_decoder:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} was given another tensor as keys than as queries; that is supported only in "
+            f'decoder layers, which hold an attention module named "{SELF}..." and another one'
+        )
+    query, key, value = (given[name].transpose(axis, 1) for name in ("query", "key", "value"))
+    need_weights, average = given.get("need_weights", True), given.get("average_attn_weights", True)
+    mask = _mask(module, given, (query.shape[1], len(query), len(key)), query.dtype, need_weights=need_weights)
+    projected = map(linear, (query, key, value), *_projections(module))
+    q, k, v = (split_heads(module, sequence) for sequence in projected)
+    q = q * module.head_dim**-0.5
+    # If no weights are needed, torch's function returns 0 for a query whose keys are all masked.
+    options = {"nothing_from_masked": not need_weights}
+    context = function(AttentionCall(attend, module, q, k, v, mask, cross, options))
+    output = module.out_proj(context.flatten(2).transpose(0, axis))
+    first = [sequence[:, :1].transpose(axis, 1) for sequence in (query, key, value)]
 
-    in_decoder: bool
-    parameters = PARAMETERS
-    not_supported = "forward functions of derived classes"
+    def expected() -> Tensor:
+        first_mask = None if mask is None else mask[0].expand(module.num_heads, len(query), len(key))
+        result: Tensor = own(*first, attn_mask=first_mask, need_weights=need_weights)[0]
+        return result
 
-    def run(self, given: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
-        """Compute output, and weights if needed; query, key and value are (Q, B, D) or (B, Q, D) by ``batch_first``."""
-        module, axis = self.module, _batch_axis(self.module)
-        if module.bias_k is not None or module.add_zero_attn:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} attends to an additional key (add_bias_kv, add_zero_attn), which belongs to "
-                "no position; that is not supported"
+    compare(module, output.narrow(axis, 0, 1), expected, "forward functions of derived classes")
+    if not need_weights:
+        return output, None
+    _, weights = attend(module, q, k, v, mask)
+    return output, weights.mean(1) if average else weights
+
+
+def _projections(module: Any) -> tuple[Any, Any]:
+    """Return the weights and the biases of queries, keys and values."""
+    if module.in_proj_weight is None:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    else:
+        weights = module.in_proj_weight.chunk(3)
+    return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+
+
+def _mask(
+    module: Any, given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype, *, need_weights: bool
+) -> Tensor | None:
+    """Return the mask to add to the scores; ``shape`` is (B, Q, K)."""
+    batch, queries, keys = shape
+    attention = _checked(given, "attn_mask", (queries, keys), (batch * module.num_heads, queries, keys))
+    padding = _checked(given, "key_padding_mask", (batch, keys))
+    if given.get("is_causal"):
+        if attention is None:
+            raise InvalidInputError(
+                f"{type(module).__name__} was called with is_causal, a hint about attn_mask, but without one"
             )
-        cross = _batched(module, given["query"]) is not given["key"]
-        if cross and not self.in_decoder:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} was given another tensor as keys than as queries; that is supported only in "
-                f'decoder layers, which hold an attention module named "{SELF}..." and another one'
-            )
-        query, key, value = (given[name].transpose(axis, 1) for name in ("query", "key", "value"))
-        need_weights, average = given.get("need_weights", True), given.get("average_attn_weights", True)
-        mask = self._mask(given, (query.shape[1], len(query), len(key)), query.dtype, need_weights=need_weights)
-        q, k, v = (self.heads(linear(*parts)) for parts in zip((query, key, value), *self._projections(), strict=True))
-        q = q * module.head_dim**-0.5
-        # If no weights are needed, torch's function returns 0 for a query whose keys are all masked.
-        options = {"nothing_from_masked": not need_weights}
-        context = self.function(AttentionCall(attend, module, q, k, v, mask, cross, options))
-        output = module.out_proj(context.flatten(2).transpose(0, axis))
-        first = [sequence[:, :1].transpose(axis, 1) for sequence in (query, key, value)]
+        if padding is None and not need_weights:
+            # Here torch follows the hint and ignores the mask.
+            attention = torch.ones(queries, keys, dtype=torch.bool, device=attention.device).triu(1)
+    return additive_mask(attention, padding, module.num_heads, dtype)
 
-        def expected() -> Tensor:
-            first_mask = None if mask is None else mask[0].expand(module.num_heads, len(query), len(key))
-            return self.own(*first, attn_mask=first_mask, need_weights=need_weights)[0]
 
-        self.compare(output.narrow(axis, 0, 1), expected)
-        if not need_weights:
-            return output, None
-        _, weights = attend(module, q, k, v, mask)
-        return output, weights.mean(1) if average else weights
-
-    def _projections(self) -> tuple[Any, Any]:
-        """Return the weights and the biases of queries, keys and values."""
-        module = self.module
-        if module.in_proj_weight is None:
-            weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-        else:
-            weights = module.in_proj_weight.chunk(3)
-        return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-
-    def _mask(
-        self, given: dict[str, Any], shape: tuple[int, int, int], dtype: torch.dtype, *, need_weights: bool
-    ) -> Tensor | None:
-        """Return the mask to add to the scores; ``shape`` is (B, Q, K)."""
-        batch, queries, keys = shape
-        heads = self.module.num_heads
-        attention = self._checked(given, "attn_mask", (queries, keys), (batch * heads, queries, keys))
-        padding = self._checked(given, "key_padding_mask", (batch, keys))
-        if given.get("is_causal"):
-            if attention is None:
-                raise InvalidInputError(
-                    f"{type(self.module).__name__} was called with is_causal, a hint about attn_mask, but without one"
-                )
-            if padding is None and not need_weights:
-                # Here torch follows the hint and ignores the mask.
-                attention = torch.ones(queries, keys, dtype=torch.bool, device=attention.device).triu(1)
-        return additive_mask(attention, padding, heads, dtype)
-
-    def _checked(self, given: dict[str, Any], name: str, *shapes: tuple[int, ...]) -> Tensor | None:
-        mask: Tensor | None = given.get(name)
-        if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
-            raise InvalidInputError(f"got {name} of dtype {mask.dtype}; expected bool or floating-point numbers")
-        if mask is not None and tuple(mask.shape) not in shapes:
-            expected = " or ".join(map(str, shapes))
-            raise InvalidInputError(f"got {name} of shape {tuple(mask.shape)}; expected {expected}")
-        return mask
+def _checked(given: dict[str, Any], name: str, *shapes: tuple[int, ...]) -> Tensor | None:
+    mask: Tensor | None = given.get(name)
+    if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise InvalidInputError(f"got {name} of dtype {mask.dtype}; expected bool or floating-point numbers")
+    if mask is not None and tuple(mask.shape) not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise InvalidInputError(f"got {name} of shape {tuple(mask.shape)}; expected {expected}")
+    return mask
 
 
 def _batched(module: nn.Module, query: Tensor) -> Tensor:
@@ -182,7 +186,7 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None,
         if "first" in seen and (not decoder or "decoder" in seen):
             raise _AllSeen
 
-    with exchanged(model, _without_fast_path), ExitStack() as stack:
+    with replaced_attributes(model, _without_fast_path), ExitStack() as stack:
         for module in filter(_is_attention, model.modules()):
             stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
         with suppress(_AllSeen):
