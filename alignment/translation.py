@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from alignment.teacher_forcing import OnError, TeacherForcedBatch, teacher_forced_batches
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.models import SequenceReader
+from captum_norm.models import check_sequence
 
 _ANY_WORD = "a"
 
@@ -78,7 +78,7 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
     """The ids after the decoder's start in the best hypothesis of each sentence, padding included."""
     # Out-of-range ids come from a tokenizer of another model.
     for read in (batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]):
-        SequenceReader.of(model, model.get_input_embeddings()).check(read)
+        check_sequence(model, model.get_input_embeddings(), read)
     start = _decoder_start(batch)
     length = start.shape[1] + max_length
     positions = getattr(model.config, "max_position_embeddings", None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_norm.analysis.categories import Categories
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.main_input import SequenceReader
+from captum_norm.models.main_input import longest_sequence
 from captum_norm.models.stacks import encoder_of
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def longest(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int:
 
     If neither has a limit, that of the configuration, but no more than 512.
     """
-    table = SequenceReader.of(encoder_of(model) or model, None).longest
+    table = longest_sequence(encoder_of(model) or model)
     limits = [limit for limit in (tokenizer.model_max_length, table) if limit is not None and limit < _NO_LIMIT]
     configured = getattr(getattr(model, "config", None), "max_position_embeddings", None) or _DEFAULT_LENGTH
     return int(min(limits, default=min(_DEFAULT_LENGTH, configured)))

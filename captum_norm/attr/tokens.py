@@ -203,7 +203,7 @@ class TokenAttribution(Attribution):
         scores = torch.cat([nn.functional.pad(part, (0, length - part.shape[1])) for part, _ in explained])
         if not scores[subject.real].isfinite().all():
             raise NonFiniteError(f"{self._name} of {type(self.model).__name__} gives NaN or infinity for these inputs")
-        scores = call.positions.unshift(scores.masked_fill(~subject.real, 0), 1)
+        scores = call.positions.shift_back(scores.masked_fill(~subject.real, 0), 1)
         attributions = (scores,) if isinstance(inputs, tuple) else scores
         if not return_convergence_delta:
             return attributions

@@ -86,7 +86,7 @@ class Examples:
 
     def shown(self, rows: Tensor) -> Tensor:
         """Rearrange numbers of all positions, (B, S), to the positions of the user's inputs; 0 at padding."""
-        return self.call.positions.restored(rows, 1)
+        return self.call.positions.restore(rows, 1)
 
 
 def of_examples(target: Target, index: Tensor, batch: int) -> Target:

@@ -34,7 +34,7 @@ class RandomScores(Attribution):
         """Draw scores uniformly from 0 to 1 at real positions, (B, S)."""
         call = bind_inputs(self.model, inputs, additional_forward_args)
         real = real_positions(call)
-        return call.positions.unshift(torch.rand(real.shape, device=real.device) * real, 1)
+        return call.positions.shift_back(torch.rand(real.shape, device=real.device) * real, 1)
 
 
 def make_method(

@@ -82,7 +82,7 @@ def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokeni
     ids = examples.call.arguments.get("input_ids")
     if not isinstance(ids, Tensor):
         return [[str(place) for place in range(examples.real.shape[1])] for _ in range(len(examples))]
-    rows = examples.call.positions.unshift(ids, 1).tolist()
+    rows = examples.call.positions.shift_back(ids, 1).tolist()
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
     return [convert(row) if convert is not None else [str(token) for token in row] for row in rows]
 

@@ -159,7 +159,7 @@ class PerturbedInputs:
         self._removable = removable
         self.target = target
         self.whole = whole
-        self.removable = batches.call.positions.unshift(removable, 1)
+        self.removable = batches.call.positions.shift_back(removable, 1)
 
     def outputs(self, kept: Tensor) -> Tensor:
         """Compute the output with some tokens removed; tokens that are not removable stay.
@@ -179,7 +179,7 @@ class PerturbedInputs:
         if kept.dim() != 3 or (kept.shape[0], kept.shape[2]) != (batch, length) or kept.dtype != torch.bool:
             got = f"{kept.dtype} of shape {tuple(kept.shape)}"
             raise InvalidInputError(f"got kept tokens as {got}; expected torch.bool of shape ({batch}, K, {length})")
-        kept = self._batches.call.positions.moved(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
+        kept = self._batches.call.positions.shift_left(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
         rows = ((kept | ~self._removable[:, None]) & self._batches.real[:, None]).flatten(0, 1)
         examples = torch.arange(batch, device=rows.device).repeat_interleave(kept.shape[1])
         different, places = torch.cat([examples[:, None], rows.long()], 1).unique(dim=0, return_inverse=True)

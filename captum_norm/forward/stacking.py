@@ -31,7 +31,7 @@ def stacked(
         layer = part.unsqueeze(1)
         for axis, positions in axes.items():
             if positions.real is not None:
-                layer = positions.restored(layer, axis)
+                layer = positions.restore(layer, axis)
         if count == 1:
             return layer
         if whole is None:
@@ -45,7 +45,7 @@ def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
     queries, _ = call.positions_of(role)
     if queries.real is None:
         return torch.ones(call.batch, count, dtype=torch.bool, device="cpu")
-    return queries.unshift(queries.real, -1)
+    return queries.shift_back(queries.real, -1)
 
 
 def stack_name(role: Role, *, causal: bool) -> StackName:

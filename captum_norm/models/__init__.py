@@ -4,7 +4,7 @@ from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_for
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.layout_files import register_layouts
 from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
-from captum_norm.models.main_input import SequenceReader
+from captum_norm.models.main_input import check_sequence
 from captum_norm.models.outputs import Difference
 
 __all__ = [
@@ -12,9 +12,9 @@ __all__ = [
     "FeedForwardLayout",
     "Layout",
     "Scope",
-    "SequenceReader",
     "Site",
     "Stage",
+    "check_sequence",
     "evaluating",
     "register_feed_forward",
     "register_layout",

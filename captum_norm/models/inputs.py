@@ -16,7 +16,7 @@ from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel, known_model
 from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
-from captum_norm.models.main_input import SequenceReader, check_shape, check_tensors
+from captum_norm.models.main_input import check_shape, check_tensors
 from captum_norm.models.positions import Positions, check_some_real, read_positions
 from captum_norm.models.stacks import Role, Stacks
 from captum_norm.models.wrappers import unwrapped
@@ -156,7 +156,7 @@ def bind_inputs(
 
     Returns:
         the call. Left-padded examples are shifted to begin at position 0, as they would alone;
-        ``call.positions.unshift`` shifts results back.
+        ``call.positions.shift_back`` shifts results back.
 
     Raises:
         UnsupportedModelError: if threads run the model on several devices.
@@ -193,18 +193,19 @@ def bind_inputs(
         check_shape(main)
         call = ModelCall(model, known, encoder, arguments, len(main), Positions(), Positions(), texts, budget)
         return _with_positions_seen(call, main, library.sequences)
-    first, *second = [SequenceReader.of(part, library.embeddings(part)) for part in halves or (model,)]
-    positions, decoder = read_positions(first, library.inputs, main, arguments), Positions()
-    for reader in second:
-        given = (arguments.get(name) for name in library.decoder.main)
-        start = next((value for value in given if isinstance(value, Tensor)), None)
-        if start is not None:
-            decoder = read_positions(reader, library.decoder, start, arguments)
-            if len(start) != len(main):
-                raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
+    reader = model if encoder is None else encoder
+    positions = read_positions(reader, library.embeddings(reader), library.inputs, main, arguments)
+    decoder = Positions()
+    given = (arguments.get(name) for name in library.decoder.main)
+    start = next((value for value in given if isinstance(value, Tensor)), None)
+    if halves is not None and start is not None:
+        _, reader = halves
+        decoder = read_positions(reader, library.embeddings(reader), library.decoder, start, arguments)
+        if len(start) != len(main):
+            raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
     if positions.shift is not None or decoder.shift is not None:
-        moved = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
-        arguments = {name: read.moved(arguments[name]) for name, read in moved}
+        read = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
+        arguments = {name: own.shift_left(arguments[name]) for name, own in read}
     return ModelCall(model, known, encoder, arguments, len(main), positions, decoder, texts, budget)
 
 

@@ -1,7 +1,6 @@
 """Checks shape, dtype, token ids and length of a model's inputs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,64 +13,52 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
-@dataclass(frozen=True)
-class SequenceReader:
-    """The part of a model that reads an input sequence: the model itself, its encoder or its decoder.
+def longest_sequence(part: nn.Module) -> int | None:
+    """Largest number of positions that a model, its encoder or its decoder has position embeddings for.
 
-    Attributes:
-        name: its class, for messages.
-        embeddings: its token embeddings, if any.
-        tables: its position embeddings.
+    They are found by name; None if there are none.
     """
+    named = ((name.rpartition(".")[2], module) for name, module in part.named_modules())
+    tables = (table for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding))
+    # RoBERTa's positions start after the padding index, OPT's at an offset.
+    counts = (
+        table.num_embeddings
+        - int(getattr(table, "offset", 0))
+        - (0 if table.padding_idx is None else table.padding_idx + 1)
+        for table in tables
+    )
+    return min(counts, default=None)
 
-    name: str
-    embeddings: nn.Module | None
-    tables: Sequence[nn.Embedding]
 
-    @classmethod
-    def of(cls, part: nn.Module, embeddings: nn.Module | None) -> "SequenceReader":
-        """Describe a part of a model, with its position embeddings found by name."""
-        named = [(name.rpartition(".")[2], module) for name, module in part.named_modules()]
-        tables = [table for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding)]
-        return cls(type(part).__name__, embeddings, tables)
+def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
+    """Check shape, token ids and length of an input.
 
-    @property
-    def longest(self) -> int | None:
-        """Largest number of positions with an embedding; None without position embeddings."""
-        # RoBERTa's positions start after the padding index, OPT's at an offset.
-        counts = [
-            table.num_embeddings
-            - int(getattr(table, "offset", 0))
-            - (0 if table.padding_idx is None else table.padding_idx + 1)
-            for table in self.tables
-        ]
-        return min(counts, default=None)
+    Args:
+        part: what reads it: a model, its encoder or its decoder.
+        embeddings: the token embeddings of ``part``, if any.
+        main: the input.
 
-    def check(self, main: Tensor) -> int | None:
-        """Check shape, token ids and length of an input.
+    Returns:
+        the length of a sequence; None for an image.
 
-        Returns:
-            the length of a sequence; None for an image.
-
-        Raises:
-            InvalidInputError: if shape, dtype or length is wrong, it is empty, or ids are outside the vocabulary.
-        """
-        check_shape(main)
-        if main.dim() > 3:
-            return None
-        if not main.is_floating_point() and isinstance(self.embeddings, nn.Embedding):
-            smallest, largest = int(main.min()), int(main.max())
-            if smallest < 0 or largest >= self.embeddings.num_embeddings:
-                wrong = smallest if smallest < 0 else largest
-                raise InvalidInputError(
-                    f"got the token id {wrong}; {self.name} knows the ids 0 to {self.embeddings.num_embeddings - 1}"
-                )
-        longest = self.longest
-        if longest is not None and main.shape[1] > longest:
+    Raises:
+        InvalidInputError: if shape, dtype or length is wrong, it is empty, or ids are outside the vocabulary.
+    """
+    check_shape(main)
+    if main.dim() > 3:
+        return None
+    name = type(part).__name__
+    if not main.is_floating_point() and isinstance(embeddings, nn.Embedding):
+        smallest, largest = int(main.min()), int(main.max())
+        if smallest < 0 or largest >= embeddings.num_embeddings:
+            wrong = smallest if smallest < 0 else largest
             raise InvalidInputError(
-                f"got a sequence of {main.shape[1]} positions; {self.name} allows at most {longest}"
+                f"got the token id {wrong}; {name} knows the ids 0 to {embeddings.num_embeddings - 1}"
             )
-        return main.shape[1]
+    longest = longest_sequence(part)
+    if longest is not None and main.shape[1] > longest:
+        raise InvalidInputError(f"got a sequence of {main.shape[1]} positions; {name} allows at most {longest}")
+    return main.shape[1]
 
 
 def check_shape(main: Tensor) -> None:

@@ -46,7 +46,7 @@ Target = Choice | Difference | None
 def read_mask(call: ModelCall, position: Position) -> Tensor | None:
     """Return the positions to read as a mask, True at one position of each example, (B, S); None for the last ones.
 
-    ``position`` counts in the user's inputs; the mask is moved as these were.
+    ``position`` counts in the user's inputs; the mask is shifted as these were.
 
     Raises:
         InvalidInputError: for a position outside the sequence or in its padding, or for the mean.
@@ -56,11 +56,11 @@ def read_mask(call: ModelCall, position: Position) -> Tensor | None:
     if isinstance(position, str) and position == "mean":
         raise InvalidInputError('got position="mean"; an output is read at one position of each example')
     real = real_positions(call)
-    shown = call.positions.unshift(real, 1)
+    shown = call.positions.shift_back(real, 1)
     chosen = torch.zeros_like(shown)
     chosen[torch.arange(call.batch, device=chosen.device), positions_of_examples(position, shown)] = True
-    moved: Tensor = call.positions.moved(chosen)
-    return moved
+    shifted: Tensor = call.positions.shift_left(chosen)
+    return shifted
 
 
 def real_positions(call: ModelCall) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.libraries.library import SequenceNames
-from captum_norm.models.main_input import SequenceReader
+from captum_norm.models.main_input import check_sequence
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,21 @@ class Positions:
             return self.length != 1
         return int(self.real.sum(1).max()) > 1
 
-    def moved(self, value: Any) -> Any:
+    def shift_left(self, value: Any) -> Any:
         """Shift an argument that has one entry per position as the examples were; return any other unchanged."""
-        return value if self.shift is None else _shifted(value, self.shift, self.length)
+        if self.shift is None or not isinstance(value, Tensor) or value.dim() < 2:
+            return value
+        return _rolled(value, self.shift, 1) if value.shape[:2] == (len(self.shift), self.length) else value
 
-    def unshift(self, rows: Tensor, axis: int) -> Tensor:
+    def shift_back(self, rows: Tensor, axis: int) -> Tensor:
         """Shift results back to their positions in the user's inputs, along an axis of length S."""
-        if self.shift is None:
-            return rows
-        index = _source_index(-self.shift.to(rows.device), rows.shape[axis]).reshape(_batch_and(axis, rows))
-        return rows.gather(axis, index.expand_as(rows))
+        return rows if self.shift is None else _rolled(rows, -self.shift, axis)
 
-    def restored(self, rows: Tensor, axis: int) -> Tensor:
+    def restore(self, rows: Tensor, axis: int) -> Tensor:
         """Set results at padding to 0 and shift them back, along an axis of length S."""
         if self.real is not None:
-            rows = rows.where(self.real.to(rows.device).reshape(_batch_and(axis, rows)), 0)
-        return self.unshift(rows, axis)
+            rows = rows.where(_along(axis, self.real, rows), 0)
+        return self.shift_back(rows, axis)
 
     def cut(self, value: Any, batch: int, length: int) -> Any:
         """Crop an argument to the first example's first positions, a mask over queries and keys along both axes."""
@@ -65,9 +64,16 @@ class Positions:
 
 
 def read_positions(
-    reader: SequenceReader, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]
+    part: nn.Module, embeddings: nn.Module | None, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]
 ) -> Positions:
     """Positions of one input, each example shifted to begin at position 0.
+
+    Args:
+        part: what reads the input: a model, its encoder or its decoder.
+        embeddings: the token embeddings of ``part``, if any.
+        names: the names of the arguments for the input.
+        main: the input.
+        arguments: all arguments of the model's forward function.
 
     Raises:
         InvalidInputError: if the input or its mask is invalid, or an example is all padding.
@@ -76,9 +82,9 @@ def read_positions(
     if signal is not None and main.numel() > 0:
         _refuse_padding(signal, None if names.mask is None else arguments.get(names.mask))
         return Positions()
-    length = reader.check(main)
+    length = check_sequence(part, embeddings, main)
     if names.mask is None:
-        real = _non_padding(reader.embeddings, main)
+        real = _non_padding(embeddings, main)
     else:
         real = _real_positions(arguments.get(names.mask), main, length)
     if real is None:
@@ -87,7 +93,7 @@ def read_positions(
     shift = real.to(torch.int8).argmax(1)
     if not shift.any():
         return Positions(length, None if real.all() else real)
-    real = _shifted(real, shift, length)
+    real = _rolled(real, shift, 1)
     return Positions(length, None if real.all() else real, shift)
 
 
@@ -132,20 +138,15 @@ def _non_padding(embeddings: nn.Module | None, ids: Tensor) -> Tensor | None:
     return None if padding is None else ids != padding
 
 
-def _shifted(value: Any, shift: Tensor, length: int | None) -> Any:
-    if not isinstance(value, Tensor) or value.dim() < 2 or tuple(value.shape[:2]) != (len(shift), length):
-        return value
-    index = _source_index(shift.to(value.device), value.shape[1]).reshape(_batch_and(1, value))
-    return value.gather(1, index.expand_as(value))
+def _rolled(tensor: Tensor, shift: Tensor, axis: int) -> Tensor:
+    """Roll each example's entries along an axis to the left."""
+    length = tensor.shape[axis]
+    source = (torch.arange(length, device=shift.device) + shift[:, None]) % length
+    return tensor.gather(axis, _along(axis, source, tensor).expand_as(tensor))
 
 
-def _source_index(shift: Tensor, length: int) -> Tensor:
-    """Where each position's entry comes from, (B, S)."""
-    return (torch.arange(length, device=shift.device) + shift[:, None]) % length
-
-
-def _batch_and(axis: int, rows: Tensor) -> list[int]:
-    """Shape of (B, S) to broadcast against the batch and an axis of a tensor."""
-    shape = [1] * rows.dim()
-    shape[0], shape[axis] = rows.shape[0], rows.shape[axis]
-    return shape
+def _along(axis: int, values: Tensor, tensor: Tensor) -> Tensor:
+    """Reshape values (B, S) to broadcast against the batch and an axis of a tensor, on its device."""
+    shape = [1] * tensor.dim()
+    shape[0], shape[axis] = values.shape
+    return values.to(tensor.device).reshape(shape)

@@ -175,8 +175,8 @@ class DecompX(AttentionMapAttribution):
             self._deltas(found, layers, call)
             vectors = by_layer([parts.kept for parts in found], layers)
             bias = by_layer([parts.bias for parts in found], layers)
-            vectors = positions.restored(positions.restored(vectors.transpose(2, 3), 2), 3)
-            return finite_results(self.model, TokenVectors(vectors, positions.restored(bias, 2)))
+            vectors = positions.restore(positions.restore(vectors.transpose(2, 3), 2), 3)
+            return finite_results(self.model, TokenVectors(vectors, positions.restore(bias, 2)))
 
         return self.session.explain(work)
 
@@ -279,7 +279,7 @@ class DecompX(AttentionMapAttribution):
         delta = torch.maximum((scores.sum(1) + bias - number).abs() / size, deviation)
         finite_results(self.model, (scores, bias, delta))
         self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
-        return Decomposition(call.positions.unshift(scores, 1), bias, number, delta)
+        return Decomposition(call.positions.shift_back(scores, 1), bias, number, delta)
 
     def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         network = GraphNetwork(call.batch, call.stacks())
