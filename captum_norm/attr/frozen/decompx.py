@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import HookedModules, frozen
+from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
@@ -282,11 +282,9 @@ class DecompX(AttentionMapAttribution):
         return Decomposition(call.positions.shift_back(scores, 1), bias, number, delta)
 
     def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        network = GraphNetwork(call.batch, call.stacks())
         with gradients_on():
-            with frozen(call, self._hooked_modules(call), network):
-                output = call.run()
-            found = output_scores(call, output, request.position, self._readout)
+            network = GraphNetwork(self._hooked_modules(call), call)
+            found = output_scores(call, network.run(call), request.position, self._readout)
             chosen = chosen_target(request.target, found)
             number = explained_number(found, chosen)
             (gradient,) = torch.autograd.grad(number.sum(), network.stream)
@@ -338,6 +336,8 @@ class DecompX(AttentionMapAttribution):
         return delta
 
     def _accept(self, delta: Tensor, problem: str) -> None:
+        if (delta <= TOLERANCE[delta.dtype]).all():
+            return
         steps = () if self._modules is None else self._modules.steps.values()
         norms = (step.precision for step in steps if isinstance(step, NormReader))
         weights = (step.parameter.dtype for step in steps if isinstance(step, Projection))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
 from captum_norm.functional import (
     Elementwise,
@@ -14,19 +15,19 @@ from captum_norm.functional import (
     Use,
     apply_linear,
     inverse_scale,
-    length,
+    lengths,
 )
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.inputs import ModelCall
 from captum_norm.models.projections import accumulation_dtype
-from captum_norm.models.stacks import Stacks
 
 
-class GraphNetwork:
-    """The frozen network as an autograd graph: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
+class GraphNetwork(FrozenNetwork):
+    """The frozen network as an autograd graph.
 
     Args:
-        batch: batch size.
-        stacks: the model's stacks of layers.
+        modules: what to hook.
+        call: the call to run.
         rules: what to freeze.
 
     Attributes:
@@ -38,21 +39,18 @@ class GraphNetwork:
 
     copies = 1
 
-    def __init__(self, batch: int, stacks: Stacks, rules: RuleSet = DECOMPX) -> None:
-        self.stacks = stacks
+    def __init__(self, modules: HookedModules, call: ModelCall, rules: RuleSet = DECOMPX) -> None:
+        super().__init__(modules)
         self.stream: Tensor
         self.biases: list[Tensor] = []
         self.deviations: list[Tensor] = []
-        self._batch = batch
+        self._batch, self._stacks = call.batch, call.stacks()
         self._rules = rules
 
     def enter(self, stream: Tensor) -> Tensor:
         self.stream = stream.detach().clone().requires_grad_()
         # The model may write in place, which a leaf does not allow.
         return self.stream.clone()
-
-    def leave(self, stream: Tensor) -> None:
-        """Do nothing: hidden states are not decomposed."""
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -67,7 +65,7 @@ class GraphNetwork:
         if self._rules.weights:
             mask = None if call.mask is None else call.mask.detach()
             call = replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask)
-        output, _ = self.stacks.attend(call)
+        output, _ = self._stacks.attend(call)
         return output
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
@@ -95,16 +93,10 @@ class GraphNetwork:
         constant = networks.constant
         return self._replaced(networks.through(inputs, every, 0), constant if constant.any() else None, output)
 
-    def begin_attention(self) -> None:
-        """Do nothing: biases are counted one by one."""
-
-    def end_attention(self, output: Tensor) -> None:
-        """Do nothing: biases are counted one by one."""
-
     def _replaced(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         new = (linear if constant is None else linear + constant).to(output.dtype)
         with torch.no_grad():
-            error, size = (length(tensor.float().flatten()) for tensor in (new - output, output))
+            error, size = lengths(*(tensor.float().flatten() for tensor in (new - output, output)))
             self.deviations.append(error / size.clamp(min=torch.finfo(size.dtype).tiny))
         if constant is not None:
             self._count(new, constant)

@@ -1,12 +1,13 @@
 """Runs one example and its parts through the frozen network together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import (
@@ -20,12 +21,13 @@ from captum_norm.functional import (
     inverse_scale,
 )
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import Hook, first_tensor
 from captum_norm.models.projections import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 
-class PartsNetwork:
-    """The frozen network on copies of one example: a :class:`captum_norm.attr.frozen.network.FrozenNetwork`.
+class PartsNetwork(FrozenNetwork):
+    """The frozen network on copies of one example.
 
     The first copy is the example, whose norms, activations and attention weights the others use. Then come one part
     per token and last the part of the biases, which is zero if they are shared. Attention has one bias [Modarressi
@@ -33,6 +35,7 @@ class PartsNetwork:
     the residual joins.
 
     Args:
+        modules: what to hook.
         tokens: the K tokens whose parts to run; all if biases are shared.
         stacks: the model's stacks of layers.
         sharing: how to share biases among the tokens, a key of :data:`captum_norm.functional.BIAS_SHARES`; None keeps
@@ -46,12 +49,14 @@ class PartsNetwork:
 
     def __init__(
         self,
+        modules: HookedModules,
         tokens: range,
         stacks: Stacks,
         sharing: str | None,
         watch: Callable[[int, Tensor], None],
         rules: RuleSet = DECOMPX,
     ) -> None:
+        super().__init__(modules)
         self.stacks = stacks
         self.copies = len(tokens) + 2
         self._tokens = tokens
@@ -59,7 +64,17 @@ class PartsNetwork:
         self._watch = watch
         self._rules = rules
         self._layer = 0
-        self._in_attention = False
+        self._in_attention = self._attention_begins = False
+
+    def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:
+        hooks, known = super().hooks(), self.modules
+        hooks.append(("after", known.layers, self._leave))
+        if self._sharing is not None:
+            hooks.append(("before", known.blocks, self._expect_attention))
+            hooks.append(("before", known.linear, self._begin_attention))
+            # After the hook that counts the projection's own bias.
+            hooks.append(("after", [block.projection.module for block in known.blocks.values()], self._end_attention))
+        return hooks
 
     def enter(self, stream: Tensor) -> Tensor:
         parts = torch.zeros_like(stream)
@@ -67,10 +82,6 @@ class PartsNetwork:
         parts[0] = stream[0]
         parts[1 + tokens - self._tokens.start, tokens] = stream[0, tokens]
         return parts
-
-    def leave(self, stream: Tensor) -> None:
-        self._watch(self._layer, stream)
-        self._layer += 1
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor[: len(tensor) // self.copies]
@@ -152,13 +163,26 @@ class PartsNetwork:
         """Add the function's value at zero, (1,)."""
         return self._result(linear, constant.expand(linear.shape[-1]) if constant.any() else None, output)
 
-    def begin_attention(self) -> None:
-        self._in_attention = True
+    def _leave(self, *seen: Any) -> None:
+        stream = first_tensor(seen[-1])
+        if stream is not None:
+            self._watch(self._layer, stream)
+            self._layer += 1
 
-    def end_attention(self, output: Tensor) -> Tensor | None:
-        self._in_attention = False
-        if self._sharing is None:
+    def _expect_attention(self, *_: Any) -> None:
+        self._attention_begins = self.is_active
+
+    def _begin_attention(self, *_: Any) -> None:
+        """Prepare for the first linear map of an attention module: that of queries, keys or values."""
+        if self._attention_begins and self.is_active:
+            self._attention_begins, self._in_attention = False, True
+
+    def _end_attention(self, *seen: Any) -> Tensor | None:
+        """Share attention's bias once its output has been projected."""
+        output = seen[-1]
+        if not self.is_active or not isinstance(output, Tensor) or not self.carries(output):
             return None
+        self._in_attention = False
         *copies, bias = self._copies(output).to(accumulation_dtype(output.dtype))
         return self._result(torch.stack([*copies, torch.zeros_like(bias)]), bias, output)
 

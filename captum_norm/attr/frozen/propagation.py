@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import HookedModules, frozen
+from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
@@ -64,10 +64,10 @@ class Propagation:
         step = self._at_once(size)
         for start in range(0, size.tokens, step):
             tokens = range(start, min(start + step, size.tokens))
-            network = PartsNetwork(tokens, example.stacks(), self.sharing, partial(watch, tokens))
+            network = PartsNetwork(self.modules, tokens, example.stacks(), self.sharing, partial(watch, tokens))
             copies = example.repeated(network.copies)
-            with torch.no_grad(), frozen(copies, self.modules, network):
-                output = copies.run()
+            with torch.no_grad():
+                output = network.run(copies)
             self.advance(len(tokens))
             yield copies, output, network.stacks
 
@@ -85,7 +85,7 @@ class Propagation:
 
     def _size(self, example: ModelCall) -> _Size:
         """Measure a forward pass of the example alone."""
-        network, copy = GraphNetwork(1, example.stacks()), 0
+        network, copy = GraphNetwork(self.modules, example), 0
         inside = {module for layer in self.modules.layers for module in layer.modules()}
 
         def look(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
@@ -100,8 +100,8 @@ class Propagation:
         with ExitStack() as stack:
             for module in self.model.modules():
                 stack.callback(module.register_forward_hook(look).remove)
-            with torch.no_grad(), frozen(example, self.modules, network):
-                example.run()
+            with torch.no_grad():
+                network.run(example)
         return _Size(network.stream.shape[1], copy, network.stream.device)
 
 
