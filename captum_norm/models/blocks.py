@@ -12,8 +12,8 @@ from captum_norm.functional import Carry, scaled
 from captum_norm.models.factors import Factor, multiplied, read_factor
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.projections import NormReader, Projection, equal, read_norm, read_projection, reproduces
-from captum_norm.models.search.trace import Event, Trace
+from captum_norm.models.projections import NormReader, Projection, equal, reproduces
+from captum_norm.models.search.trace import Call, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,18 +147,6 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
         )
 
 
-def _is_queries_first(received: Tensor, context: Tensor) -> bool:
-    """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
-
-    All tensors of a block have the same order, since its equations hold element by element.
-    """
-    straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
-    if straight != swapped:
-        return swapped
-    batch, queries, _ = context.shape
-    return batch != queries and received.shape[:-1] == (queries, batch)
-
-
 def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
     """Read a layout's parts from a layer's modules and check its equations on the layer's own tensors.
 
@@ -171,26 +159,38 @@ def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Bl
     Raises:
         UnsupportedModelError: if a part is missing or an equation does not hold.
     """
-    parts = _Parts(trace, layout)
-    if parts.module(layout.attention) is not caller:
-        raise parts.refusal(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
-    projection = parts.projection(layout.projection)
+    try:
+        return _read(trace, layout, caller, context)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f'the {layout.style} layout of {type(trace.layer).__name__} ("{trace.layer_name}") does not hold: {error}; '
+            'see "Describe a new model" in the documentation'
+        ) from None
+
+
+def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
+    if _module(trace, layout.attention) is not caller:
+        raise UnsupportedModelError(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
+    projected = _call(trace, layout.projection)
+    projection = projected.projection()
+    if projection is None:
+        raise UnsupportedModelError(f'"{layout.projection}" does not compute input @ weight + bias')
     branch_norm = final_norm = None
-    branch = parts.tensor(Site(layout.projection, "output"))
+    branch = projected.output
     if layout.branch_norm is not None:
-        branch_norm = parts.norm(layout.branch_norm, branch)
-        branch = parts.tensor(Site(layout.branch_norm, "output"))
-    residual = parts.tensor(layout.residual)
+        branch_norm = _norm(trace, layout.branch_norm, branch)
+        branch = _call(trace, layout.branch_norm).output
+    residual = _tensor(trace, layout.residual)
     summands = [
-        multiplied(parts.factor(layout.residual_factor, residual), residual),
-        multiplied(parts.factor(layout.branch_factor, branch), branch),
-        *([parts.tensor(layout.minus)] if layout.minus else []),
+        multiplied(_factor(trace, layout.residual_factor, residual), residual),
+        multiplied(_factor(trace, layout.branch_factor, branch), branch),
+        *([_tensor(trace, layout.minus)] if layout.minus else []),
     ]
-    total = parts.tensor(layout.total)
+    total = _tensor(trace, layout.total)
     if any(part.numel() != total.numel() for part in summands) or not reproduces(sum_of(*summands), total, *summands):
-        raise parts.refusal(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
+        raise UnsupportedModelError(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
     if layout.final_norm is not None:
-        final_norm = parts.norm(layout.final_norm, total)
+        final_norm = _norm(trace, layout.final_norm, total)
     return Block(
         name=trace.layer_name,
         layer=trace.layer,
@@ -203,7 +203,7 @@ def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Bl
         branch_norm=branch_norm,
         final_norm=final_norm,
         dtype=projection.parameter.dtype,
-        queries_first=_is_queries_first(parts.tensor(Site(layout.projection, "input")), context),
+        queries_first=_is_queries_first(projected.inputs, context),
         overwritten=trace.overwritten,
     )
 
@@ -215,54 +215,53 @@ def sum_of(first: Tensor, *others: Tensor) -> Tensor:
     return first
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """Looks up the parts that a layout names; refuses the layout if one is missing."""
+def _is_queries_first(received: Tensor, context: Tensor) -> bool:
+    """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
 
-    trace: Trace
-    layout: Layout
+    All tensors of a block have the same order, since its equations hold element by element.
+    """
+    straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
+    if straight != swapped:
+        return swapped
+    batch, queries, _ = context.shape
+    return batch != queries and received.shape[:-1] == (queries, batch)
 
-    def refusal(self, problem: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f'the {self.layout.style} layout of {type(self.trace.layer).__name__} ("{self.trace.layer_name}") does not '
-            f'hold: {problem}; see "Describe a new model" in the documentation'
-        )
 
-    def module(self, part: str) -> nn.Module:
-        try:
-            return self.trace.layer.get_submodule(part)
-        except AttributeError:
-            raise self.refusal(f'there is no module "{part}"') from None
+def _module(trace: Trace, part: str) -> nn.Module:
+    try:
+        return trace.layer.get_submodule(part)
+    except AttributeError:
+        raise UnsupportedModelError(f'there is no module "{part}"') from None
 
-    def event(self, site: Site[str]) -> Event:
-        found = self.trace.event_at(site)
-        if found is None:
-            raise self.refusal(f'no tensor passed "{site}"')
-        return found
 
-    def tensor(self, site: Site[str]) -> Tensor:
-        return self.event(site).tensor
+def _call(trace: Trace, part: str) -> Call:
+    found = trace.call_of(_module(trace, part))
+    if found is None:
+        raise UnsupportedModelError(f'no tensor passed "{part}"')
+    return found
 
-    def factor(self, name: str | None, tensor: Tensor) -> Factor | None:
-        if name is None:
-            return None
-        factor = read_factor(self.trace.layer, name)
-        if factor is None or factor.size not in (1, tensor.shape[-1]):
-            raise self.refusal(f'"{name}" is neither a number nor a vector of {tensor.shape[-1]} numbers')
-        return factor
 
-    def norm(self, part: str, expected: Tensor) -> NormReader:
-        received = self.tensor(Site(part, "input"))
-        if received.numel() != expected.numel() or not torch.equal(received.reshape(expected.shape), expected):
-            raise self.refusal(f'"{part}" does not receive the tensor that it should normalise')
-        reader = read_norm(self.module(part), received, self.tensor(Site(part, "output")))
-        if reader is None:
-            raise self.refusal(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
-        return reader
+def _tensor(trace: Trace, site: Site[str]) -> Tensor:
+    found = trace.at(site)
+    if found is None:
+        raise UnsupportedModelError(f'no tensor passed "{site}"')
+    return found
 
-    def projection(self, part: str) -> Projection:
-        module, inputs = self.module(part), self.tensor(Site(part, "input"))
-        projection = read_projection(module, inputs, self.event(Site(part, "output")).own)
-        if projection is None:
-            raise self.refusal(f'"{part}" does not compute input @ weight + bias')
-        return projection
+
+def _factor(trace: Trace, name: str | None, tensor: Tensor) -> Factor | None:
+    if name is None:
+        return None
+    factor = read_factor(trace.layer, name)
+    if factor is None or factor.size not in (1, tensor.shape[-1]):
+        raise UnsupportedModelError(f'"{name}" is neither a number nor a vector of {tensor.shape[-1]} numbers')
+    return factor
+
+
+def _norm(trace: Trace, part: str, expected: Tensor) -> NormReader:
+    call = _call(trace, part)
+    if not equal(call.inputs, expected):
+        raise UnsupportedModelError(f'"{part}" does not receive the tensor that it should normalise')
+    reader = call.norm()
+    if reader is None:
+        raise UnsupportedModelError(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
+    return reader

@@ -102,7 +102,9 @@ class _Probe:
 
     def _note(self, module: nn.Module, end: Any, tensor: Tensor | None, computed: Tensor | None = None) -> None:
         if tensor is not None:
-            self.events.append(Event.of(Site(module, end), tensor, self._device_for(tensor), computed))
+            device = self._device_for(tensor)
+            computed = None if computed is None else computed.to(device, copy=True)
+            self.events.append(Event(Site(module, end), tensor.to(device, copy=True), tensor, computed))
 
     def _device_for(self, tensor: Tensor) -> torch.device:
         """Return the one device on which the tensors of a sharded model are compared."""

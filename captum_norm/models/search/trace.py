@@ -28,24 +28,6 @@ class Event:
     source: Tensor
     computed: Tensor | None = None
 
-    @classmethod
-    def of(
-        cls, site: Site[nn.Module], source: Tensor, device: torch.device | None = None, computed: Tensor | None = None
-    ) -> "Event":
-        """Copy a tensor, to ``device`` if one is given."""
-        computed = None if computed is None else computed.to(device, copy=True)
-        return cls(site, source.to(device, copy=True), source, computed)
-
-    @property
-    def own(self) -> Tensor:
-        """What the module computed."""
-        return self.tensor if self.computed is None else self.computed
-
-    @property
-    def overwritten(self) -> bool:
-        """Whether the model changed the tensor afterwards."""
-        return not torch.equal(self.tensor, self.source.to(self.tensor.device))
-
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -65,18 +47,13 @@ class Call:
     order: int
     computed: Tensor | None = None
 
-    @property
-    def own(self) -> Tensor:
-        """What the module computed."""
-        return self.output if self.computed is None else self.computed
-
     def norm(self) -> NormReader | None:
         """Return the normalisation that the module computed, if it is one."""
         return read_norm(self.module, self.inputs, self.output)
 
     def projection(self) -> Projection | None:
         """Return the affine map that the module computed, if it is one."""
-        return read_projection(self.module, self.inputs, self.own)
+        return read_projection(self.module, self.inputs, self.output if self.computed is None else self.computed)
 
 
 class Trace:
@@ -103,22 +80,19 @@ class Trace:
         """Return the module's name inside the layer."""
         return self._names[module]
 
-    def event_at(self, site: Site[str]) -> Event | None:
-        """Return the first event at a site, or None."""
+    def at(self, site: Site[str]) -> Tensor | None:
+        """Return the first tensor at a site, or None."""
         if site.module not in self._modules:
             return None
         resolved = Site(self._modules[site.module], site.end)
-        return next((event for event in self.events if event.site == resolved), None)
-
-    def at(self, site: Site[str]) -> Tensor | None:
-        """Return the first tensor at a site, or None."""
-        event = self.event_at(site)
-        return None if event is None else event.tensor
+        return next((event.tensor for event in self.events if event.site == resolved), None)
 
     @cached_property
     def overwritten(self) -> frozenset[Site[nn.Module]]:
         """The sites whose tensors the model changed afterwards."""
-        return frozenset(event.site for event in self.events if event.overwritten)
+        return frozenset(
+            event.site for event in self.events if not torch.equal(event.tensor, event.source.to(event.tensor.device))
+        )
 
     @cached_property
     def output(self) -> Tensor | None:
