@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import shown
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
-from captum_norm.models.offloading import present
+from captum_norm.models.offloading import loaded
 from captum_norm.models.stacks import Place
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
@@ -109,7 +109,7 @@ def refuse_non_finite_weights(model: nn.Module) -> None:
         NonFiniteError: with its name.
     """
     for path, module in model.named_modules():
-        with present(module):
+        with loaded(module):
             for name, parameter in module.named_parameters(path, recurse=False):
                 if not parameter.detach().isfinite().all():
                     raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')

@@ -24,7 +24,7 @@ from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.libraries.registry import no_attention
-from captum_norm.models.offloading import present
+from captum_norm.models.offloading import loaded
 from captum_norm.models.search.experts import routing_of, routing_of_scores
 from captum_norm.models.stacks import Place, Stacks
 
@@ -328,7 +328,7 @@ def _joined(outputs: list[Tensor], batch: int) -> Tensor:
 def _weights_again(call: AttentionCall, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
     """Compute the weights of all parts again, when the module's parameters (sinks) may have been offloaded."""
     for part in parts:
-        with present(call.module):
+        with loaded(call.module):
             _, weights = call.part(part).run()
         yield part, weights
 

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.offloading import present
+from captum_norm.models.offloading import loaded
 from captum_norm.models.search.trace import Trace
 
 FactorValue = Tensor | float
@@ -38,12 +38,12 @@ class Factor:
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return its present value."""
-        with present(self.module):
+        with loaded(self.module):
             return torch.as_tensor(self.stored, dtype=dtype)
 
     def of(self, tensor: Tensor) -> Tensor:
         """Multiply a tensor, (..., D), by it."""
-        with present(self.module):
+        with loaded(self.module):
             return tensor * (self.stored.to(tensor.device) if isinstance(self.stored, Tensor) else self.stored)
 
 

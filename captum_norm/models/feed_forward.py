@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from captum_norm.functional import Affine, Carry, Elementwise, Network, Use, scaled
 from captum_norm.models.factors import Factor
 from captum_norm.models.layouts import Scope, Site
-from captum_norm.models.offloading import present
+from captum_norm.models.offloading import loaded
 from captum_norm.models.projections import NormReader, Projection
 
 
@@ -178,7 +178,7 @@ class ExpertsReader:
     scorer: nn.Module | None = None
 
     def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
-        with present(self.module):
+        with loaded(self.module):
             matrix = self.module.get_parameter(weight)[expert]
             shift = None if bias is None else self.module.get_parameter(bias)[expert]
         return Affine(matrix.T if self.transposed else matrix, shift)

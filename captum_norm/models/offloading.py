@@ -9,7 +9,7 @@ from captum_norm.errors import UnsupportedModelError
 
 
 @contextmanager
-def present(module: nn.Module) -> Iterator[None]:
+def loaded(module: nn.Module) -> Iterator[None]:
     """Load a module's own parameters, which accelerate may keep on another device or on disk between calls.
 
     Raises:

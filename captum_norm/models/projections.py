@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Normalization, normalize
 from captum_norm.models.layouts import Site
-from captum_norm.models.offloading import present
+from captum_norm.models.offloading import loaded
 from captum_norm.models.search.copies import copy_with, drawn, forward_of, output_of
 
 LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
@@ -63,12 +63,9 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
     return bool((error <= rounding * sum(sizes)).all())
 
 
-def _own(module: nn.Module, name: str) -> Tensor | None:
-    """Return a parameter or buffer of a module; None if it has none of that name."""
+def tensor_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer of a module, on the meta device if it is offloaded; None if it has none."""
     value = getattr(module, name, None)
-    if isinstance(value, Tensor) and value.is_meta:
-        with present(module):
-            value = getattr(module, name)
     return value if isinstance(value, Tensor) else None
 
 
@@ -97,19 +94,21 @@ class Projection:
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """Return the weight, (inputs, outputs)."""
-        weight = cast(Tensor, _own(self.module, "weight")).to(dtype)
+        with loaded(self.module):
+            weight = self.parameter.to(dtype)
         return weight.T if self.transposed else weight
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """Return the bias, (outputs,), or None."""
-        bias = _own(self.module, "bias")
-        return None if bias is None else bias.to(dtype)
+        with loaded(self.module):
+            bias = tensor_of(self.module, "bias")
+            return None if bias is None else bias.to(dtype)
 
 
 def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Projection | None:
     """Return the affine map from ``inputs`` (..., C) to ``outputs`` (..., D); None if the weight gives none."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2:
+    weight = tensor_of(module, "weight")
+    if weight is None or weight.dim() != 2:
         return None
     for transposed in (True, False):
         projection = Projection(module, transposed)
@@ -170,10 +169,14 @@ class NormReader:
 
     def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
         """Return the normalisation with the module's present parameters, on its own device if none is given."""
-        with present(self.module):
-            weight, bias = (_own(self.module, name) for name in ("weight", "bias"))
-        gain = None if weight is None else weight.to(device, dtype) + self.gain_offset
-        return Normalization(self.centered, gain, None if bias is None else bias.to(device, dtype), self.eps)
+        with loaded(self.module):
+            found = (tensor_of(self.module, name) for name in ("weight", "bias"))
+            weight, bias = (None if tensor is None else tensor.to(device, dtype) for tensor in found)
+        return self.normalization(weight, bias)
+
+    def normalization(self, weight: Tensor | None, bias: Tensor | None) -> Normalization:
+        """Return the normalisation with these parameters of the module."""
+        return Normalization(self.centered, None if weight is None else weight + self.gain_offset, bias, self.eps)
 
 
 def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader | None:
@@ -200,15 +203,12 @@ def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
     scale, shift = inputs.new_tensor([[1.0, 1.0, small, 30.0], [0.0, 3.0, 0.0, 0.0]]).unsqueeze(-1)
     rows, *vectors = drawn(inputs, (4, width), (width,), (width,))
     rows = (rows * scale + shift).expand(*inputs.shape[:-2], 4, width)
-    names = [name for name in ("weight", "bias") if isinstance(getattr(module, name, None), Tensor)]
+    names = [name for name in ("weight", "bias") if tensor_of(module, name) is not None]
     parameters = dict(zip(names, vectors, strict=False))
     outputs = output_of(copy_with(module, parameters, rows), rows)
-    gain, bias = (
-        parameters[name].to(accumulation_dtype(rows.dtype)) if name in parameters else None
-        for name in ("weight", "bias")
-    )
-    norm = Normalization(reader.centered, None if gain is None else gain + reader.gain_offset, bias, reader.eps)
-    computed = normalize(norm, rows.to(accumulation_dtype(rows.dtype)))
+    dtype = accumulation_dtype(rows.dtype)
+    gain, bias = (parameters[name].to(dtype) if name in parameters else None for name in ("weight", "bias"))
+    computed = normalize(reader.normalization(gain, bias), rows.to(dtype))
     return outputs is not None and outputs.shape == rows.shape and _precision(computed, outputs) is not None
 
 
@@ -223,10 +223,10 @@ def _coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
 
 
 def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
-    weight = getattr(module, "weight", None)
-    if isinstance(weight, Tensor) and weight.shape != inputs.shape[-1:]:
+    weight = tensor_of(module, "weight")
+    if weight is not None and weight.shape != inputs.shape[-1:]:
         return
-    offsets = (0.0, 1.0) if isinstance(weight, Tensor) else (0.0,)
+    offsets = (0.0,) if weight is None else (0.0, 1.0)
     epsilons = [getattr(module, name) for name in EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
     # Without one, torch's RMSNorm uses the dtype's machine epsilon, and layer_norm 1e-5.
     dtypes = dict.fromkeys((inputs.dtype, accumulation_dtype(inputs.dtype)))

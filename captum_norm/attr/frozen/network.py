@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import get_ident
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
-from captum_norm.models.search.experts import ExpertsCall, routers_beside, routing_of, stacked_maps
-from captum_norm.models.steps import ActivationReader, Step, read_step
+from captum_norm.models.projections import NormReader, Projection, accumulation_dtype, tensor_of
+from captum_norm.models.search.experts import read_routed, routed_rows, routers_beside, routing_of, stacked_maps
+from captum_norm.models.steps import Step, read_step
 
 # Activations that model files call as functions.
 ACTIVATIONS = frozenset(
@@ -71,8 +71,8 @@ class HookedModules:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.dim() == 2
+    weight = tensor_of(module, "weight")
+    return weight is not None and weight.dim() == 2
 
 
 class FrozenNetwork(TorchFunctionMode, ABC):
@@ -251,7 +251,7 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         inputs = None if step is None else first_argument(args, kwargs)
         if inputs is None:
             return None
-        if isinstance(step, ActivationReader):
+        if callable(step):
             return self._activation(step, inputs, output)
         if isinstance(step, NormReader):
             normed = self.norm(step.read(dtype), inputs, output)
@@ -297,10 +297,12 @@ class FrozenNetwork(TorchFunctionMode, ABC):
     def _experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self._has_run(module) or not isinstance(output, Tensor) or not self.carries(output):
             return None
-        call = ExpertsCall.of(module, (args, kwargs), output, self.copies)
+        received = (args, kwargs)
+        routing, rows = routed_rows(module, received, output, self.copies)
         reader = self.modules.steps.get(module)
         if not isinstance(reader, ExpertsReader):
-            reader = self.modules.steps[module] = call.read()
+            reader = self.modules.steps[module] = read_routed(module, received, output, routing, rows)
         with torch.no_grad():
-            uses = list(reader.uses(call.routing, accumulation_dtype(output.dtype)))
-        return self.experts(uses, call.inputs, call.output, call.rows).reshape(output.shape)
+            uses = list(reader.uses(routing, accumulation_dtype(output.dtype)))
+        inputs = cast(Tensor, first_tensor(received)).flatten(0, -2)
+        return self.experts(uses, inputs, output.flatten(0, -2), rows).reshape(output.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.offloading import present
+from captum_norm.models.offloading import loaded
 
 
 def forward_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -33,7 +33,7 @@ def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor)
     forward = forward_of(module)
     if forward is None:
         return None
-    with present(module):
+    with loaded(module):
         copy = _unhooked(module)
         own = vars(copy)
         for tensors in ("_parameters", "_buffers"):

@@ -1,10 +1,10 @@
 """Finds the experts of a mixture: a module whose stacked maps, routed as seen, reproduce its output."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,63 +81,52 @@ def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
     return output.reshape(shape).sum(0)
 
 
-@dataclass(frozen=True)
-class ExpertsCall:
-    """One finished call of a module with stacked maps, on several copies of the same positions.
+def routed_rows(module: nn.Module, received: Received, output: Tensor, copies: int) -> tuple[Routing, Tensor]:
+    """Return how a module with stacked maps routed several copies of the same positions.
 
-    Attributes:
+    Args:
         module: the module.
-        inputs: its input, (N, D).
-        output: its output, (N, D).
-        routing: the routing of the first copy's positions; if experts read rows of their own, the expert of each row.
-        rows: the rows of each copy's R positions, (copies, R).
-        received: all arguments of the call.
+        received: its arguments.
+        output: its output, of as many rows as its input.
+        copies: the number of copies.
+
+    Returns:
+        the routing of the first copy's R positions (if experts read rows of their own, the expert of each row), and
+        the rows of each copy's positions, (copies, R).
+
+    Raises:
+        UnsupportedModelError: if the arguments are not those of experts.
+    """
+    given, routing = first_tensor(received), routing_of(received)
+    if given is None or given.shape != output.shape:
+        raise _not_understood(module)
+    rows = torch.arange(output[..., 0].numel(), device=output.device)
+    if routing is not None and len(routing.experts) == len(rows):
+        rows = rows.reshape(copies, -1)
+        return Routing(*(table[rows[0]].detach() for table in routing)), rows
+    count = len(next(iter(stacked_maps(module).values())))
+    if routing is not None or len(rows) % (count * copies):
+        raise _not_understood(module)
+    rows = rows.reshape(count, copies, -1).transpose(0, 1).flatten(1)
+    experts = (rows[0] * count // rows.numel())[:, None]
+    return Routing(experts, torch.ones_like(experts, dtype=given.dtype)), rows
+
+
+def read_routed(module: nn.Module, received: Received, output: Tensor, routing: Routing, rows: Tensor) -> ExpertsReader:
+    """Return the experts of a module that routed its rows so, see :func:`routed_rows`.
+
+    Raises:
+        UnsupportedModelError: if they do not reproduce the output.
     """
 
-    module: nn.Module
-    inputs: Tensor
-    output: Tensor
-    routing: Routing
-    rows: Tensor
-    received: Received
+    def together(tensor: Tensor) -> Tensor:
+        return tensor.flatten(0, -2)[rows[0]].detach()
 
-    @classmethod
-    def of(cls, module: nn.Module, received: Received, output: Tensor, copies: int) -> "ExpertsCall":
-        """Return the call of a module that received these arguments.
-
-        Raises:
-            UnsupportedModelError: if they are not the arguments of experts.
-        """
-        given = first_tensor(received)
-        routing = routing_of(received)
-        count = len(next(iter(stacked_maps(module).values())))
-        if given is None or given.shape != output.shape:
-            raise _not_understood(module)
-        inputs, output = given.flatten(0, -2), output.flatten(0, -2)
-        rows = torch.arange(len(inputs), device=inputs.device)
-        if routing is not None and len(routing.experts) == len(inputs):
-            rows = rows.reshape(copies, -1)
-            experts, coefficients = (table[rows[0]].detach() for table in routing)
-            return cls(module, inputs, output, Routing(experts, coefficients), rows, received)
-        if routing is not None or len(inputs) % (count * copies):
-            raise _not_understood(module)
-        rows = rows.reshape(count, copies, -1).transpose(0, 1).flatten(1)
-        experts = (rows[0] * count // len(inputs))[:, None]
-        routing = Routing(experts, torch.ones_like(experts, dtype=inputs.dtype))
-        return cls(module, inputs, output, routing, rows, received)
-
-    def read(self) -> ExpertsReader:
-        """Return the experts.
-
-        Raises:
-            UnsupportedModelError: if they do not reproduce the output.
-        """
-        first = self.rows[0]
-        call = Call(self.module, self.inputs[first].detach(), self.output[first].detach(), 0)
-        reader = read_experts(call, self.routing, self.received, lambda output: output.flatten(0, -2)[first])
-        if reader is None:
-            raise _not_understood(self.module)
-        return reader
+    call = Call(module, together(cast(Tensor, first_tensor(received))), together(output), 0)
+    reader = read_experts(call, routing, received, together)
+    if reader is None:
+        raise _not_understood(module)
+    return reader
 
 
 def _not_understood(module: nn.Module) -> UnsupportedModelError:
