@@ -1,18 +1,18 @@
 """Extracts attention's affine map f and the following normalisation from a model, as matrices."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.analysis.statistics import Array
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.forward.recording import BlockTensors, record
+from captum_norm.forward.recording import record
 from captum_norm.functional import apply_linear
-from captum_norm.models.attention import AttentionCall, Part
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.hooks import hooked
 from captum_norm.models.inputs import bind_inputs
@@ -80,24 +80,6 @@ class ValueMap:
         return AffineMap((weight @ output).numpy(), (bias @ output).numpy(), norm)
 
 
-class _Values:
-    """Records the values of one layer, (B · K, H · d)."""
-
-    def __init__(self) -> None:
-        self.flat: Tensor
-        self.own_heads = self.heads = 0
-
-    def begin(self, call: AttentionCall) -> None:
-        self.flat = call.value.transpose(1, 2).flatten(0, 1).flatten(1)
-        self.own_heads, self.heads = call.value.shape[1], call.query.shape[1]
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        """Ignore the weights."""
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        """Do nothing."""
-
-
 _Calls = dict[nn.Module, list[tuple[Tensor, Tensor]]]
 
 
@@ -120,17 +102,15 @@ def value_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[ValueMap]
     with torch.no_grad():
         blocks = find_blocks(call)
         calls: _Calls = {}
-        values: list[tuple[Block, _Values]] = []
+        attended: list[tuple[Block, AttentionCall]] = []
 
-        def make(_: Place, block: Block | None) -> _Values | None:
-            if block is None:
-                return None
-            values.append((block, _Values()))
-            return values[-1][1]
+        def note(_: Place, block: Block | None, attention: AttentionCall) -> tuple[()]:
+            attended.append((cast(Block, block), replace(attention, value=attention.value.clone())))
+            return ()
 
         with hooked(_hooks(blocks.values(), calls)):
-            record(call, make, blocks)
-        return [_value_map(block, layer, calls) for block, layer in values]
+            record(call, note, blocks)
+        return [_value_map(block, attention, calls) for block, attention in attended]
 
 
 def _hooks(blocks: Iterable[Block], calls: _Calls) -> Iterator[Any]:
@@ -153,16 +133,18 @@ def _hooks(blocks: Iterable[Block], calls: _Calls) -> Iterator[Any]:
                 yield module, "output", leave
 
 
-def _value_map(block: Block, values: _Values, calls: _Calls) -> ValueMap:
-    width = values.flat.shape[1]
+def _value_map(block: Block, attention: AttentionCall, calls: _Calls) -> ValueMap:
+    own_heads, heads = attention.value.shape[1], attention.query.shape[1]
+    values = attention.value.transpose(1, 2).flatten(0, 1).flatten(1)  # (B · K, H · d)
+    width = values.shape[1]
     vectors = [parameter for parameter in block.attention.parameters(recurse=False) if parameter.shape == (width,)]
     for module in block.attention.modules():
         for inputs, outputs in calls.get(module, ()):
             for added in (None, *vectors):
-                columns = _columns(values.flat, outputs.flatten(0, -2), added)
+                columns = _columns(values, outputs.flatten(0, -2), added)
                 projection = None if columns is None else read_projection(module, inputs, outputs)
                 if columns is not None and projection is not None:
-                    return ValueMap(block, projection, columns, added, values.own_heads, values.heads)
+                    return ValueMap(block, projection, columns, added, own_heads, heads)
     raise UnsupportedModelError(
         f'the value projection of "{block.name}" was not found: no linear module inside attention outputs the values'
     )

@@ -23,12 +23,13 @@ from captum_norm.forward.request import Request, as_layers, as_stacks
 from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, only_layer
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.stacks import Place, StackName, encoder_of
+from captum_norm.models.stacks import StackName, encoder_of
 
 
 class MapReducer(Reducer, Protocol):
@@ -43,10 +44,6 @@ class MapReducer(Reducer, Protocol):
     def map(self) -> Tensor: ...  # noqa: D102
 
     delta: Tensor
-
-    def check(self, model: nn.Module, place: Place) -> None:
-        """Raise if results are not finite, or do not add up to what the model computed."""
-        ...
 
 
 class AttentionMapAttribution(Attribution, ABC):
@@ -291,7 +288,7 @@ class AttentionMapAttribution(Attribution, ABC):
         self,
         call: ModelCall,
         request: Request,
-        make: Callable[[LayerTask], MapReducer],
+        make: Callable[[LayerTask, AttentionCall], MapReducer],
         *,
         feed_forward: bool = False,
     ) -> AttributionMaps:
@@ -300,27 +297,22 @@ class AttentionMapAttribution(Attribution, ABC):
         Args:
             call: the model's call.
             request: which layers.
-            make: makes a layer's reducer.
+            make: makes a layer's reducer from its task and its attention call.
             feed_forward: whether the reducers need the feed-forward blocks' tensors.
         """
-        session = self.session
-
-        def work() -> AttributionMaps:
-            blocks = session.blocks(call, feed_forward=feed_forward)
-            # One map per layer is kept, as of mean attention weights.
-            one_map = replace(request, weights=True)
-            reduced = session.reduce(
-                call, one_map, lambda task: make(cast(LayerTask, task)), blocks, feed_forward=feed_forward
-            )
-            for role, reducers in reduced.stacks.items():
-                for index, made in zip(reduced.indices[role], reducers, strict=True):
-                    made.check(self.model, Place(role, index))
-            maps = {role: [made.map for made in reducers] for role, reducers in reduced.stacks.items()}
-            deltas = {role: [made.delta for made in reducers] for role, reducers in reduced.stacks.items()}
-            deltas = deltas if self.decomposes else {}
-            return stacked_maps(call, maps, deltas, causal=reduced.causal)
-
-        return session.explain(work)
+        blocks = self.session.blocks(call, feed_forward=feed_forward)
+        # One map per layer is kept, as of mean attention weights.
+        one_map = replace(request, weights=True)
+        stacks, causal = self.session.reduce(
+            call,
+            one_map,
+            lambda task, attention: [make(cast(LayerTask, task), attention)],
+            blocks,
+            feed_forward=feed_forward,
+        )
+        maps = {role: [made.map for (made,) in layers] for role, layers in stacks.items()}
+        deltas = {role: [made.delta for (made,) in layers] for role, layers in stacks.items()}
+        return stacked_maps(call, maps, deltas if self.decomposes else {}, causal=causal)
 
     def call_of(self, inputs: Inputs, additional_forward_args: Any, request: Request) -> tuple[ModelCall, Request]:
         """Bind the inputs to the model and check that the method supports the request."""
@@ -342,7 +334,7 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def _maps_and_head(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps; once per model, observe where its head reads if its class does not tell."""
-        maps = self.maps_of(call, request)
+        maps = self.session.explain(lambda: self.maps_of(call, request))
         if maps.cross is None and read_position(self.model, causal=maps.decoder is not None) is None:
             modules = list(self.model.modules())
             if (self._head is None or self._head[0] != modules) and _several(maps):

@@ -92,33 +92,28 @@ class FeedForwardReducer:
 
     Args:
         task: the attention block; its feed-forward block must not be parallel.
+        call: its attention call.
         scopes: the scopes to measure, all of them the feed-forward block's.
         results: filled in.
 
     Attributes:
+        results: the layer's results.
         delta: largest completeness error over scopes, (B,).
         precision: the least precise dtype of the layer's own computation, which sets the tolerance.
     """
 
-    def __init__(self, task: LayerTask, scopes: Sequence[Scope], results: LayerResults) -> None:
+    def __init__(self, task: LayerTask, call: AttentionCall, scopes: Sequence[Scope], results: LayerResults) -> None:
         if task.block.feed_forward is None:
             raise ValueError("the block has no feed-forward block")
         self.precision = task.block.precision_at(scopes)
-        self._task, self._results = task, results
+        self._task, self.results = task, results
         self._block, self._behind, self._dtype = task.block, task.block.feed_forward, task.dtype
-        self._numbers = 0
         self._carries = {scope: self._behind.carry(scope, task.dtype) for scope in scopes}
-        self._values: Tensor
-        self._heads = 0
-        self._shape = (0, 0, 0)
-        self._cross = False
         self.delta: Tensor
-
-    def begin(self, call: AttentionCall) -> None:
         batch, self._heads, queries, _ = call.query.shape
         self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
         self._shape = (batch, queries, call.key.shape[2])
-        self._numbers = self._task.budget.granted(call.value.device, VECTOR_BYTES) // self._dtype.itemsize
+        self._numbers = task.budget.granted(call.value.device, VECTOR_BYTES) // self._dtype.itemsize
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Do nothing: weights come again when the slopes are known."""
@@ -169,9 +164,10 @@ class FeedForwardReducer:
             left -= len(flat)
         behind.advance(left)
         for scope, summed_up in sums.items():
-            self._results.norms[scope], self._results.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
+            self.results.norms[scope], self.results.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
         deltas = [summed_up.error(references[scope], self._task.real) for scope, summed_up in sums.items()]
         self.delta = torch.stack(deltas).amax(0)
+        self.results.deltas.append(self.delta)
 
     def check(self, model: nn.Module, place: Place) -> None:
         """Raise if results are not finite or do not add up: see :meth:`NormReducer.check`."""

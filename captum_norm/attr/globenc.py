@@ -15,6 +15,7 @@ from captum_norm.forward.request import Request
 from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
 from captum_norm.maps import AttributionMaps, MapUnits
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
 
@@ -58,7 +59,7 @@ class GlobEnc(AttentionMapAttribution):
 class _EndReducer(NormReducer):
     """Norms at the end of a post-norm layer, of vectors that bypass its feed-forward network."""
 
-    def __init__(self, task: LayerTask) -> None:
+    def __init__(self, task: LayerTask, call: AttentionCall) -> None:
         block, behind = task.block, task.block.feed_forward
         if behind is not None and (behind.parallel or behind.residual_factor is not None):
             raise UnsupportedModelError(
@@ -72,14 +73,12 @@ class _EndReducer(NormReducer):
                 "expected post-norm layers"
             )
         self._second = behind.final_norm.read(task.dtype)
-        super().__init__(task, [END], LayerResults())
+        carry = replace(block.carry("atb", task.dtype), residual=True, second=self._second)
+        super().__init__(task, call, {END: carry}, LayerResults())
 
     @property
     def map(self) -> Tensor:
         return self.results.norms[END]
-
-    def carry(self, scope: Scope) -> Carry:  # noqa: ARG002 - there is one
-        return replace(self.task.block.carry("atb", self.task.dtype), residual=True, second=self._second)
 
     def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
         return carry.scales(tensors.projected, tensors.total, cast(FeedForwardTensors, tensors.behind).total)

@@ -83,17 +83,16 @@ class LayerResults:
 def assemble(
     call: ModelCall,
     role: Role,
-    layers: Mapping[int, LayerResults],
-    indices: Sequence[int],
+    layers: Sequence[LayerResults],
     scopes: Sequence[Scope],
     baseline: Baseline | None,
 ) -> Measurements:
-    """Stack the results of the layers in ``layers``, in the order of ``indices``.
+    """Stack the results of layers, one of which may come several times.
 
     Each layer's maps are freed once copied, so not all of them are held twice.
     """
-    results = list(layers.values())
-    places = [[place for place, index in enumerate(indices) if index == layer] for layer in layers]
+    results = list(dict.fromkeys(layers))
+    places = [[place for place, layer in enumerate(layers) if layer is one] for one in results]
     queries, keys = call.positions_of(role)
     by_pair, by_query, by_key = {-2: queries, -1: keys}, {-1: queries}, {-1: keys}
 
@@ -102,7 +101,7 @@ def assemble(
             return None
         return stacked((vars(layer).pop(name) for layer in results), axes, places)
 
-    blocks = [block for index in indices if (block := layers[index].block) is not None]
+    blocks = [layer.block for layer in layers if layer.block is not None]
     deltas = [torch.stack(layer.deltas).amax(0) for layer in results if layer.deltas]
     return Measurements(
         weights=field_of("weights", by_pair),

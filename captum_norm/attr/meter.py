@@ -143,7 +143,8 @@ class NormMeter:
         )
         with torch.set_grad_enabled(self._session.differentiable):
             call = self._session.bind(inputs, additional_forward_args)
-        return finite_results(self._session.model, measure(self._session, call, request))
+        session = self._session
+        return finite_results(session.model, session.explain(lambda: measure(session, call, request)))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
         """Count the layers of the model, or of its largest stack, in a forward pass over the first positions.
@@ -181,10 +182,6 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
     Raises:
         CaptumNormError: see :meth:`NormMeter.measure`.
     """
-    return session.explain(lambda: _measure(session, call, request))
-
-
-def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackName, Measurements]:
     feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(request.scopes)
     if feed_forward and request.reach:
         # Counting the layers is far cheaper than forming the vectors of layers not requested.
@@ -192,90 +189,47 @@ def _measure(session: Session, call: ModelCall, request: Request) -> dict[StackN
     blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else {}
     formed = {block: [scope for scope in request.scopes if block.forms_vectors(scope)] for block in blocks.values()}
 
-    def make(task: LayerTask | None) -> _MeasuredLayer:
-        if task is None:
-            return _MeasuredLayer(task, request, [])
-        check_scopes(session.model, request.scopes, task.block)
-        return _MeasuredLayer(task, request, formed[task.block])
-
-    reduced = session.reduce(call, request, make, blocks or None, feed_forward=feed_forward, twice=any(formed.values()))
-    measured: dict[StackName, Measurements] = {}
-    for role, layers in reduced.stacks.items():
-        indices = reduced.indices[role]
-        results = {
-            index: layer.checked(session.model, Place(role, index))
-            for index, layer in zip(indices, layers, strict=True)
-        }
-        baseline = session.baseline if feed_forward else None
-        measured[stack_name(role, causal=reduced.causal)] = assemble(
-            call, role, results, indices, request.scopes, baseline
-        )
-    return measured
-
-
-class _MeasuredLayer:
-    """Measures what is requested of one layer.
-
-    Args:
-        task: the layer's block; None for attention weights alone.
-        request: what is requested.
-        formed: the scopes beyond a feed-forward network, whose vectors must be formed.
-    """
-
-    def __init__(self, task: LayerTask | None, request: Request, formed: Sequence[Scope]) -> None:
-        self._results = LayerResults(None if task is None else task.block)
-        self._reducers: list[_WeightReducer | NormReducer | FeedForwardReducer] = []
+    def make(task: LayerTask | None, attention: AttentionCall) -> list[_Measuring]:
+        results = LayerResults(None if task is None else task.block, attention.query.shape[2])
+        found: list[_Measuring] = []
         if task is not None:
-            scopes = [scope for scope in request.scopes if scope not in formed]
-            if scopes or request.head_norms:
-                self._reducers.append(
-                    NormReducer(task, scopes, self._results, per_head=request.head_norms, with_maps=request.maps)
-                )
-            if formed:
-                self._reducers.append(FeedForwardReducer(task, formed, self._results))
+            block = task.block
+            check_scopes(session.model, request.scopes, block)
+            carries = {scope: block.carry(scope, task.dtype) for scope in request.scopes if scope not in formed[block]}
+            if carries or request.head_norms:
+                options = {"per_head": request.head_norms, "with_maps": request.maps}
+                found.append(NormReducer(task, attention, carries, results, **options))
+            if formed[block]:
+                found.append(FeedForwardReducer(task, attention, formed[block], results))
         if request.weights:
-            self._reducers.append(_WeightReducer(self._results, per_head=request.per_head))
+            found.append(_WeightReducer(attention, results, per_head=request.per_head))
+        return found
 
-    def begin(self, call: AttentionCall) -> None:
-        self._results.queries = call.query.shape[2]
-        for reducer in self._reducers:
-            reducer.begin(call)
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        for reducer in self._reducers:
-            reducer.consume(weights, part)
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        for reducer in self._reducers:
-            reducer.finish(tensors)
-
-    def checked(self, model: nn.Module, place: Place) -> LayerResults:
-        """Check the results and return them."""
-        for reducer in self._reducers:
-            reducer.check(model, place)
-            if not isinstance(reducer, _WeightReducer):
-                self._results.deltas.append(reducer.delta)
-        return self._results
+    stacks, causal = session.reduce(
+        call, request, make, blocks or None, feed_forward=feed_forward, twice=any(formed.values())
+    )
+    baseline = session.baseline if feed_forward else None
+    measured: dict[StackName, Measurements] = {}
+    for role, layers in stacks.items():
+        results = [reducers[0].results for reducers in layers]
+        measured[stack_name(role, causal=causal)] = assemble(call, role, results, request.scopes, baseline)
+    return measured
 
 
 class _WeightReducer:
     """Reduces attention weights: per head or averaged over heads, with the mixing ratios of the average."""
 
-    def __init__(self, results: LayerResults, *, per_head: bool) -> None:
-        self._results, self._per_head = results, per_head
-        self._cross = False
+    def __init__(self, call: AttentionCall, results: LayerResults, *, per_head: bool) -> None:
+        self.results, self._per_head, self._cross = results, per_head, call.cross
+        shape = [*call.query.shape[:3], call.key.shape[2]]
+        if not self._per_head:
+            del shape[1]
+        results.weights = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
 
     @property
     def _weights(self) -> Tensor:
         # The results alone hold them, since they are freed one layer after the other.
-        return cast(Tensor, self._results.weights)
-
-    def begin(self, call: AttentionCall) -> None:
-        self._cross = call.cross
-        shape = [*call.query.shape[:3], call.key.shape[2]]
-        if not self._per_head:
-            del shape[1]
-        self._results.weights = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
+        return cast(Tensor, self.results.weights)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         self._weights[part.examples, ..., part.rows, :] = (
@@ -287,11 +241,14 @@ class _WeightReducer:
         # In cross-attention no weight is the query's own.
         own = mean.new_zeros(mean.shape[:2]) if self._cross else mean.diagonal(dim1=-2, dim2=-1)
         others = (mean.sum(-1) - own).clamp(min=0)
-        self._results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
+        self.results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
 
     def check(self, model: nn.Module, place: Place) -> None:
         """Raise if weights are not finite."""
         expect_finite(model, place, self._weights.detach().sum())
+
+
+_Measuring = NormReducer | FeedForwardReducer | _WeightReducer
 
 
 def count_layers(session: Session, inputs: Inputs, additional_forward_args: Any = None) -> int:

@@ -1,17 +1,12 @@
 """Reduces an attention block to norms, mixing ratios and completeness errors, without forming its vectors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.carried_projection import (
-    CarriedProjection,
-    PairNorms,
-    SummedVectors,
-    carried_projection,
-    carried_rows,
-)
+from captum_norm.attr.carried_projection import CarriedProjection, carried_projection, carried_rows
 from captum_norm.attr.feed_forward_reducer import parallel_part
 from captum_norm.attr.measurements import LayerResults
 from captum_norm.errors import IncompleteDecompositionError
@@ -28,10 +23,15 @@ from captum_norm.functional import (
     chunks,
     estimated_length,
     head_norms,
+    key_gram,
     length,
     random_directions,
     refined_head_norms,
+    refined_summed_norms,
     relative_error,
+    squared_difference,
+    summed_norms,
+    transformed_norms,
     value_norms,
     value_norms_error,
 )
@@ -48,7 +48,8 @@ class NormReducer:
 
     Args:
         task: the block.
-        scopes: the scopes to measure, each in the block's layout.
+        call: its attention call.
+        carries: the steps of each scope to measure, each in the block's layout.
         results: filled in.
         per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
         with_maps: whether to keep maps; without them, only ‖f_h(x_j)‖ is kept per head.
@@ -64,57 +65,43 @@ class NormReducer:
     def __init__(
         self,
         task: LayerTask,
-        scopes: Sequence[Scope],
+        call: AttentionCall,
+        carries: Mapping[Scope, Carry],
         results: LayerResults,
         *,
         per_head: bool = False,
         with_maps: bool = True,
     ) -> None:
         self.task, self.results = task, results
-        self.precision = task.block.precision_at(scopes)
+        self.precision = task.block.precision_at(carries)
         self.delta: Tensor
         self.discrepancy: Tensor
-        self._per_head, self._with_maps = per_head, with_maps
-        self._carries = {scope: self.carry(scope) for scope in scopes}
-        every: list[Carry] = [*self._carries.values(), *([Carry()] if per_head else [])]
-        self._distinct = {carry.norms: carry for carry in every}
-        self._projections: dict[tuple[bool, bool, bool], CarriedProjection] = {}
-        self._sketches: dict[tuple[bool, bool, bool], SummedVectors] = {}
-        self._limit = 0
-        self._values: Tensor
-        self._cross = False
-        # One key per query, its own in self-attention, whose vectors are computed directly, too.
-        self._sampled_keys: Tensor
-        self._sampled_weights: Tensor
-
-    def begin(self, call: AttentionCall) -> None:
-        values = call.values_by_head.transpose(1, 2).to(self.task.dtype)
+        values = call.values_by_head.transpose(1, 2).to(task.dtype)
         batch, keys, heads, _ = values.shape
         queries = call.query.shape[2]
-        self._values, self._cross = values, call.cross
+        self._carries, self._values, self._cross = carries, values, call.cross
+        # One key per query, its own in self-attention, whose vectors are computed directly, too.
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
         self._sampled_weights = values.new_empty(batch, heads, queries)
-        self._limit = piece_elements(self.task.budget, values)
-        block, dtype, results = self.task.block, self.task.dtype, self.results
+        self._limit = piece_elements(task.budget, values)
+        every: list[Carry] = [*carries.values(), *([Carry()] if per_head else [])]
+        self._distinct = {carry.norms: carry for carry in every}
         self._projections = {
-            norms: carried_projection(block, carry, heads, dtype) for norms, carry in self._distinct.items()
+            norms: carried_projection(task.block, carry, heads, task.dtype) for norms, carry in self._distinct.items()
         }
-        if self._with_maps:
-            self._sketches = {
-                norms: PairNorms(values, projection, queries, self._limit, self._exact(norms))
-                for norms, projection in self._projections.items()
-            }
-        else:
-            # One is enough: whether the two parts of each query add up does not depend on the norms.
-            norms, projection = next(iter(self._projections.items()))
-            self._sketches = {norms: SummedVectors(values, projection, queries)}
-        if self._per_head:
-            results.transformed_norms = self._transformed(Carry().norms)
+        # Without maps, one is enough: whether the two parts of each query add up does not depend on the norms.
+        self._vectors = {
+            norms: _CarriedVectors(
+                values, projection, queries, self._exact(norms), limit=self._limit if with_maps else None
+            )
+            for norms, projection in list(self._projections.items())[: None if with_maps else 1]
+        }
         results.residual_norm = values.new_empty(batch, queries)
         if any(carry.final is not None for carry in self._distinct.values()):
             results.norm_scale = values.new_empty(batch, queries)
-        if self._per_head and self._with_maps:
-            results.head_norms = values.new_empty(batch, heads, queries, keys)
+        if per_head:
+            results.transformed_norms = self._transformed(Carry().norms)
+            results.head_norms = values.new_empty(batch, heads, queries, keys) if with_maps else None
 
     def _exact(self, norms: tuple[bool, bool, bool]) -> Callable[[], Tensor]:
         heads = self._values.shape[2]
@@ -122,16 +109,17 @@ class NormReducer:
 
     def _transformed(self, norms: tuple[bool, bool, bool]) -> Tensor:
         """‖f_h(x_j)‖, (B, H, K)."""
-        pairs = self._sketches.get(norms)
-        if isinstance(pairs, PairNorms):
-            return pairs.transformed()
-        lengths = value_norms(self._values, self._projections[norms].gram)
+        vectors = self._vectors.get(norms)
+        if vectors is None or vectors.form is None:
+            lengths = value_norms(self._values, self._projections[norms].gram)
+        else:
+            lengths = transformed_norms(vectors.form)
         return refined_head_norms(lengths, self._values, self._exact(norms))
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights, results = weights.to(self.task.dtype), self.results
-        for sketch in self._sketches.values():
-            sketch.consume(weights, part)
+        for vectors in self._vectors.values():
+            vectors.consume(weights, part)
         if results.head_norms is not None and results.transformed_norms is not None:
             transformed = results.transformed_norms[part.examples]
             results.head_norms[part.examples, :, part.rows] = head_norms(weights, transformed)
@@ -146,9 +134,10 @@ class NormReducer:
         else:
             self.results.residual_norm = length(tensors.residual.to(self.task.dtype))
             self.delta = self._attention_error(tensors)
+        self.results.deltas.append(self.delta)
         self.discrepancy = self._largest_discrepancy()
         # Only the results outlive the layer.
-        self._sketches.clear()
+        self._vectors.clear()
         del self._values, self._sampled_keys, self._sampled_weights
 
     def _finish_scopes(self, tensors: BlockTensors) -> None:
@@ -164,9 +153,9 @@ class NormReducer:
             self.results.mixing_ratio[scope] = whole.mixing_ratio
             deltas.append(relative_error(whole.error, whole.reference, self.task.real))
             deltas.append(relative_error(whole.attention_error, whole.attention, self.task.real))
-            pairs = self._sketches.get(carry.norms)
-            if isinstance(pairs, PairNorms):
-                norms = pairs.divided(last=last_scopes[carry.norms] == scope)
+            vectors = self._vectors.get(carry.norms)
+            if vectors is not None and vectors.form is not None:
+                norms = vectors.divided(last=last_scopes[carry.norms] == scope)
                 if carry.residual and not self._cross:
                     norms.diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
                 self.results.norms[scope] = norms
@@ -184,14 +173,14 @@ class NormReducer:
         if results.residual_norm is not None:
             results.residual_norm[:, rows] = length(here.residual)
         for norms, carry in self._distinct.items():
-            pairs, attention = self._sketches.get(norms), CarriedAttention.of(carry, own, others)
+            vectors, attention = self._vectors.get(norms), CarriedAttention.of(carry, own, others)
             scales = self.scales(carry, here)
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
-            if isinstance(pairs, PairNorms):
+            if vectors is not None and vectors.form is not None:
                 direct = length(carry.linear(sampled)) if self._cross else attention.own_norm
-                pairs.finish_rows(rows, keys, direct, scales)
-            sketch = attention.sketch if pairs is None else pairs.sketch[:, rows]
+                vectors.finish_rows(rows, keys, direct, scales)
+            sketch = attention.sketch if vectors is None else vectors.sketch[:, rows]
             for scope, steps in self._carries.items():
                 if steps.norms == norms:
                     residual, reference = self.ends(scope, here)
@@ -204,9 +193,9 @@ class NormReducer:
         Where the bias dominates, recompute the output from the projection's input.
         """
         others = here.projected - own - bias
-        norms, sketch = next(iter(self._sketches.items()))
+        norms, vectors = next(iter(self._vectors.items()))
         _, size = self._projections[norms].bias or (None, bias.new_zeros(()))
-        hidden = estimated_length(sketch.sketch[:, rows].detach()) < HIDDEN * size.detach()
+        hidden = estimated_length(vectors.sketch[:, rows].detach()) < HIDDEN * size.detach()
         if not hidden.any():
             return others
         exact = here.context.to(own)[hidden] @ weight - own[hidden]
@@ -214,10 +203,10 @@ class NormReducer:
 
     def _attention_error(self, tensors: BlockTensors) -> Tensor:
         """Compute the relative error of Σ_j Σ_h α_ij f_h(x_j) as the attention output, (B,); needed without scopes."""
-        ((norms, sums),) = self._sketches.items()
+        ((norms, vectors),) = self._vectors.items()
         output, bias = tensors.projected.to(self.task.dtype), self._projections[norms].bias
         size = length(output)
-        error = sums.sketch - output @ random_directions(output.shape[-1], output)
+        error = vectors.sketch - output @ random_directions(output.shape[-1], output)
         if bias is not None:
             error, size = error + bias[0], size + bias[1]
         return relative_error(estimated_length(error), size, self.task.real)
@@ -240,20 +229,16 @@ class NormReducer:
 
     def _largest_discrepancy(self) -> Tensor:
         # Without scopes, no norm of a sum over heads is computed directly.
-        pairs = [found for found in self._sketches.values() if isinstance(found, PairNorms) and self._carries]
+        paired = [found for found in self._vectors.values() if found.form is not None and self._carries]
         transformed = self.results.transformed_norms
-        if not pairs and transformed is not None:
+        if not paired and transformed is not None:
             key = self._values.shape[1] // 2
             projection = carried_rows(self.task.block, Carry(), self._values.shape[2], self.task.dtype)
             return value_norms_error(transformed[..., key], self._values[:, key], projection)
-        if not pairs:
+        if not paired:
             return self._values.new_zeros(len(self._values))
-        found = [norms.discrepancy(self._sampled_keys, self._sampled_weights) for norms in pairs]
+        found = [vectors.discrepancy(self._sampled_keys, self._sampled_weights) for vectors in paired]
         return torch.stack(found).amax(0)
-
-    def carry(self, scope: Scope) -> Carry:
-        """Return the steps that a scope includes."""
-        return self.task.block.carry(scope, self.task.dtype)
 
     def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
         """1/σ of the steps' norms."""
@@ -270,3 +255,74 @@ class NormReducer:
         if carry.final is not None and tensors.normed is not None:
             return tensors.residual, tensors.normed
         return tensors.residual, tensors.total if carry.residual else tensors.projected
+
+
+class _CarriedVectors:
+    """The vectors that each query receives, carried through a scope's norms but not yet divided by its σ.
+
+    Args:
+        values: (B, K, H, d).
+        projection: the carried output projection.
+        queries: Q.
+        exact: returns :func:`carried_rows` in float64, for norms out of the range of float32.
+        limit: maximum number of elements of an intermediate result; None without norms.
+
+    Attributes:
+        sketch: their sums Σ_j Σ_h α_ij f_h(x_j) on the random directions, (B, Q, k).
+        form: :func:`key_gram`, or None without norms.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        projection: CarriedProjection,
+        queries: int,
+        exact: Callable[[], Tensor],
+        *,
+        limit: int | None,
+    ) -> None:
+        batch, keys, _, _ = values.shape
+        self._projected_keys = values.transpose(1, 2) @ projection.sketch
+        self.sketch = values.new_empty(batch, queries, projection.sketch.shape[-1])
+        self.form = None if limit is None else key_gram(values, projection.gram, limit)
+        self._values, self._exact = values, exact
+        if self.form is not None:
+            self._norms = values.new_empty(batch, queries, keys)
+            self._scale = values.new_empty(batch, queries, 1)
+            self._fast, self._direct = values.new_empty(batch, queries), values.new_empty(batch, queries)
+
+    def consume(self, weights: Tensor, part: Part) -> None:
+        """Process the attention weights of a part."""
+        self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
+        if self.form is not None:
+            norms = summed_norms(weights, self.form[part.examples])
+            self._norms[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._exact)
+
+    def finish_rows(self, rows: slice, keys: Tensor, direct: Tensor, scales: Scales) -> None:
+        """Record the queries' 1/σ, and for each the fast and the directly computed norm at one key.
+
+        Args:
+            rows: the queries.
+            keys: one key per query, (rows,).
+            direct: the directly computed norm of this key's vector, (B, rows).
+            scales: 1/σ.
+        """
+        self._fast[:, rows] = self._norms[:, rows].gather(2, keys.expand(len(direct), -1).unsqueeze(2)).squeeze(2)
+        self._direct[:, rows] = direct
+        self._scale[:, rows] = scales.divide(torch.ones_like(direct).unsqueeze(-1))
+
+    def divided(self, *, last: bool) -> Tensor:
+        """Return ‖Σ_h α_ij f_h(x_j)‖ / σ_i, (B, Q, K); with ``last``, in place unless gradients are enabled."""
+        return self._norms.mul_(self._scale) if last and not torch.is_grad_enabled() else self._norms * self._scale
+
+    def discrepancy(self, keys: Tensor, weights: Tensor) -> Tensor:
+        """Compare the fast norms at one key j of each query with the directly computed ones, (B,).
+
+        Squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)², the scale of rounding errors even if heads cancel.
+
+        Args:
+            keys: the key of each query, (Q,).
+            weights: its weights, (B, H, Q).
+        """
+        size = (weights * transformed_norms(cast(Tensor, self.form))[..., keys]).sum(1)
+        return squared_difference(self._fast, self._direct, size).amax(1)

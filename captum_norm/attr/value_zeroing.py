@@ -59,15 +59,12 @@ class ValueZeroing(AttentionMapAttribution):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the distances of the layers requested, running each once per key."""
-        return self.session.explain(lambda: self._zeroed(call, request))
-
-    def _zeroed(self, call: ModelCall, request: Request) -> AttributionMaps:
         session = self.session
         around = set(layer_of(self.model, session.blocks(call)).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
         with session.progress(call) as advance, _recorded(around, calls):
-            causal = record(call, lambda *_: None, None, advance)
+            causal = record(call, lambda *_: (), None, advance)
         shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
         requested = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
         keys = sum(one.output.shape[:2].numel() for _, one in requested)
@@ -87,7 +84,7 @@ class ValueZeroing(AttentionMapAttribution):
         """
         alone: list[_LayerCall] = []
         with torch.no_grad(), _recorded(layers, alone):
-            record(call.example(0), lambda *_: None, None)
+            record(call.example(0), lambda *_: (), None)
         return [one.as_long_as(call.batch) for one in alone]
 
     def _distances(

@@ -124,6 +124,7 @@ class LayerReducer:
         layer_map: makes the map of the layer.
         name: its name, for messages.
         task: the layer.
+        call: its attention call.
 
     Attributes:
         map: (B, Q, K).
@@ -131,18 +132,12 @@ class LayerReducer:
         precision: the least precise dtype of the block's own computation, which sets the tolerance.
     """
 
-    def __init__(self, layer_map: Callable[[Layer], Tensor], name: str, task: LayerTask) -> None:
+    def __init__(self, layer_map: Callable[[Layer], Tensor], name: str, task: LayerTask, call: AttentionCall) -> None:
         self._layer_map, self._name, self._task = layer_map, name, task
         self.precision = task.block.precision
-        self._cross = False
-        self._values: Tensor
-        self._weights: Tensor
         self.map: Tensor
         self.delta: Tensor
-
-    def begin(self, call: AttentionCall) -> None:
-        """Start with a call of attention."""
-        self._values, self._cross = call.values_by_head.to(self._task.dtype), call.cross
+        self._values, self._cross = call.values_by_head.to(task.dtype), call.cross
         self._weights = self._values.new_empty(*call.query.shape[:3], call.key.shape[2])
 
     def consume(self, weights: Tensor, part: Part) -> None:

@@ -104,11 +104,7 @@ class BlockTensors:
 
 
 class Reducer(Protocol):
-    """Reduces one attention block while the forward pass goes through it."""
-
-    def begin(self, call: AttentionCall) -> None:
-        """Start with a call of attention."""
-        ...
+    """Reduces one attention block, from its attention call on, while the forward pass goes through it."""
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Take the attention weights of a part, (examples, H, rows, K); every part comes once."""
@@ -118,15 +114,23 @@ class Reducer(Protocol):
         """Finish with the block's tensors; None if blocks are not needed."""
         ...
 
+    def check(self, model: nn.Module, place: Place) -> None:
+        """Raise, after the forward pass, if results are not finite or do not add up to what the model computed."""
+        ...
 
-ReducerFactory = Callable[[Place, Block | None], Reducer | None]
+
+ReducerFactory = Callable[[Place, Block | None, AttentionCall], Sequence[Reducer]]
+
+
+def no_bar(_queries: int) -> None:
+    """Show no progress."""
 
 
 def record(
     call: ModelCall,
-    make_reducer: ReducerFactory,
+    make_reducers: ReducerFactory,
     blocks: Mapping[nn.Module, Block] | None,
-    advance: Callable[[int], object] = lambda _: None,
+    advance: Callable[[int], object] = no_bar,
     *,
     feed_forward: bool = False,
 ) -> bool:
@@ -134,8 +138,8 @@ def record(
 
     Args:
         call: the model and its inputs.
-        make_reducer: called with the layer's place, in the order of the forward pass, and its block; None for a layer
-            that is not requested.
+        make_reducers: called with each layer's place, in the order of the forward pass, its block and its attention
+            call; returns its reducers, none for a layer that is not requested.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
         advance: told how many queries have been treated since it was last called; a reducer that attends to them once
             more tells it, too.
@@ -150,7 +154,7 @@ def record(
             not be.
     """
     stacks = call.stacks()
-    recorder = _Recorder(make_reducer, blocks, call.budget, advance, stacks, feed_forward)
+    recorder = _Recorder(make_reducers, blocks, call.budget, advance, stacks, feed_forward)
     with call.attention_through(recorder.attention), hooked(recorder.hooks()):
         call.run()
     if not stacks.sizes:
@@ -175,7 +179,7 @@ class _OpenBlock:
     tensors: dict[Site[nn.Module], Tensor] = field(default_factory=dict)
     routing: Routing | None = None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
-    reducer: Reducer | None = None
+    reducers: Sequence[Reducer] = ()
     context: Tensor | None = None
     batch: int = 0
     queries: int = 0
@@ -184,7 +188,7 @@ class _OpenBlock:
 class _Recorder:
     def __init__(
         self,
-        make_reducer: ReducerFactory,
+        make_reducers: ReducerFactory,
         blocks: Mapping[nn.Module, Block] | None,
         budget: MemoryBudget,
         advance: Callable[[int], object],
@@ -193,7 +197,7 @@ class _Recorder:
     ) -> None:
         self._stacks = stacks
         self._feed_forward = feed_forward
-        self._make_reducer = make_reducer
+        self._make_reducers = make_reducers
         self._blocks = blocks
         self._budget = budget
         self._advance = advance
@@ -223,9 +227,7 @@ class _Recorder:
         block, module, queries = self._block_of(call.module), call.module, call.query.shape[2]
         outputs: list[Tensor] = []
         with self._stacks.attending(call) as place:
-            reducer = self._make_reducer(place, block)
-            if reducer is not None:
-                reducer.begin(call)
+            reducers = self._make_reducers(place, block, call)
             # Heads are strided views, which the product of every part would copy.
             heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
             call = replace(call, **heads)
@@ -234,19 +236,20 @@ class _Recorder:
                 output, weights = call.part(part).run()
                 if part.rows.start == 0:
                     self._stacks.look(weights)
-                if reducer is not None:
+                for reducer in reducers:
                     reducer.consume(weights, part)
                 outputs.append(output)
                 self._advance(output.shape[0] * output.shape[1])
         context = _joined(outputs, len(call.query))
         if block is not None:
             opened = self._open[module]
-            opened.reducer, opened.batch, opened.queries = reducer, len(call.query), queries
-            opened.context = None if reducer is None else context.flatten(2)
-            if self._feed_forward and reducer is not None:
+            opened.reducers, opened.batch, opened.queries = reducers, len(call.query), queries
+            opened.context = context.flatten(2) if reducers else None
+            if self._feed_forward and reducers:
                 opened.attend = partial(_weights_again, call, parts)
-        elif reducer is not None:
-            reducer.finish(None)
+        else:
+            for reducer in reducers:
+                reducer.finish(None)
         return context
 
     def _block_of(self, module: nn.Module) -> Block | None:
@@ -259,7 +262,7 @@ class _Recorder:
     def expect_nothing_open(self) -> None:
         """Refuse blocks whose tensors have not all been seen."""
         for module, opened in self._open.items():
-            if opened.reducer is not None:
+            if opened.reducers:
                 raise UnsupportedModelError(
                     f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
                     "not run in this forward pass"
@@ -285,8 +288,9 @@ class _Recorder:
             opened.tensors[site] = tensor.clone() if overwritten else tensor
         if len(opened.tensors) == sites:
             self._open[block.attention] = _OpenBlock()
-            if opened.reducer is not None:
-                opened.reducer.finish(_block_tensors(block, opened, self._advance))
+            tensors = _block_tensors(block, opened, self._advance) if opened.reducers else None
+            for reducer in opened.reducers:
+                reducer.finish(tensors)
 
 
 def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:

@@ -2,18 +2,15 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from torch import nn
 
 from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.forward.recording import Reducer
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.stacks import Place, Role, Sizes, StackName, StackSize, encoder_of
-
-Kind = TypeVar("Kind", bound=Reducer)
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,6 @@ class Request:
         """The same without negative indices, if all stacks requested have the same number of layers."""
         counts = {stack.layers for role, stack in stacks.items() if self.has_stack(role)}
         return replace(self, layers=layer_indices(self.layers, *counts)) if len(counts) == 1 else self
-
-    def note(self, place: Place, reducer: Kind | None, found: dict[Role, list[Kind | None]]) -> None:
-        """Add a layer's reducer; drop that of a layer that no negative index can reach any more."""
-        stack, last = found.setdefault(place.role, []), place.index - self.reach
-        stack.append(reducer)
-        if self.layers is not None and self.reach > 0 and last >= 0 and last not in self.layers:
-            stack[last] = None
 
     def layer_count(self, stack: StackSize) -> int:
         """Number of layers requested of a stack."""

@@ -1,9 +1,9 @@
 """Runs a model and hands what passes its attention layers to reducers; the model is left as it was."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from captum_norm.errors import (
     UnsupportedScopeError,
 )
 from captum_norm.forward.checks import refuse_autocast, refuse_non_finite_weights
-from captum_norm.forward.recording import Reducer, record
+from captum_norm.forward.recording import Reducer, no_bar, record
 from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.room import expect_room, may_be_large, total_queries
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.known import KnownModel
@@ -35,21 +36,6 @@ Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=Reducer)
 Blocks = Mapping[nn.Module, Block]
 """The attention blocks of a model, by the modules that attend."""
-
-
-@dataclass(frozen=True)
-class Reduced(Generic[Kind]):
-    """The reducers of a model's layers after a forward pass.
-
-    Attributes:
-        stacks: for each stack requested, its layers' reducers in the order of the request.
-        indices: the layers' indices in their stacks, in the same order.
-        causal: whether the model is causal; False for an encoder–decoder model.
-    """
-
-    stacks: Mapping[Role, list[Kind]]
-    indices: Mapping[Role, list[int]]
-    causal: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,41 +178,55 @@ class Session:
         self,
         call: ModelCall,
         request: Request,
-        make: Callable[[LayerTask | None], Kind],
+        make: Callable[[LayerTask | None, AttentionCall], Sequence[Kind]],
         blocks: Blocks | None = None,
         *,
         feed_forward: bool = False,
         twice: bool = False,
-    ) -> Reduced[Kind]:
+    ) -> tuple[dict[Role, list[Sequence[Kind]]], bool]:
         """Run the model once and reduce the layers requested, each as soon as its tensors exist.
 
         Args:
             call: of the model.
             request: which layers.
-            make: makes the reducer of a layer; gets None if ``blocks`` is None.
+            make: makes the reducers of a layer; gets None if ``blocks`` is None.
             blocks: the model's blocks; None if only attention weights are needed.
             feed_forward: also hand on the tensors of the feed-forward blocks.
             twice: whether the reducers compute attention a second time, for the progress bar.
 
+        Returns:
+            for each stack requested, its layers' reducers in the order of the request; and whether the model is causal,
+            False for an encoder–decoder model.
+
         Raises:
             NotEnoughMemoryError: the maps requested take more memory than is free.
             UnsupportedModelError: a stack that was requested was not seen.
+            CaptumNormError: a check of a reducer fails.
         """
-        found: dict[Role, list[Kind | None]] = {}
+        found: dict[Role, list[Sequence[Kind]]] = {}
+        chosen, reach = request.layers, request.reach
 
-        def requested(place: Place, block: Block | None) -> Kind | None:
-            reducer = make(self._task(call, place, block)) if request.has(place) else None
-            request.note(place, reducer, found)
-            return reducer
+        def reducers_of(place: Place, block: Block | None, attention: AttentionCall) -> Sequence[Kind]:
+            layers, last = found.setdefault(place.role, []), place.index - reach
+            # No negative index can reach that layer any more.
+            if chosen is not None and reach > 0 and last >= 0 and last not in chosen:
+                layers[last] = ()
+            layers.append(make(self._task(call, place, block), attention) if request.has(place) else ())
+            return layers[-1]
 
         self.expect_room(call, request)
         with self.progress(call, request if twice else None) as advance:
-            causal = record(call, requested, blocks, advance, feed_forward=feed_forward)
+            causal = record(call, reducers_of, blocks, advance, feed_forward=feed_forward)
         check_seen(call, found, request)
-        stacks = {role: reducers for role, reducers in found.items() if request.has_stack(role)}
-        indices = {role: layer_indices(request.layers, len(reducers)) for role, reducers in stacks.items()}
-        kept = {role: [cast(Kind, stacks[role][index]) for index in chosen] for role, chosen in indices.items()}
-        return Reduced(kept, indices, causal)
+        kept = {}
+        for role, layers in found.items():
+            if request.has_stack(role):
+                indices = layer_indices(chosen, len(layers))
+                kept[role] = [layers[index] for index in indices]
+                for index in indices:
+                    for reducer in layers[index]:
+                        reducer.check(self.model, Place(role, index))
+        return kept, causal
 
     def _task(self, call: ModelCall, place: Place, block: Block | None) -> LayerTask | None:
         if block is None:
@@ -248,7 +248,7 @@ class Session:
     def progress(self, call: ModelCall, twice: Request | None = None) -> Iterator[Callable[[int], object]]:
         """Show a bar over the queries of all layers; those of layers in ``twice`` count twice."""
         if not is_asked():
-            yield lambda _: None
+            yield no_bar
             return
         total = total_queries(call, self.sizes(call), None if twice is None else twice.has)
         with bar(self.name, total, "queries") as shown:

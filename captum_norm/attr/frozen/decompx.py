@@ -228,15 +228,11 @@ class DecompX(AttentionMapAttribution):
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
-
-        def work() -> AttributionMaps:
-            found, causal = self._parts(call, length)
-            layers = layer_indices(request.layers, len(found[0].kept))
-            deltas = self._deltas(found, layers, call)
-            maps = by_layer([parts.kept for parts in found], layers).transpose(2, 3)
-            return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
-
-        return self.session.explain(work)
+        found, causal = self._parts(call, length)
+        layers = layer_indices(request.layers, len(found[0].kept))
+        deltas = self._deltas(found, layers, call)
+        maps = by_layer([parts.kept for parts in found], layers).transpose(2, 3)
+        return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
 
     def _prepared(self, call: ModelCall) -> ModelCall:
         """Take the call out of inference mode; refuse models whose layers cannot be chained."""
