@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,15 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
+def _read(module: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer of a module, loaded if it is offloaded; None if it has none."""
+    tensor = tensor_of(module, name)
+    if tensor is None or not tensor.is_meta:
+        return tensor
+    with loaded(module):
+        return tensor_of(module, name)
+
+
 @dataclass(frozen=True)
 class Projection:
     """An affine map that a module computes: inputs @ weight + bias.
@@ -94,15 +103,13 @@ class Projection:
 
     def weight(self, dtype: torch.dtype) -> Tensor:
         """Return the weight, (inputs, outputs)."""
-        with loaded(self.module):
-            weight = self.parameter.to(dtype)
+        weight = cast(Tensor, _read(self.module, "weight")).to(dtype)
         return weight.T if self.transposed else weight
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """Return the bias, (outputs,), or None."""
-        with loaded(self.module):
-            bias = tensor_of(self.module, "bias")
-            return None if bias is None else bias.to(dtype)
+        bias = _read(self.module, "bias")
+        return None if bias is None else bias.to(dtype)
 
 
 def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Projection | None:
@@ -169,9 +176,8 @@ class NormReader:
 
     def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
         """Return the normalisation with the module's present parameters, on its own device if none is given."""
-        with loaded(self.module):
-            found = (tensor_of(self.module, name) for name in ("weight", "bias"))
-            weight, bias = (None if tensor is None else tensor.to(device, dtype) for tensor in found)
+        found = (_read(self.module, name) for name in ("weight", "bias"))
+        weight, bias = (None if tensor is None else tensor.to(device, dtype) for tensor in found)
         return self.normalization(weight, bias)
 
     def normalization(self, weight: Tensor | None, bias: Tensor | None) -> Normalization:
