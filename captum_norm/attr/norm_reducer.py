@@ -172,9 +172,12 @@ class NormReducer:
         others = here.projected - own if bias is None else self._without_bias(here, rows, own, weight, bias)
         if results.residual_norm is not None:
             results.residual_norm[:, rows] = length(here.residual)
+        directions, ends = random_directions(own.shape[-1], own), {}
+        for scope in self._carries:
+            ends[scope] = self.ends(scope, here)
         for norms, carry in self._distinct.items():
-            vectors, attention = self._vectors.get(norms), CarriedAttention.of(carry, own, others)
-            scales = self.scales(carry, here)
+            vectors, scales = self._vectors.get(norms), self.scales(carry, here)
+            attention = CarriedAttention.of(carry, own, others, directions)
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
             if vectors is not None and vectors.form is not None:
@@ -183,9 +186,8 @@ class NormReducer:
             sketch = attention.sketch if vectors is None else vectors.sketch[:, rows]
             for scope, steps in self._carries.items():
                 if steps.norms == norms:
-                    residual, reference = self.ends(scope, here)
-                    carried_bias = self._projections[norms].bias
-                    yield scope, block_rows(steps, scales, attention, residual, carried_bias, sketch, reference)
+                    bias = self._projections[norms].bias
+                    yield scope, block_rows(steps, scales, attention, bias, sketch, directions, *ends[scope])
 
     def _without_bias(self, here: BlockTensors, rows: slice, own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return attention's output without its bias and the queries' own vectors, (B, Q, D).
@@ -282,7 +284,8 @@ class _CarriedVectors:
         limit: int | None,
     ) -> None:
         batch, keys, _, _ = values.shape
-        self._projected_keys = values.transpose(1, 2) @ projection.sketch
+        # (B, H, k, K): products with few rows are several times faster than with few columns.
+        self._projected_keys = projection.sketch.mT @ values.permute(0, 2, 3, 1)
         self.sketch = values.new_empty(batch, queries, projection.sketch.shape[-1])
         self.form = None if limit is None else key_gram(values, projection.gram, limit)
         self._values, self._exact = values, exact
@@ -293,7 +296,7 @@ class _CarriedVectors:
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Process the attention weights of a part."""
-        self.sketch[part] = (weights @ self._projected_keys[part.examples]).sum(1)
+        self.sketch[part] = (self._projected_keys[part.examples] @ weights.mT).sum(1).mT
         if self.form is not None:
             norms = summed_norms(weights, self.form[part.examples])
             self._norms[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._exact)

@@ -303,11 +303,12 @@ def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], ob
     def at(site: Site[nn.Module]) -> Tensor:
         return shaped(opened.tensors[site])
 
-    total, residual = at(block.total), at(block.residual)
+    factor, output = block.factor(block.layout.residual_factor), block.projection.output
+    normed = None if block.final_norm is None else at(block.final_norm.output)
+    total, projected = at(block.total), at(output)
     if block.minus is not None:
         total = total - at(block.minus).to(total.device)
-    residual = multiplied(block.factor(block.layout.residual_factor), residual)
-    normed = None if block.final_norm is None else at(block.final_norm.output)
+    residual = multiplied(factor, at(block.residual))
     behind, parts = None, block.feed_forward
     if opened.attend is not None and parts is not None:
         read, behind_normed = (None if norm is None else at(norm.output) for norm in (parts.norm, parts.final_norm))
@@ -316,7 +317,7 @@ def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], ob
             at(parts.written), at(parts.total), read, behind_normed, routing, opened.attend, advance
         )
     context = cast(Tensor, opened.context)  # wherever there is a reducer
-    return BlockTensors(context, at(block.projection.output), residual, total, normed, behind)
+    return BlockTensors(context, projected, residual, total, normed, behind)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_norm.functional.lengths import lengths, random_directions
+from captum_norm.functional.lengths import lengths
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale
 from captum_norm.functional.norms import ratio
 
@@ -131,30 +131,25 @@ class Carry:
 
 @dataclass(frozen=True)
 class CarriedAttention:
-    """Each query's attention output in two parts, times M_b M_f, not divided by σ.
+    """Each query's attention output, split into its own part and that of others, times M_b M_f, not divided by σ.
 
     Attributes:
-        own: Σ_h α_ii f_h(x_i), (B, Q, D).
-        others: Σ_{j≠i} Σ_h α_ij f_h(x_j), (B, Q, D).
+        own: Σ_h α_ii f_h(x_i), (B, Q, D); others is Σ_{j≠i} Σ_h α_ij f_h(x_j).
         own_norm: ‖own‖, (B, Q).
         others_norm: ‖others‖, (B, Q).
+        sketch: projection of their sum on the random directions, (B, Q, k).
     """
 
     own: Tensor
-    others: Tensor
     own_norm: Tensor
     others_norm: Tensor
+    sketch: Tensor
 
     @classmethod
-    def of(cls, carry: Carry, own: Tensor, others: Tensor) -> "CarriedAttention":
-        """Carry both parts, (B, Q, D) each."""
+    def of(cls, carry: Carry, own: Tensor, others: Tensor, directions: Tensor) -> "CarriedAttention":
+        """Carry both parts, (B, Q, D) each, and project their sum on the random directions, (D, k)."""
         own, others = carry.linear(own), carry.linear(others)
-        return cls(own, others, *lengths(own, others))
-
-    @cached_property
-    def sketch(self) -> Tensor:
-        """Projection of the whole on the random directions, (B, Q, k)."""
-        return (self.own + self.others) @ random_directions(self.own.shape[-1], self.own)
+        return cls(own, *lengths(own, others), (own + others) @ directions)
 
 
 class BlockRows(NamedTuple):
@@ -182,9 +177,10 @@ def block_rows(
     carry: Carry,
     scales: Scales,
     attention: CarriedAttention,
-    residual: Tensor,
     bias: tuple[Tensor, Tensor] | None,
     sketch: Tensor,
+    directions: Tensor,
+    residual: Tensor,
     reference: Tensor,
 ) -> BlockRows:
     """Carry a block's tensors to the end of a scope and measure them there.
@@ -193,12 +189,12 @@ def block_rows(
         carry: the scope's steps.
         scales: 1/σ of its norms.
         attention: the attention output, carried by the same norms.
-        residual: x, (B, Q, D).
         bias: the output projection's bias b on the random directions, b M_b M_f Ω, (k,), and ‖b M_b M_f‖, or None.
-        sketch: Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, Ω the random directions, (B, Q, k).
+        sketch: Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, (B, Q, k).
+        directions: the random directions Ω, (D, k).
+        residual: x, (B, Q, D).
         reference: what the model computed at the scope's end, (B, Q, D).
     """
-    directions = random_directions(residual.shape[-1], residual)
     total, attention_size = sketch, attention.own_norm + attention.others_norm
     if bias is not None:
         total, attention_size = total + bias[0], attention_size + bias[1]

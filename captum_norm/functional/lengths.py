@@ -108,7 +108,8 @@ def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator, device="cpu")
-        return (signs * 2 - 1).to(device, dtype)
+        # In column-major order, in which multiplying by so few columns is several times faster.
+        return (signs * 2 - 1).T.contiguous().T.to(device, dtype)
 
 
 def estimated_length(sketch: Tensor) -> Tensor:
