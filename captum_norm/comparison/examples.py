@@ -1,7 +1,7 @@
 """Splits the examples of a comparison into batches."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,20 +69,9 @@ class Examples:
 
     def batch(self, index: Tensor) -> Batch:
         """Return some examples as a batch."""
-        batch, width = self.real.shape
-        length = int(self.real[index].sum(1).max())
-
-        def take(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
-                return value
-            rows = value[index.to(value.device)]
-            return rows[:, :length] if rows.dim() > 1 and rows.shape[1] == width else rows
-
-        arguments = {name: take(value) for name, value in self.call.arguments.items()}
-        positions = replace(self.call.positions, length=length, real=self.real[index, :length], shift=None)
-        call = replace(self.call, arguments=arguments, batch=len(index), positions=positions)
+        call = self.call.examples(index, int(self.real[index].sum(1).max()))
         position = None if self._position is None else self._position[index]
-        return Batch(index, call, of_examples(self._target, index, batch), position)
+        return Batch(index, call, of_examples(self._target, index, len(self)), position)
 
     def shown(self, rows: Tensor) -> Tensor:
         """Rearrange numbers of all positions, (B, S), to the positions of the user's inputs; 0 at padding."""

@@ -107,17 +107,13 @@ def max_sensitivity(
     call = bind_inputs(model, inputs, additional_forward_args)
     with torch.no_grad(), evaluating(model):
         _, embeddings = run_embedded(call)
-    others = {name: value for name, value in call.arguments.items() if name not in ("input_ids", "inputs_embeds")}
     generator = torch.Generator(embeddings.device).manual_seed(as_index("seed", seed))
-
-    def repeated(value: Any, times: int) -> Any:
-        batched = isinstance(value, Tensor) and value.dim() > 0 and len(value) == call.batch
-        return value.repeat_interleave(times, 0) if batched else value
 
     def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> tuple[Tensor]:
         (changed,) = changed if isinstance(changed, tuple) else (changed,)
         times = len(changed) // call.batch
-        further = {name: repeated(value, times) for name, value in others.items()}
+        arguments = call.map_batched(lambda value: value.repeat_interleave(times, 0), len(changed)).arguments
+        further = {name: value for name, value in arguments.items() if name not in ("input_ids", "inputs_embeds")}
         return (attribute({"inputs_embeds": changed, **further}, **options),)
 
     def change(embedded: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Runs a model on inputs without some of their tokens, in batches across examples and perturbations."""
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -253,14 +253,12 @@ class _Batches:
         else:
             places, real = ahead, self.real[examples[:, None], ahead]
 
-        def take(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or len(value) != self.call.batch:
-                return value
+        def take(value: Tensor) -> Tensor:
             index = examples.to(value.device)
             sequence = value.dim() > 1 and value.shape[1] == self.real.shape[1]
             return value[index[:, None], places.to(value.device)] if sequence else value[index]
 
-        call = replace(self.call, arguments={name: take(value) for name, value in self.call.arguments.items()})
+        call = self.call.map_batched(take, len(examples))
         if stand_in is None:
             _pad(call, real)
             output = call.run()
@@ -269,12 +267,13 @@ class _Batches:
             output = run_with_embeddings(
                 call, lambda embedded: torch.where(hole[..., None], stand_in.to(embedded), embedded)
             )
-        return read_output(call.model, output, real, take(self.read), self.perturbation.readout)
+        read = None if self.read is None else take(self.read)
+        return read_output(call.model, output, real, read, self.perturbation.readout)
 
 
 def _pad(call: ModelCall, real: Tensor) -> None:
     """Turn positions that are not real, (N, S), into padding."""
-    call.arguments[str(library_of(call.model).inputs.mask)] = real.long()
+    call.arguments[str(call.library.inputs.mask)] = real.long()
     ids, padding = call.arguments.get("input_ids"), getattr(config_of(call.model), "pad_token_id", None)
     # Some classifiers find the last token by the padding id, not by the mask.
     if ids is not None and padding is not None:

@@ -99,11 +99,21 @@ class ModelCall:
 
     def example(self, index: int) -> "ModelCall":
         """One example alone."""
-        return self._map_batched(lambda value: value[index : index + 1], batch=1)
+        return self.map_batched(lambda value: value[index : index + 1], batch=1)
+
+    def examples(self, index: Tensor, length: int) -> "ModelCall":
+        """Some examples, (N,), cut to their first ``length`` positions, without shifts of results back."""
+
+        def take(value: Tensor) -> Tensor:
+            rows = value[index.to(value.device)]
+            return rows[:, :length] if rows.dim() > 1 and rows.shape[1] == self.positions.length else rows
+
+        call = self.map_batched(take, len(index))
+        return replace(call, positions=replace(call.positions, length=length, shift=None))
 
     def repeated(self, copies: int) -> "ModelCall":
         """A call with ``copies`` of this call's only example."""
-        return self._map_batched(lambda value: value.expand(copies, *value.shape[1:]), batch=copies)
+        return self.map_batched(lambda value: value.expand(copies, *value.shape[1:]), batch=copies)
 
     def outside_inference(self) -> "ModelCall":
         """The call without inference tensors, which autograd cannot record."""
@@ -113,8 +123,13 @@ class ModelCall:
 
         return replace(self, arguments=self._map_arguments(lambda _, value: outside(value)))
 
-    def _map_batched(self, change: Callable[[Tensor], Tensor], batch: int) -> "ModelCall":
-        """Apply a function to every argument and to the positions that have the batch as first axis."""
+    def map_batched(self, change: Callable[[Tensor], Tensor], batch: int) -> "ModelCall":
+        """Apply a function to every argument and to the positions that have the batch as first axis.
+
+        Args:
+            change: the function.
+            batch: the number of examples that it returns.
+        """
 
         def changed(value: Any) -> Any:
             batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch

@@ -48,18 +48,18 @@ class _Change:
         # The innermost call is the one that this hook precedes.
         if me == self.thread or self.over.is_set() or _count_calls(sys._getframe(), self.modules) > 1:
             return
-        watch = _Watch(self.thread)
+        is_blocked = _watch(self.thread)
         self.waiting.add(me)
-        while not self.over.wait(PATIENCE / 8) and not watch.is_blocked():
+        while not self.over.wait(PATIENCE / 8) and not is_blocked():
             pass
         self.waiting.discard(me)
 
     def begin(self) -> None:
         """Wait until no other thread is in a call of the model, except blocked ones."""
-        watches: dict[int, _Watch] = {}
+        watches: dict[int, Callable[[], bool]] = {}
         while True:
             inside = [thread for thread, frame in sys._current_frames().items() if self._is_inside(thread, frame)]
-            if all(watches.setdefault(thread, _Watch(thread)).is_blocked() for thread in inside):
+            if all(watches.setdefault(thread, _watch(thread))() for thread in inside):
                 return
             time.sleep(_PAUSE)
 
@@ -69,22 +69,21 @@ class _Change:
         return _count_calls(frame, self.modules) > 0
 
 
-class _Watch:
-    """Watches a thread's progress."""
+def _watch(thread: int) -> Callable[[], bool]:
+    """Return a function that tells whether a thread has been at one instruction for long without computing."""
+    place: tuple[FrameType, int] | None = None
+    since, worked = time.monotonic(), 0.0
 
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-        self._place: tuple[FrameType, int] | None = None
-        self._since, self._worked = time.monotonic(), 0.0
+    def is_blocked() -> bool:
+        nonlocal place, since, worked
+        frame = sys._current_frames().get(thread)
+        here = None if frame is None else (frame, frame.f_lasti)
+        now, computed = time.monotonic(), _cpu_seconds(thread)
+        if here != place or computed - worked > PATIENCE / 8:
+            place, since, worked = here, now, computed
+        return now - since > PATIENCE
 
-    def is_blocked(self) -> bool:
-        """Whether it has been at one instruction for long without computing."""
-        frame = sys._current_frames().get(self._thread)
-        place = None if frame is None else (frame, frame.f_lasti)
-        now, worked = time.monotonic(), _cpu_seconds(self._thread)
-        if place != self._place or worked - self._worked > PATIENCE / 8:
-            self._place, self._since, self._worked = place, now, worked
-        return now - self._since > PATIENCE
+    return is_blocked
 
 
 def _cpu_seconds(thread: int) -> float:
