@@ -105,7 +105,7 @@ class FeedForwardReducer:
     def __init__(self, task: LayerTask, call: AttentionCall, scopes: Sequence[Scope], results: LayerResults) -> None:
         if task.block.feed_forward is None:
             raise ValueError("the block has no feed-forward block")
-        self.precision = task.block.precision_at(scopes)
+        self.precision = task.block.precision(scopes)
         self._task, self.results = task, results
         self._block, self._behind, self._dtype = task.block, task.block.feed_forward, task.dtype
         self._carries = {scope: self._behind.carry(scope, task.dtype) for scope in scopes}

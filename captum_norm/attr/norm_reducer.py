@@ -73,7 +73,7 @@ class NormReducer:
         with_maps: bool = True,
     ) -> None:
         self.task, self.results = task, results
-        self.precision = task.block.precision_at(carries)
+        self.precision = task.block.precision(carries)
         self.delta: Tensor
         self.discrepancy: Tensor
         values = call.values_by_head.transpose(1, 2).to(task.dtype)

@@ -375,19 +375,16 @@ def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Read
 
 def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, Tensor]]:
     """Yield each example alone, without trailing padding."""
-    batch, length = subject.real.shape
-    for example in range(batch):
-        end = int(subject.real[example].nonzero().max()) + 1
-
-        def cut(value: Any, example: int = example, end: int = end) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or len(value) != batch:
-                return value
-            row = value[example : example + 1]
-            return row[:, :end] if row.dim() > 1 and row.shape[1] == length else row
-
-        call = replace(subject.call, arguments={name: cut(value) for name, value in subject.call.arguments.items()})
-        embeddings, real, read = map(cut, (subject.embeddings, subject.real, subject.read))
-        # Not cut(), which would take the two outputs of a difference for positions.
-        target = None if subject.target is None else subject.target[example : example + 1]
-        alone = replace(subject, call=call, embeddings=embeddings, real=real, read=read, target=target)
-        yield alone, cut(replaced)
+    for example, real in enumerate(subject.real):
+        one, end = slice(example, example + 1), int(real.nonzero().max()) + 1
+        yield (
+            replace(
+                subject,
+                call=subject.call.examples(torch.tensor([example], device="cpu"), end),
+                embeddings=subject.embeddings[one, :end],
+                real=subject.real[one, :end],
+                read=None if subject.read is None else subject.read[one, :end],
+                target=None if subject.target is None else subject.target[one],
+            ),
+            replaced[one, :end],
+        )

@@ -134,7 +134,7 @@ class LayerReducer:
 
     def __init__(self, layer_map: Callable[[Layer], Tensor], name: str, task: LayerTask, call: AttentionCall) -> None:
         self._layer_map, self._name, self._task = layer_map, name, task
-        self.precision = task.block.precision
+        self.precision = task.block.precision()
         self.map: Tensor
         self.delta: Tensor
         self._values, self._cross = call.values_by_head.to(task.dtype), call.cross

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
+from captum_norm.models.projections import coarsest
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.threads import here
 
@@ -41,7 +42,7 @@ def expect_same_output(call: ModelCall) -> Stacks:
         own = _outputs(call)
         # An explained model may return no attention weights; they come after its main output.
         compared = list(zip(own, explained, strict=False))[: None if len(own) == len(explained) else 1]
-        precision = max((_precision(call.model, first) for first, _ in compared), key=_eps, default=torch.float32)
+        precision = coarsest(torch.float32, *(_precision(call.model, first) for first, _ in compared))
         # Half the digits: rounding differs between attention functions and adds up over layers.
         accepted = _eps(precision) ** 0.5
         error = max((_error(first, second, call) for first, second in compared), default=0.0)
@@ -105,7 +106,7 @@ def _precision(model: nn.Module, output: Tensor) -> torch.dtype:
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     if torch.is_autocast_enabled(output.device.type):
         dtypes.add(torch.get_autocast_dtype(output.device.type))
-    return max({torch.float32, output.dtype, *dtypes}, key=_eps)
+    return coarsest(torch.float32, output.dtype, *dtypes)
 
 
 def _eps(dtype: torch.dtype) -> float:

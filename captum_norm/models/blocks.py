@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
-from captum_norm.functional import Carry, scaled
-from captum_norm.models.factors import Factor, multiplied, read_factor
+from captum_norm.functional import Carry
+from captum_norm.models.factors import Factor, multiplied, read_factor, scaled_norm
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.projections import NormReader, Projection, equal, reproduces
-from captum_norm.models.search.trace import Call, Trace
+from captum_norm.models.projections import NormReader, Projection, coarsest, equal, reproduces
+from captum_norm.models.search.trace import ModuleCall, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +34,8 @@ class Block:
         dtype: the dtype of the projection when the block was read.
         queries_first: whether its tensors have the axes (Q, B, D) or (Q·B, D), not (B, Q, D) or (B·Q, D).
         overwritten: the sites whose tensors the model changes afterwards.
-        searched: whether a feed-forward block was searched for.
         feed_forward: the feed-forward block behind it, or None.
-        without_feed_forward: why no feed-forward block was found, or None.
+        without_feed_forward: why none was found; None if one was, or if none was searched for.
     """
 
     name: str
@@ -52,9 +51,13 @@ class Block:
     dtype: torch.dtype
     queries_first: bool
     overwritten: frozenset[Site[nn.Module]]
-    searched: bool = False
     feed_forward: FeedForwardBlock | None = None
     without_feed_forward: str | None = None
+
+    @property
+    def searched(self) -> bool:
+        """Whether a feed-forward block was searched for."""
+        return self.feed_forward is not None or self.without_feed_forward is not None
 
     @cached_property
     def sites(self) -> frozenset[Site[nn.Module]]:
@@ -101,27 +104,18 @@ class Block:
         """Return one of the layout's factors."""
         return None if name is None else read_factor(self.layer, name)
 
-    @cached_property
-    def precision(self) -> torch.dtype:
-        """The least precise dtype in which the block's modules compute."""
+    def precision(self, scopes: Collection[Scope] = ()) -> torch.dtype:
+        """Return the least precise dtype in which its modules compute, those of the feed-forward block if scopes do."""
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        return max([self.dtype, *norms], key=lambda dtype: torch.finfo(dtype).eps)
-
-    def precision_at(self, scopes: Collection[Scope]) -> torch.dtype:
-        """Return the least precise dtype up to these scopes, including the feed-forward block's if they reach it."""
-        behind: list[torch.dtype] = []
-        if self.feed_forward is not None and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
-            behind = self.feed_forward.dtypes
-        return max([self.precision, *behind], key=lambda dtype: torch.finfo(dtype).eps)
+        if self.feed_forward is None or FEED_FORWARD_SCOPES.isdisjoint(scopes):
+            return coarsest(self.dtype, *norms)
+        return coarsest(self.dtype, *norms, *self.feed_forward.dtypes)
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""
         if scope == "attn":
             return Carry()
-        branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
-        factor = self.factor(self.layout.branch_factor)
-        if factor is not None:
-            branch = scaled(branch, factor.read(dtype))
+        branch = scaled_norm(self.branch_norm, self.factor(self.layout.branch_factor), dtype)
         final = self.norm_behind if scope == "atb_ln" else self.final_norm
         if scope == "attn_res" or final is None:
             return Carry(branch, residual=True)
@@ -234,7 +228,7 @@ def _module(trace: Trace, part: str) -> nn.Module:
         raise UnsupportedModelError(f'there is no module "{part}"') from None
 
 
-def _call(trace: Trace, part: str) -> Call:
+def _call(trace: Trace, part: str) -> ModuleCall:
     found = trace.call_of(_module(trace, part))
     if found is None:
         raise UnsupportedModelError(f'no tensor passed "{part}"')

@@ -7,7 +7,9 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from captum_norm.functional import Normalization, scaled
 from captum_norm.models.offloading import loaded
+from captum_norm.models.projections import NormReader
 from captum_norm.models.search.trace import Trace
 
 FactorValue = Tensor | float
@@ -41,15 +43,19 @@ class Factor:
         with loaded(self.module):
             return torch.as_tensor(self.stored, dtype=dtype)
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """Multiply a tensor, (..., D), by it."""
-        with loaded(self.module):
-            return tensor * (self.stored.to(tensor.device) if isinstance(self.stored, Tensor) else self.stored)
-
 
 def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
     """Multiply a tensor, (..., D), by a factor, if there is one."""
-    return tensor if factor is None else factor.of(tensor)
+    if factor is None:
+        return tensor
+    with loaded(factor.module):
+        return tensor * (factor.stored.to(tensor.device) if isinstance(factor.stored, Tensor) else factor.stored)
+
+
+def scaled_norm(norm: NormReader | None, factor: Factor | None, dtype: torch.dtype) -> Normalization | None:
+    """Return what a norm and a factor behind it do together; None if there is neither."""
+    read = None if norm is None else norm.read(dtype)
+    return read if factor is None else scaled(read, factor.read(dtype))
 
 
 def read_factor(layer: nn.Module, name: str) -> Factor | None:

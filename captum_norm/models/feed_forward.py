@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captum_norm.functional import Affine, Carry, Elementwise, Network, Use, scaled
-from captum_norm.models.factors import Factor
+from captum_norm.functional import Affine, Carry, Elementwise, Network, Use
+from captum_norm.models.factors import Factor, scaled_norm
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.offloading import loaded
 from captum_norm.models.projections import NormReader, Projection
@@ -264,9 +264,7 @@ class FeedForwardBlock:
         """Return the steps after the networks' output that a scope includes."""
         if scope == "atb_ff":
             return Carry()
-        branch = None if self.branch_norm is None else self.branch_norm.read(dtype)
-        if self.branch_factor is not None:
-            branch = scaled(branch, self.branch_factor.read(dtype))
+        branch = scaled_norm(self.branch_norm, self.branch_factor, dtype)
         final = None if self.final_norm is None or scope == "atb_ff_res" else self.final_norm.read(dtype)
         return Carry(branch, residual=True, final=final)
 

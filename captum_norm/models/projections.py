@@ -35,6 +35,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def coarsest(*dtypes: torch.dtype) -> torch.dtype:
+    """Return the least precise dtype."""
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
 Same = Callable[..., bool]
 """Whether a computed tensor equals one of the model's, given the summands it was computed from."""
 
@@ -220,12 +225,8 @@ def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
 
 def _precision(computed: Tensor, outputs: Tensor) -> torch.dtype | None:
     """Return the dtype to which a norm's output was rounded; many models normalise in float32 whatever their dtype."""
-    precisions = dict.fromkeys((outputs.dtype, _coarser(outputs.dtype, torch.float32)))
+    precisions = dict.fromkeys((outputs.dtype, coarsest(outputs.dtype, torch.float32)))
     return next((dtype for dtype in precisions if reproduces(computed, outputs, precision=dtype)), None)
-
-
-def _coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
-    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:

@@ -33,7 +33,7 @@ from captum_norm.models.outputs import (
     output_scores,
     rounded_size,
 )
-from captum_norm.models.projections import NormReader, Projection, accumulation_dtype
+from captum_norm.models.projections import NormReader, Projection, accumulation_dtype, coarsest
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 
@@ -337,7 +337,7 @@ class DecompX(AttentionMapAttribution):
         steps = () if self._modules is None else self._modules.steps.values()
         norms = (step.precision for step in steps if isinstance(step, NormReader))
         weights = (step.parameter.dtype for step in steps if isinstance(step, Projection))
-        precision = max((delta.dtype, *norms, *weights), key=lambda dtype: torch.finfo(dtype).eps)
+        precision = coarsest(delta.dtype, *norms, *weights)
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(
                 f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "

@@ -25,7 +25,7 @@ from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
-from captum_norm.models.search.trace import Call, Event, Trace
+from captum_norm.models.search.trace import Event, ModuleCall, Trace
 from captum_norm.models.stacks import Stacks
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
@@ -50,7 +50,7 @@ class _Probe:
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    open_calls: list[Call] = field(default_factory=list)
+    open_calls: list[ModuleCall] = field(default_factory=list)
     last_trace: Trace | None = None
     device: torch.device | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
@@ -61,7 +61,7 @@ class _Probe:
         output, _ = self.stacks.attend(call)
         if call.module not in self.blocks:
             context = output.to(self._device_for(output)).flatten(2)
-            self.open_calls.append(Call(call.module, call.query, context, len(self.events)))
+            self.open_calls.append(ModuleCall(call.module, call.query, context, len(self.events)))
         return output
 
     def hooks(self) -> Iterator[Any]:
@@ -112,7 +112,7 @@ class _Probe:
             self.device = tensor.device
         return self.device
 
-    def _settle(self, trace: Trace, call: Call, start: int) -> Block | None:
+    def _settle(self, trace: Trace, call: ModuleCall, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
         # Sums that the model adds in our order are exact, so these are tried first. In a newly initialised model, whose
         # layers change next to nothing, a comparison up to rounding cannot tell a stream from its norm.
@@ -153,9 +153,7 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
         return probe.blocks
     search.give_up()
     return {
-        module: replace(
-            block, searched=True, feed_forward=search.found.get(module), without_feed_forward=search.missing.get(module)
-        )
+        module: replace(block, feed_forward=search.found.get(module), without_feed_forward=search.missing.get(module))
         for module, block in probe.blocks.items()
     }
 
@@ -208,7 +206,7 @@ def _candidates(
                 )
 
 
-def _projections(trace: Trace, context: Tensor) -> Iterator[Call]:
+def _projections(trace: Trace, context: Tensor) -> Iterator[ModuleCall]:
     orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
     for received in orders:
         for call in trace.calls_on(received):
@@ -274,7 +272,7 @@ def _distinct(events: Iterator[Event]) -> list[Event]:
     return [event for same in kept.values() for event in same]
 
 
-def _description(probe: _Probe, trace: Trace, call: Call) -> str:
+def _description(probe: _Probe, trace: Trace, call: ModuleCall) -> str:
     projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
     norms = [trace.name(c.module) for c in trace.calls if c.norm()]
     found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'

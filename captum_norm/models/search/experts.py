@@ -16,7 +16,7 @@ from captum_norm.models.hooks import Received, first_tensor, tensors_in
 from captum_norm.models.projections import accumulation_dtype, equal, reproduces
 from captum_norm.models.search.copies import copy_with, drawn, output_of
 from captum_norm.models.search.networks import KNOWN, cuts_of, is_elementwise
-from captum_norm.models.search.trace import Call, Trace
+from captum_norm.models.search.trace import Trace
 
 
 def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -70,8 +70,10 @@ def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, 
             if equal(spread, call.inputs):
                 together = partial(_summed, shape=(count, *positions.shape))
                 written = together(call.output)
-                routed = Call(call.module, positions, written, call.order), routing_of_scores(scores)
-                experts = read_experts(*routed, ((call.inputs,), {}), together, scored.module)
+                routing, received = routing_of_scores(scores), ((call.inputs,), {})
+                experts = read_experts(
+                    call.module, positions, written, routing, received, together=together, scorer=scored.module
+                )
                 if experts is not None:
                     yield experts, written
 
@@ -122,8 +124,8 @@ def read_routed(module: nn.Module, received: Received, output: Tensor, routing: 
     def together(tensor: Tensor) -> Tensor:
         return tensor.flatten(0, -2)[rows[0]].detach()
 
-    call = Call(module, together(cast(Tensor, first_tensor(received))), together(output), 0)
-    reader = read_experts(call, routing, received, together)
+    inputs = together(cast(Tensor, first_tensor(received)))
+    reader = read_experts(module, inputs, together(output), routing, received, together=together)
     if reader is None:
         raise _not_understood(module)
     return reader
@@ -138,31 +140,36 @@ def _not_understood(module: nn.Module) -> UnsupportedModelError:
 
 
 def read_experts(
-    call: Call,
+    module: nn.Module,
+    inputs: Tensor,
+    output: Tensor,
     routing: Routing,
     received: Received,
+    *,
     together: Callable[[Tensor], Tensor] = torch.clone,
     scorer: nn.Module | None = None,
 ) -> ExpertsReader | None:
     """Return the experts of a module with stacked maps; None unless they reproduce its output, whatever the maps hold.
 
     Args:
-        call: the call, with inputs and output as (N, D).
+        module: the module.
+        inputs: what it read, (N, D).
+        output: what it wrote, (N, D).
         routing: the routing of these positions.
         received: all arguments of the call.
-        together: turns what the module returns into ``call.output``.
+        together: turns what the module returns into ``output``.
         scorer: the module that scored the experts, if they read positions times their scores.
     """
     # Where maps are negligible beside their biases, every reading reproduces the output.
-    copy = copy_with(call.module, _drawn_maps(call.module, call.inputs), call.inputs)
+    copy = copy_with(module, _drawn_maps(module, inputs), inputs)
     args, kwargs = received
-    output = output_of(copy, *args, **kwargs)
-    if copy is None or output is None:
+    returned = output_of(copy, *args, **kwargs)
+    if copy is None or returned is None:
         return None
-    drawn_call = Call(copy, call.inputs, together(output), call.order)
-    for reader in _expert_readings(copy, call.inputs.shape[-1], scorer):
-        found = replace(reader, module=call.module)
-        if _reproduces_experts(reader, routing, drawn_call) and _reproduces_experts(found, routing, call):
+    drawn_output = together(returned)
+    for reader in _expert_readings(copy, inputs.shape[-1], scorer):
+        found = replace(reader, module=module)
+        if _reproduces(reader, routing, inputs, drawn_output) and _reproduces(found, routing, inputs, output):
             return found
     return None
 
@@ -216,11 +223,12 @@ def _clamped_factor(other: Tensor, limit: float) -> Tensor:
     return other.clamp(-limit, limit) + 1
 
 
-def _reproduces_experts(reader: ExpertsReader, routing: Routing, call: Call) -> bool:
-    inputs = call.inputs.reshape(-1, call.inputs.shape[-1]).to(accumulation_dtype(call.inputs.dtype))
+def _reproduces(reader: ExpertsReader, routing: Routing, inputs: Tensor, output: Tensor) -> bool:
+    """Whether experts give the output, and their activations act element by element."""
+    inputs = inputs.reshape(-1, inputs.shape[-1]).to(accumulation_dtype(inputs.dtype))
     with torch.no_grad():
         uses = list(reader.uses(routing, inputs.dtype))
         computed = written_by(uses, inputs)
-    return reproduces(computed, call.output, computed) and all(
+    return reproduces(computed, output, computed) and all(
         is_elementwise(use.network.activation, use.network.inner[0].whole(inputs)) for use in uses[:1]
     )

@@ -35,7 +35,7 @@ from captum_norm.models.layouts import Site
 from captum_norm.models.projections import NormReader, Same, equal, reproduces
 from captum_norm.models.search.experts import read_experts, routing_of, scaled_experts
 from captum_norm.models.search.networks import Declared, dense_networks, permits, with_position_gates
-from captum_norm.models.search.trace import Call, Trace
+from captum_norm.models.search.trace import ModuleCall, Trace
 
 HOW_TO = (
     "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "
@@ -189,14 +189,14 @@ class FeedForwardSearch:
             if call.module not in self._routings:
                 continue
             routing, received = self._routings[call.module]
-            experts = read_experts(call, routing, received)
+            experts = read_experts(call.module, call.inputs, call.output, routing, received)
             if experts is not None:
                 yield experts, call.output, Site(call.module, "output")
         for experts, together in scaled_experts(trace, read):
             yield experts, together, None
 
     def _networks(
-        self, trace: Trace, read: Tensor, inner: Sequence[Call], declared: Declared, same: Same
+        self, trace: Trace, read: Tensor, inner: Sequence[ModuleCall], declared: Declared, same: Same
     ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
         """Yield the networks that read a tensor, their summed output, and where it is seen."""
         dense = list(dense_networks(trace, read, inner, declared))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captum_norm.functional import Elementwise, neuron_outputs
 from captum_norm.models.feed_forward import DenseReader, FeedForwardLayout, Gating
 from captum_norm.models.projections import Projection, reproduces
-from captum_norm.models.search.trace import Call, Trace
+from captum_norm.models.search.trace import ModuleCall, Trace
 
 KNOWN: tuple[Elementwise, ...] = (
     nn.functional.relu,
@@ -38,8 +38,8 @@ def permits(declared: Declared, part: str, trace: Trace, module: nn.Module | Non
 
 
 def dense_networks(
-    trace: Trace, read: Tensor, inner: Sequence[Call], declared: Declared
-) -> Iterator[tuple[DenseReader, Call]]:
+    trace: Trace, read: Tensor, inner: Sequence[ModuleCall], declared: Declared
+) -> Iterator[tuple[DenseReader, ModuleCall]]:
     """Yield the networks that read a tensor, each with the call of its outer map."""
     for outer in trace.calls:
         if outer.output.numel() != read.numel() or outer in inner:
@@ -56,8 +56,8 @@ def dense_networks(
 
 
 def _gatings(
-    trace: Trace, inner: Sequence[Call], hidden: Tensor, declared: Declared
-) -> Iterator[tuple[tuple[Call, ...], Gating]]:
+    trace: Trace, inner: Sequence[ModuleCall], hidden: Tensor, declared: Declared
+) -> Iterator[tuple[tuple[ModuleCall, ...], Gating]]:
     """Yield the one or two inner maps from whose outputs ``hidden`` follows, and the gating that gives it."""
     width = hidden.shape[-1]
     for count in (1, 2):

@@ -30,7 +30,7 @@ class Event:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ModuleCall:
     """One finished call of a module.
 
     Attributes:
@@ -99,21 +99,21 @@ class Trace:
         """The layer's output, or None if it returned no tensor."""
         return self.at(Site("", "output"))
 
-    def call_of(self, module: nn.Module) -> Call | None:
+    def call_of(self, module: nn.Module) -> ModuleCall | None:
         """Return the first call of a module, or None."""
         return next((call for call in self.calls if call.module is module), None)
 
-    def calls_on(self, tensor: Tensor) -> Iterator[Call]:
+    def calls_on(self, tensor: Tensor) -> Iterator[ModuleCall]:
         """Yield the calls whose input equals ``tensor``."""
         for call in self.calls:
             if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
                 yield call
 
-    def _calls(self) -> Iterator[Call]:
+    def _calls(self) -> Iterator[ModuleCall]:
         opened: dict[nn.Module, Tensor] = {}
         for order, event in enumerate(self.events):
             module = event.site.module
             if event.site.end == "input":
                 opened[module] = event.tensor
             elif module in opened:
-                yield Call(module, opened.pop(module), event.tensor, order, event.computed)
+                yield ModuleCall(module, opened.pop(module), event.tensor, order, event.computed)
