@@ -1,7 +1,6 @@
 """Runs a model on inputs without some of their tokens, in batches across examples and perturbations."""
 
 import inspect
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -127,18 +126,7 @@ class Perturbation:
         """
         if self.output == "probability" and isinstance(target, Difference):
             raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
-        call = bind_inputs(self.model, inputs, additional_forward_args)
-        real, read = real_positions(call), read_mask(call, position)
-        removable = ordinary_positions(call, real, self.special_ids)
-        if read is not None:
-            removable = removable & ~read
-        vector = None if self.replacement is None else self.replacement.vector
-        batches = _Batches(self, call, real, read, vector)
-        scores = batches.run(torch.arange(call.batch, device=real.device), real)
-        if self.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
-            raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
-        chosen = chosen_target(target, scores)
-        return PerturbedInputs(batches, removable, chosen, _select(scores, chosen, self.output))
+        return PerturbedInputs(self, bind_inputs(self.model, inputs, additional_forward_args), target, position)
 
 
 class PerturbedInputs:
@@ -154,12 +142,19 @@ class PerturbedInputs:
         whole: the output for the whole inputs, (B,).
     """
 
-    def __init__(self, batches: "_Batches", removable: Tensor, target: Tensor | None, whole: Tensor) -> None:
-        self._batches = batches
-        self._removable = removable
-        self.target = target
-        self.whole = whole
-        self.removable = batches.call.positions.shift_back(removable, 1)
+    def __init__(self, perturbation: Perturbation, call: ModelCall, target: Target, position: Position) -> None:
+        # Private positions are those of the model.
+        self._perturbation, self._call = perturbation, call
+        self._real, self._read = real_positions(call), read_mask(call, position)
+        removable = ordinary_positions(call, self._real, perturbation.special_ids)
+        self._removable = removable if self._read is None else removable & ~self._read
+        self._stand_in = None if perturbation.replacement is None else perturbation.replacement.vector
+        scores = self._run(torch.arange(call.batch, device=self._real.device), self._real)
+        if perturbation.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
+            raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
+        self.target = chosen_target(target, scores)
+        self.whole = _select(scores, self.target, perturbation.output)
+        self.removable = call.positions.shift_back(self._removable, 1)
 
     def outputs(self, kept: Tensor) -> Tensor:
         """Compute the output with some tokens removed; tokens that are not removable stay.
@@ -179,17 +174,17 @@ class PerturbedInputs:
         if kept.dim() != 3 or (kept.shape[0], kept.shape[2]) != (batch, length) or kept.dtype != torch.bool:
             got = f"{kept.dtype} of shape {tuple(kept.shape)}"
             raise InvalidInputError(f"got kept tokens as {got}; expected torch.bool of shape ({batch}, K, {length})")
-        kept = self._batches.call.positions.shift_left(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
-        rows = ((kept | ~self._removable[:, None]) & self._batches.real[:, None]).flatten(0, 1)
+        kept = self._call.positions.shift_left(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
+        rows = ((kept | ~self._removable[:, None]) & self._real[:, None]).flatten(0, 1)
         examples = torch.arange(batch, device=rows.device).repeat_interleave(kept.shape[1])
         different, places = torch.cat([examples[:, None], rows.long()], 1).unique(dim=0, return_inverse=True)
         examples, rows = different[:, 0], different[:, 1:].bool()
-        scores = self._batches.run(examples, rows, None if self.target is None else self.target[examples])
+        scores = self._run(examples, rows, None if self.target is None else self.target[examples])
         return scores[places].reshape(batch, -1).to(self.whole)
 
     def values(self, outputs: Tensor) -> Tensor:
         """Convert log-probabilities to probabilities; logits stay as they are."""
-        return outputs.exp() if self._batches.perturbation.output == "probability" else outputs
+        return outputs.exp() if self._perturbation.output == "probability" else outputs
 
     def leave_one_out(self) -> Tensor:
         """Compute the whole output minus that without each token, (B, S); 0 at tokens that are never removed."""
@@ -204,61 +199,50 @@ class PerturbedInputs:
         """Compute leave-one-out scores from the outputs for :meth:`all_but_one`, (B, S)."""
         return (self.whole[:, None] - outputs) * self.removable
 
-
-@dataclass(frozen=True, eq=False)
-class _Batches:
-    """Repeats a call of a model with tokens removed; positions are those of the model."""
-
-    perturbation: Perturbation
-    call: ModelCall
-    real: Tensor
-    read: Tensor | None
-    stand_in: Tensor | None
-
-    def run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
+    def _run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
         """Run examples (N,) with the tokens to keep (N, S).
 
         Returns:
             the output of the target, (N,); without one, what :func:`read_output` returns.
         """
-        deleting = self.stand_in is None
-        lengths = kept.sum(1) if deleting else _ends(self.real)[examples]
+        deleting = self._stand_in is None
+        lengths = kept.sum(1) if deleting else _ends(self._real)[examples]
         if not lengths.all():
             empty = int(examples[lengths.argmin()])
-            advice = "" if self.perturbation.keep_special else "keep special tokens, or "
+            advice = "" if self._perturbation.keep_special else "keep special tokens, or "
             raise InvalidInputError(
                 f"deletion leaves no token of example {empty}; {advice}choose another removal, such as mean"
             )
         # Batches of similar lengths need little padding.
         order = lengths.argsort(stable=True)
         results = []
-        with torch.no_grad(), evaluating(self.call.model):
-            for chunk in order.split(self.perturbation.batch_size):
+        with torch.no_grad(), evaluating(self._call.model):
+            for chunk in order.split(self._perturbation.batch_size):
                 scores = self._forward(examples[chunk], kept[chunk], lengths[chunk])
                 chosen = None if target is None else target[chunk]
-                results.append(scores if chosen is None else _select(scores, chosen, self.perturbation.output))
+                results.append(scores if chosen is None else _select(scores, chosen, self._perturbation.output))
         # A model spread over devices may return outputs on another device than the inputs.
         outputs = torch.cat(results).to(order.device)[order.argsort()]
         if target is not None and not outputs.isfinite().all():
-            name = type(self.call.model).__name__
+            name = type(self._call.model).__name__
             raise NonFiniteError(f"the output of {name} for inputs without some tokens contains NaN or infinity")
         return outputs
 
     def _forward(self, examples: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
-        stand_in = self.stand_in
+        stand_in = self._stand_in
         ahead = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
         if stand_in is None:
             places = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : ahead.shape[1]]
             real = ahead < lengths[:, None]
         else:
-            places, real = ahead, self.real[examples[:, None], ahead]
+            places, real = ahead, self._real[examples[:, None], ahead]
 
         def take(value: Tensor) -> Tensor:
             index = examples.to(value.device)
-            sequence = value.dim() > 1 and value.shape[1] == self.real.shape[1]
+            sequence = value.dim() > 1 and value.shape[1] == self._real.shape[1]
             return value[index[:, None], places.to(value.device)] if sequence else value[index]
 
-        call = self.call.map_batched(take, len(examples))
+        call = self._call.map_batched(take, len(examples))
         if stand_in is None:
             _pad(call, real)
             output = call.run()
@@ -267,8 +251,8 @@ class _Batches:
             output = run_with_embeddings(
                 call, lambda embedded: torch.where(hole[..., None], stand_in.to(embedded), embedded)
             )
-        read = None if self.read is None else take(self.read)
-        return read_output(call.model, output, real, read, self.perturbation.readout)
+        read = None if self._read is None else take(self._read)
+        return read_output(call.model, output, real, read, self._perturbation.readout)
 
 
 def _pad(call: ModelCall, real: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ PAGE = "report.html"
 _MOST_OPEN = 30
 _MOST_SHOWN = 1000
 _POINT = 1.7  # pixels on the page for a point of a figure, which makes 8-point type as large as text
-
-
-@dataclass(frozen=True)
-class _FormattedCell:
-    text: str
-    number: bool
 
 
 def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
@@ -93,29 +86,30 @@ def _page(result: AnalysisResult, figures: Sequence[Mapping[str, Any]]) -> str:
 def _section(table: Table) -> dict[str, Any]:
     shown = table.rows[:_MOST_SHOWN]
     columns = [_cells([row[index] for row in shown]) for index in range(len(table.columns))]
-    numeric = [any(cell.number for cell in column) for column in columns]
+    numeric = [any(cell["number"] for cell in column) for column in columns]
     return {
         "name": table.name,
         "title": table.title,
-        "header": [_FormattedCell(column.label, number) for column, number in zip(table.columns, numeric, strict=True)],
+        "header": [
+            {"text": column.label, "number": number} for column, number in zip(table.columns, numeric, strict=True)
+        ],
         "rows": [list(row) for row in zip(*columns, strict=True)],
         "total": len(table.rows),
         "open": len(table.rows) <= _MOST_OPEN,
     }
 
 
-def _cells(cells: Sequence[Cell]) -> list[_FormattedCell]:
+def _cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Format the cells of a column, fractions with the same number of decimals."""
     fractions = [cell for cell in cells if isinstance(cell, float)]
     texts = iter(formatted(fractions))
-    return [
-        _FormattedCell(_minus(next(texts)), True)
-        if isinstance(cell, float)
-        else _FormattedCell(_minus(str(cell)), True)
-        if isinstance(cell, int)
-        else _FormattedCell("–" if cell is None else printable(cell), cell is None and bool(fractions))
-        for cell in cells
-    ]
+
+    def shown(cell: Cell) -> dict[str, Any]:
+        if isinstance(cell, int | float):
+            return {"text": _minus(next(texts) if isinstance(cell, float) else str(cell)), "number": True}
+        return {"text": "–" if cell is None else printable(cell), "number": cell is None and bool(fractions)}
+
+    return [shown(cell) for cell in cells]
 
 
 def _headline(value: float | None) -> str:

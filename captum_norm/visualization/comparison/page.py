@@ -30,7 +30,7 @@ def render_comparison(comparison: Comparison) -> str:
         title=f"Explanations of {comparison.model} compared",
         facts=comparison.facts(),
         measures=shown_measures(comparison),
-        rows=method_rows(comparison),
+        rows=list(method_rows(comparison)),
         examples=comparison.examples,
         refused=comparison.refused,
         ramp=ramp(color_of),

@@ -1,31 +1,11 @@
 """Creates the tables for figure, page and terminal, with rows by descending relevance gain."""
 
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 from captum_norm.comparison.measures import MEASURES, Measure
 from captum_norm.comparison.results import Comparison
 from captum_norm.evaluation.perturbation import Output
-
-
-@dataclass(frozen=True)
-class FormattedNumber:
-    """A formatted number, and whether it is the best of its column."""
-
-    text: str
-    best: bool
-
-
-@dataclass(frozen=True)
-class MethodRow:
-    """The row of a method."""
-
-    name: str
-    title: str
-    cells: list[FormattedNumber]
-    seconds: str
-    ratio: str
-    signature: str
 
 
 def shown_measures(comparison: Comparison) -> list[Measure]:
@@ -34,24 +14,21 @@ def shown_measures(comparison: Comparison) -> list[Measure]:
     return [measure for measure in MEASURES if any(values[measure.name] == values[measure.name] for values in means)]
 
 
-def method_rows(comparison: Comparison) -> list[MethodRow]:
-    """Return the rows of the methods that were not refused."""
-    means, measures = comparison.means(), shown_measures(comparison)
-    best = {
-        measure.name: measure.best({name: values[measure.name] for name, values in means.items()})
-        for measure in measures
-    }
-    return [
-        MethodRow(
-            name=name,
-            title=(result := comparison.results[name]).title,
-            cells=[FormattedNumber(number(means[name][one.name]), name in best[one.name]) for one in measures],
-            seconds=f"{result.seconds:.2f}",
-            ratio=f"{result.forward_ratio:.1f}",
-            signature=result.signature,
-        )
-        for name in comparison.ranking
-    ]
+def method_rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield the row of each method that was not refused: texts, and whether a number is the best of its column."""
+    means = comparison.means()
+    columns = {one.name: {name: means[name][one.name] for name in means} for one in shown_measures(comparison)}
+    best = {one.name: one.best(columns[one.name]) for one in MEASURES if one.name in columns}
+    for name in comparison.ranking:
+        result = comparison.results[name]
+        yield {
+            "name": name,
+            "title": result.title,
+            "cells": [{"text": number(column[name]), "best": name in best[one]} for one, column in columns.items()],
+            "seconds": f"{result.seconds:.2f}",
+            "ratio": f"{result.forward_ratio:.1f}",
+            "signature": result.signature,
+        }
 
 
 def agreement_rows(comparison: Comparison) -> list[list[float]]:

@@ -66,8 +66,8 @@ def _methods(comparison: Comparison) -> Table:
     for title in (*titles, "time (s)", "× forward"):
         table.add_column("\n".join(title.split()), justify="right", vertical="bottom")
     for row in method_rows(comparison):
-        cells = [Text(cell.text, style="bold" if cell.best else "") for cell in row.cells]
-        table.add_row(Text(row.name), *cells, row.seconds, row.ratio)
+        cells = [Text(cell["text"], style="bold" if cell["best"] else "") for cell in row["cells"]]
+        table.add_row(Text(row["name"]), *cells, row["seconds"], row["ratio"])
     return table
 
 
