@@ -1,7 +1,7 @@
 """Measures how much a layer's output changes direction when one token's value vector is zeroed."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,9 @@ from captum_norm.functional import cosine_distance, length
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.hooks import first_argument, first_tensor
+from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.threads import here
 
 # Memory that a running layer takes, in units of its output, wide intermediate tensors included.
 LAYER_COPIES = 16
@@ -141,7 +140,7 @@ class _LayerCall:
     """A recorded call of a layer, (B, Q, D) in and out."""
 
     layer: nn.Module
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    arguments: Received
     output: Tensor
 
     def as_long_as(self, batch: int) -> set[_Path]:
@@ -164,8 +163,7 @@ class _LayerCall:
 
     def run(self, copies: int) -> Tensor:
         """Run the layer on copies of one example's stream, (copies, Q, D)."""
-        args, kwargs = self.arguments
-        stream = first_argument(args, kwargs)
+        stream = first_argument(*self.arguments)
 
         def repeat(_: _Path, tensor: Tensor) -> Tensor:
             return tensor.expand(copies, *tensor.shape[1:]).contiguous() if tensor is stream else tensor
@@ -211,20 +209,17 @@ class _ZeroedValues:
 @contextmanager
 def _recorded(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]:
     """While open, record every call of the layers in this thread."""
-    opened = dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]()
+    opened = dict[nn.Module, Received]()
 
-    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        opened[layer] = (args, kwargs)
+    def enter(layer: nn.Module, received: Received) -> None:
+        opened[layer] = received
 
-    def leave(layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        stream = first_tensor(output)
+    def leave(layer: nn.Module, stream: Tensor | None) -> None:
         if stream is not None:
             calls.append(_LayerCall(layer, opened.pop(layer), stream))
 
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.callback(layer.register_forward_pre_hook(here(enter), with_kwargs=True).remove)
-            stack.callback(layer.register_forward_hook(here(leave)).remove)
+    ends: tuple[tuple[End, Hook], ...] = (("arguments", enter), ("output", leave))
+    with hooked((layer, *end) for layer in layers for end in ends):
         yield
 
 

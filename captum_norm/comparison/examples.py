@@ -41,12 +41,7 @@ class Batch:
 
 
 class Examples:
-    """All examples of a comparison.
-
-    Args:
-        call: the call of the model on all of them.
-        target: the user's target.
-        position: the user's position.
+    """All examples of a comparison: a call of the model, and the user's target and position.
 
     Attributes:
         real: True at real positions of the model, (B, S).

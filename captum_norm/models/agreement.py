@@ -1,19 +1,18 @@
 """Compares a model's outputs while it is explained with its own."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.hooks import Received, evaluating, first_argument, first_tensor, tensors_in, with_argument
+from captum_norm.models.hooks import Received, evaluating, first_argument, hooked, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.projections import coarsest
 from captum_norm.models.stacks import Stacks
-from captum_norm.models.threads import here
 
 
 @contextmanager
@@ -71,29 +70,28 @@ def _run(call: ModelCall) -> Any:
         return call.run()
 
 
-def _errors_of_modules(call: ModelCall, modules: Iterable[nn.Module]) -> Iterator[float]:
+def _errors_of_modules(call: ModelCall, modules: Collection[nn.Module]) -> Iterator[float]:
     """Relative error of each attention module's output while the model is explained, given the same input."""
     given: list[Tensor] = []
     results: list[Tensor] = []
 
-    def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        stream, result = first_argument(args, kwargs), first_tensor(output)
-        if stream is not None and result is not None:
+    def keep(_: nn.Module, stream: Tensor | None) -> None:
+        if stream is not None:
             given.append(stream.clone())
+
+    def record(_: nn.Module, result: Tensor | None) -> None:
+        if result is not None:
             results.append(result.clone())
 
-    def replay(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received | None:
-        stream = first_argument(args, kwargs)
-        return with_argument(args, kwargs, stream, given.pop(0)) if stream is not None and given else None
+    def replay(_: nn.Module, received: Received) -> Received | None:
+        stream = first_argument(*received)
+        return with_argument(*received, stream, given.pop(0)) if stream is not None and given else None
 
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(here(record), with_kwargs=True).remove)
-        _run(call)
+    with hooked((module, "output", record) for module in modules):
+        with hooked((module, "input", keep) for module in modules):
+            _run(call)
         own, results = results, []
-        for module in modules:
-            stack.callback(module.register_forward_pre_hook(here(replay), with_kwargs=True).remove)
-        with attending_plainly(call):
+        with attending_plainly(call), hooked((module, "arguments", replay) for module in modules):
             _run(call)
     if len(own) != len(results):
         yield math.inf

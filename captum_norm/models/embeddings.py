@@ -1,7 +1,7 @@
 """Finds a model's token embeddings, replaces them for one call, and chooses replacements for tokens."""
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.hooks import hooked
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.libraries.library import Library
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.threads import here
 from captum_norm.models.wrappers import config_of
 
 StandIn = Literal["mask", "pad", "zero", "mean"]
@@ -68,7 +67,7 @@ def embedding_module(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedModelError: for an encoder–decoder model, or one without such a module.
     """
-    library: Library = library_of(model)
+    library = library_of(model)
     if library.halves(model) is not None:
         raise UnsupportedModelError(
             f"{type(model).__name__} is an encoder–decoder model; expected a model that reads one sequence"
@@ -88,7 +87,7 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
     """
     calls = 0
 
-    def hook(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+    def hook(_: nn.Module, output: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         return function(output)
@@ -96,9 +95,7 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
     module = embedding_module(model)
     # T5 names one module and runs another that has the same table.
     same = (other for other in model.modules() if isinstance(other, nn.Embedding) and other.weight is module.weight)
-    with ExitStack() as stack:
-        for table in {module, *same}:
-            stack.callback(table.register_forward_hook(here(hook)).remove)
+    with hooked((table, "result", hook) for table in {module, *same}):
         yield
     if calls != 1:
         raise UnsupportedModelError(
@@ -143,13 +140,13 @@ def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[in
 
 
 def replacement(
-    model: nn.Module, wanted: StandIn | int | Tensor | None, tokenizer: SpecialTokens | None
+    model: nn.Module, chosen: StandIn | int | Tensor | None, tokenizer: SpecialTokens | None
 ) -> Replacement:
     """Return what replaces a token of a model.
 
     Args:
         model: the model.
-        wanted: a kind, the id of a token, or an embedding (D,); None for the mask token if there is one, else the
+        chosen: a kind, the id of a token, or an embedding (D,); None for the mask token if there is one, else the
             padding token, else the mean.
         tokenizer: knows the ids of the mask and padding tokens; None to take them from the model's configuration.
 
@@ -158,32 +155,32 @@ def replacement(
     """
     module = embedding_module(model)
     ids: dict[Any, int | None] = {kind: _token_id(kind, model, tokenizer) for kind in ("mask", "pad")}
-    if wanted is None:
-        wanted = "mask" if ids["mask"] is not None else "pad" if ids["pad"] is not None else "mean"
-    if isinstance(wanted, Tensor):
+    if chosen is None:
+        chosen = "mask" if ids["mask"] is not None else "pad" if ids["pad"] is not None else "mean"
+    if isinstance(chosen, Tensor):
         width = len(_embedding(module, 0))
-        if wanted.shape != (width,) or not wanted.is_floating_point():
+        if chosen.shape != (width,) or not chosen.is_floating_point():
             raise InvalidInputError(
-                f"got a replacement of shape {tuple(wanted.shape)} and {wanted.dtype}; expected an embedding ({width},)"
+                f"got a replacement of shape {tuple(chosen.shape)} and {chosen.dtype}; expected an embedding ({width},)"
             )
-        given = wanted.detach().clone()
+        given = chosen.detach().clone()
         return Replacement("given", lambda: given)
-    if isinstance(wanted, int) and not isinstance(wanted, bool):
-        return _of_token(f"id:{wanted}", module, wanted)
-    if not isinstance(wanted, str) or wanted not in get_args(StandIn):
+    if isinstance(chosen, int) and not isinstance(chosen, bool):
+        return _of_token(f"id:{chosen}", module, chosen)
+    if not isinstance(chosen, str) or chosen not in get_args(StandIn):
         expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
-        raise InvalidInputError(f"got the replacement {shown(wanted)}; expected {expected}")
-    if wanted == "mean":
+        raise InvalidInputError(f"got the replacement {shown(chosen)}; expected {expected}")
+    if chosen == "mean":
         return Replacement("mean", lambda: _mean(module))
-    if wanted == "zero":
+    if chosen == "zero":
         return Replacement("zero", lambda: torch.zeros_like(_embedding(module, 0)))
-    token = ids[wanted]
+    token = ids[chosen]
     if token is None:
         raise InvalidInputError(
-            f"no {wanted} token is known for {type(model).__name__}; pass the tokenizer that has one, the id of "
+            f"no {chosen} token is known for {type(model).__name__}; pass the tokenizer that has one, the id of "
             'another token, "mean" or "zero"'
         )
-    return _of_token(f"{wanted}:{token}", module, token)
+    return _of_token(f"{chosen}:{token}", module, token)
 
 
 def _of_token(name: str, module: nn.Module, token: int) -> Replacement:

@@ -124,12 +124,7 @@ class ModelCall:
         return replace(self, arguments=self._map_arguments(lambda _, value: outside(value)))
 
     def map_batched(self, change: Callable[[Tensor], Tensor], batch: int) -> "ModelCall":
-        """Apply a function to every argument and to the positions that have the batch as first axis.
-
-        Args:
-            change: the function.
-            batch: the number of examples that it returns.
-        """
+        """Apply a function that returns ``batch`` examples to all arguments and positions that begin with the batch."""
 
         def changed(value: Any) -> Any:
             batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch

@@ -10,16 +10,12 @@ from captum_norm.errors import UnsupportedModelError
 def layer_of(model: nn.Module, attention: Iterable[nn.Module]) -> dict[nn.Module, nn.Module]:
     """Map each attention module to its layer: the largest element of a module list without another attention module.
 
-    Args:
-        model: the model.
-        attention: its attention modules.
-
     Raises:
         UnsupportedModelError: if an attention module has no such layer.
     """
-    wanted = set(attention)
-    names = {module: name for name, module in model.named_modules() if module in wanted}
-    return {module: _layer(model, name, wanted) for module, name in names.items()}
+    modules = set(attention)
+    names = {module: name for name, module in model.named_modules() if module in modules}
+    return {module: _layer(model, name, modules) for module, name in names.items()}
 
 
 def _layer(model: nn.Module, name: str, attention: set[nn.Module]) -> nn.Module:

@@ -1,18 +1,15 @@
 """Tells whether a model's layers mix positions by attention alone; only then may attention maps be chained."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.hooks import Received, first_argument, first_tensor, with_argument
+from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked, with_argument
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.search.copies import drawn
 
@@ -34,7 +31,7 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
     """
     watch = _LayerGradients(_layers(call.model, queries))
     attending = call.attention_through(watch.attend)
-    with torch.inference_mode(mode=False), torch.enable_grad(), attending, watch.hooked():
+    with torch.inference_mode(mode=False), torch.enable_grad(), attending, hooked(watch.hooks()):
         try:
             call.outside_inference().run()
             watch.end()
@@ -72,18 +69,13 @@ class _LayerGradients:
     _entered: dict[int, tuple[nn.Module, Tensor, Received]] = field(default_factory=dict)
     _outputs: dict[int, Tensor | None] = field(default_factory=dict)
     _alone: bool = False
-    _thread: int = field(default_factory=get_ident)
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Watch the layers while open."""
-        with ExitStack() as stack:
-            for level, layers in enumerate(self.levels):
-                for layer in layers:
-                    enter, leave = partial(self._enter, level), partial(self._leave, level)
-                    stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-                    stack.callback(layer.register_forward_hook(leave).remove)
-            yield
+    def hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
+        """Yield hooks that watch the layers."""
+        for level, layers in enumerate(self.levels):
+            for layer in layers:
+                yield layer, "arguments", partial(self._enter, level)
+                yield layer, "output", partial(self._leave, level)
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Return attention's output, with a gradient to each query's own value only; in later runs, just that value."""
@@ -95,20 +87,20 @@ class _LayerGradients:
             output, _ = call.run()
         return output if call.cross or own.shape != output.shape else output + (own - own.detach())
 
-    def _enter(self, level: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stream = first_argument(args, kwargs)
-        if stream is None or self._alone or get_ident() != self._thread:
+    def _enter(self, level: int, layer: nn.Module, received: Received) -> Received | None:
+        stream = first_argument(*received)
+        if stream is None or self._alone:
             return None
         self._look(level, stream)
         # If no parameter requires a gradient, the graph begins here.
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
         # The layer may change its input in place.
-        self._entered[level] = layer, start, with_argument(args, kwargs, stream, start)
-        return with_argument(args, kwargs, stream, start.clone())
+        self._entered[level] = layer, start, with_argument(*received, stream, start)
+        return with_argument(*received, stream, start.clone())
 
-    def _leave(self, level: int, _layer: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if not self._alone and get_ident() == self._thread:
-            self._outputs[level] = first_tensor(output)
+    def _leave(self, level: int, _layer: nn.Module, output: Tensor | None) -> None:
+        if not self._alone:
+            self._outputs[level] = output
 
     def end(self) -> None:
         """Look at the last layers' outputs when the model has run."""

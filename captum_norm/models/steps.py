@@ -15,16 +15,10 @@ Step = NormReader | Projection | Elementwise | ExpertsReader
 
 
 def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | Elementwise | None:
-    """Return what a module without children computes.
+    """Return what a module without children computes from an input (..., C) to an output (..., D).
 
-    Args:
-        module: the module.
-        inputs: its input, (..., C).
-        output: its output, (..., D).
-
-    Returns:
-        A normalisation, an affine map with a bias, or an activation (a function, without the module's hooks); None for
-        anything else, such as a linear map without bias or the identity.
+    A normalisation, an affine map with a bias, or an activation (a function, without the module's hooks); None for
+    anything else, such as a linear map without bias or the identity.
     """
     inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
     if tensor_of(module, "bias") is not None and len(inputs) == len(output):

@@ -127,12 +127,6 @@ def explaining(model: nn.Module) -> Iterator[None]:
                 _changes.remove(change)
 
 
-def here(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Restrict a hook to calls in this thread; calls in others may pass fewer arguments once it is removed."""
-    thread = threading.get_ident()
-    return lambda *seen: hook(*seen) if threading.get_ident() == thread else None
-
-
 def _entry_points(module: nn.Module) -> Iterator[nn.Module]:
     """The model and its parts above the lists of layers, which may be called on their own."""
     yield module

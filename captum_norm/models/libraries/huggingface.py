@@ -8,7 +8,7 @@ a context is open. Model files that do not use the interface are set to eager at
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -19,9 +19,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.hooks import Received, hooked
 from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
 from captum_norm.models.libraries.own_code import AttentionProducts
-from captum_norm.models.threads import explaining, here
+from captum_norm.models.threads import explaining
 from captum_norm.models.wrappers import config_of, unwrapped
 
 NAME = "captum_norm"
@@ -82,7 +83,8 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
     config = config_of(model)
     may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
 
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(module: nn.Module, received: Received) -> None:
+        args, kwargs = received
         given = kwargs | dict(zip(forward_parameters(module), args, strict=False))
         other = (given.get(name) for name in OTHER_SEQUENCE)
         if any(value is not None and value is not given.get("query") for value in other):
@@ -90,10 +92,9 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
         else:
             crossing.discard(module)
 
-    with ExitStack() as stack:
-        for module in model.modules() if may_cross else ():
-            if not set(OTHER_SEQUENCE).isdisjoint(forward_parameters(module)):
-                stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
+    modules = model.modules() if may_cross else ()
+    reading = (module for module in modules if not set(OTHER_SEQUENCE).isdisjoint(forward_parameters(module)))
+    with hooked((module, "arguments", look) for module in reading):
         yield
 
 

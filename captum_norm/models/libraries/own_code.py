@@ -7,7 +7,7 @@ whatever the modules are called.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from captum_norm.models.attention import AttentionCall, AttentionFunction, EagerAttention
-from captum_norm.models.hooks import Hook, hooked
-from captum_norm.models.threads import here
+from captum_norm.models.hooks import End, Hook, Received, hooked
 
 SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax})
 PRODUCTS = frozenset({torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm})
@@ -48,17 +47,8 @@ class AttentionProducts(TorchFunctionMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Send this thread's attention through the function while open."""
-
-        def note_batch(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
-            self._batch = next((len(tensor) for tensor in tensors), 0)
-
-        handle = self._model.register_forward_pre_hook(here(note_batch), with_kwargs=True)
-        try:
-            with hooked(self._ends()), self:
-                yield
-        finally:
-            handle.remove()
+        with hooked(self._hooks()), self:
+            yield
 
     def unwatched(self, eager: EagerAttention) -> EagerAttention:
         """Return an attention function whose own products are left alone."""
@@ -72,10 +62,16 @@ class AttentionProducts(TorchFunctionMode):
 
         return run
 
-    def _ends(self) -> Iterator[tuple[nn.Module, Literal["input", "output"], Hook]]:
+    def _hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
+        yield self._model, "arguments", self._note_batch
         for module in self._model.modules():
             yield module, "input", lambda module, _: self._running.append(module)
             yield module, "output", self._leave
+
+    def _note_batch(self, _module: nn.Module, received: Received) -> None:
+        args, kwargs = received
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
+        self._batch = next((len(tensor) for tensor in tensors), 0)
 
     def _leave(self, _module: nn.Module, _: Tensor | None) -> None:
         self._running.pop()

@@ -6,7 +6,7 @@ are switched off by the modules' attributes.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.hooks import Received, hooked
 from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
 from captum_norm.models.libraries.replaced_forward import (
     ForwardFunction,
@@ -26,7 +27,6 @@ from captum_norm.models.libraries.replaced_forward import (
     replaced_forward,
     split_heads,
 )
-from captum_norm.models.threads import here
 
 PARAMETERS = (
     "query",
@@ -178,7 +178,8 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None,
     decoder = _decoder_attention(model)
     seen: dict[str, Tensor] = {}
 
-    def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def look(module: nn.Module, received: Received) -> None:
+        args, kwargs = received
         given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
         query, key = _batched(module, given["query"]), given["key"]
         name = "decoder" if module in decoder and query is key else "first"
@@ -186,11 +187,9 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None,
         if "first" in seen and (not decoder or "decoder" in seen):
             raise _AllSeen
 
-    with replaced_attributes(model, _without_fast_path), ExitStack() as stack:
-        for module in filter(_is_attention, model.modules()):
-            stack.callback(module.register_forward_pre_hook(here(look), with_kwargs=True).remove)
-        with suppress(_AllSeen):
-            run()
+    attention = ((module, "arguments", look) for module in model.modules() if _is_attention(module))
+    with replaced_attributes(model, _without_fast_path), hooked(attention), suppress(_AllSeen):
+        run()
     return seen.get("first"), seen.get("decoder")
 
 

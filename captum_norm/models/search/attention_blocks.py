@@ -30,7 +30,7 @@ from captum_norm.models.stacks import Stacks
 
 HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
 
-EXCHANGED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
+RANDOMIZED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
 """The modules whose outputs are replaced by random numbers during the search."""
 
 
@@ -78,7 +78,7 @@ class _Probe:
 
     def leave(self, module: nn.Module, result: Any) -> Tensor | None:
         start, tensor, chosen = self.starts.pop(), first_tensor(result), None
-        if tensor is not None and tensor is result and isinstance(module, EXCHANGED):
+        if tensor is not None and tensor is result and isinstance(module, RANDOMIZED):
             chosen = torch.randn(tensor.shape, generator=self.generator, device="cpu").to(tensor)
         self._note(module, "output", tensor if chosen is None else chosen, None if chosen is None else tensor)
         inside = [call for call in self.open_calls if call.order >= start]

@@ -70,9 +70,15 @@ def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, 
             if equal(spread, call.inputs):
                 together = partial(_summed, shape=(count, *positions.shape))
                 written = together(call.output)
-                routing, received = routing_of_scores(scores), ((call.inputs,), {})
+                received: Received = ((call.inputs,), {})
                 experts = read_experts(
-                    call.module, positions, written, routing, received, together=together, scorer=scored.module
+                    call.module,
+                    positions,
+                    written,
+                    routing_of_scores(scores),
+                    received,
+                    together=together,
+                    scorer=scored.module,
                 )
                 if experts is not None:
                     yield experts, written
