@@ -20,7 +20,7 @@ from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.projections import accumulation_dtype
-from captum_norm.models.stacks import StackName, Stacks
+from captum_norm.models.stacks import StackName
 
 
 class AttentionTimesGradient(AttentionMapAttribution):
@@ -102,19 +102,28 @@ class AttentionTimesGradient(AttentionMapAttribution):
         self.session.expect_room(call, Request(weights=True, per_head=True))
         with gradients_on():
             call = call.outside_inference()
-            attention = _KeptAttention(call.stacks())
-            with call.attention_through(attention):
+            stacks, every = call.stacks(), list[Tensor]()
+
+            def attend(attention: AttentionCall) -> Tensor:
+                if not attention.query.requires_grad:
+                    # With frozen parameters, the graph begins here.
+                    attention = replace(attention, query=attention.query.detach().requires_grad_())
+                output, weights = stacks.attend(attention)
+                every.append(weights)
+                return output
+
+            with call.attention_through(attend):
                 output = call.run()
-            if not attention.weights:
+            if not every:
                 raise UnsupportedModelError(no_attention(self.model))
             scores = output_scores(call, output, request.position, self._readout)
             number = explained_number(scores, chosen_target(request.target, scores))
             expect_number(self.model, number)
-            weights = [attention.weights[index] for index in layer_indices(request.layers, len(attention.weights))]
+            weights = [every[index] for index in layer_indices(request.layers, len(every))]
             gradients = torch.autograd.grad(number.sum(), weights, allow_unused=True, create_graph=differentiable)
             maps = [self._map(*pair, per_head=request.per_head) for pair in zip(weights, gradients, strict=True)]
         maps = maps if differentiable else [layer.detach() for layer in maps]
-        return stacked_maps(call, {"self": maps}, {}, causal=attention.stacks.causal)
+        return stacked_maps(call, {"self": maps}, {}, causal=stacks.causal)
 
     def _map(self, weights: Tensor, gradient: Tensor | None, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
@@ -134,19 +143,3 @@ class AttentionTimesGradient(AttentionMapAttribution):
         for layer in reversed(stack.unbind(1)):
             rows = rows + rows @ layer
         return rows
-
-
-class _KeptAttention:
-    """An attention function that keeps every layer's weights in the graph."""
-
-    def __init__(self, stacks: Stacks) -> None:
-        self.stacks = stacks
-        self.weights: list[Tensor] = []
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        if not call.query.requires_grad:
-            # With frozen parameters, the graph begins here.
-            call = replace(call, query=call.query.detach().requires_grad_())
-        output, weights = self.stacks.attend(call)
-        self.weights.append(weights)
-        return output

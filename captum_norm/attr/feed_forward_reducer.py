@@ -5,7 +5,6 @@ do for attention. Completeness is checked on the sum of the vectors themselves.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +15,8 @@ from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.forward.session import LayerTask
 from captum_norm.functional import (
     Baseline,
-    Carry,
     FrozenFeedForward,
     Normalization,
-    Scales,
     apply_linear,
     inverse_scale,
     length,
@@ -136,33 +133,34 @@ class FeedForwardReducer:
         if behind.normed is not None:
             references["atb_ff_res_ln"] = rows(behind.normed)
         carry = self._block.carry("atb", self._dtype)
-        start = _Start(carry, carry.scales(projected, total), residual)
-        bias = self._block.projection.bias(self._dtype)
-        constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, start.scales)
+        scales = carry.scales(projected, total)
+        weight, bias = self._block.projection.weight(self._dtype), self._block.projection.bias(self._dtype)
+        constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, scales)
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
         left = len(end)
-        for chosen in self._queries(behind):
-            flat, done = chosen.flat, 0
+        for weights, example, position in self._queries(behind):
+            flat, done = example * self._shape[1] + position, 0
             routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
             block = _FrozenBlock(self._behind, end[flat], constant[flat], routing, self._task.baseline)
-            for vectors, local, key, own in self._vectors(start, chosen, block.frozen.numbers_per_part):
+            chosen = (weights, example, position)
+            for formed, local, key, own in self._formed(*chosen, weight, block.frozen.numbers_per_part):
+                vectors = carry.vector(formed, residual[flat] if own else None, scales.at(flat[local]))
                 through = block.through(vectors, local, self._numbers // 2)
                 stream = multiplied(self._behind.residual_factor, vectors)
                 for scope, steps in self._carries.items():
                     carried = steps.vector(through, stream, onward[scope].at(flat[local]))
                     sums[scope].add(carried, flat[local], key, own=own)
                 # Vectors come query by query, the queries' own last.
-                reached = int(local[-1])
+                reached = int(local[-1]) + 1
                 behind.advance(reached - done)
                 done = reached
             stream = multiplied(self._behind.residual_factor, constant[flat])
             for scope, steps in self._carries.items():
                 unowned = steps.constant(block.frozen.constant, stream, onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
-            behind.advance(len(flat) - done)
             left -= len(flat)
-        behind.advance(left)
+        behind.advance(left)  # padding
         for scope, summed_up in sums.items():
             self.results.norms[scope], self.results.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
         deltas = [summed_up.error(references[scope], self._task.real) for scope, summed_up in sums.items()]
@@ -174,8 +172,8 @@ class FeedForwardReducer:
         expect_finite(model, place, self.delta)
         expect_complete(model, place, self.delta, self.precision)
 
-    def _queries(self, behind: FeedForwardTensors) -> Iterator["_Queries"]:
-        """Yield real queries in chunks."""
+    def _queries(self, behind: FeedForwardTensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield the weights of real queries, (n, H, K), their examples and positions, (n,), in chunks."""
         fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * sum(self._behind.neurons)))
         for part, weights in behind.attend():
             asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
@@ -185,58 +183,36 @@ class FeedForwardReducer:
             for index in found.split(fitting) if len(found) else ():
                 example, row = index.unbind(1)
                 chosen = weights[example, :, row].to(self._dtype)
-                example, position = example + part.examples.start, row + part.rows.start
-                yield _Queries(chosen, example, position, example * self._shape[1] + position)
+                yield chosen, example + part.examples.start, row + part.rows.start
 
-    def _vectors(
-        self, start: "_Start", chosen: "_Queries", numbers_per_part: int
+    def _formed(
+        self, weights: Tensor, example: Tensor, position: Tensor, projection: Tensor, numbers_per_part: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, bool]]:
-        """Yield vectors at the end of the attention block, (m, D), their queries among the chosen, and keys, (m,).
+        """Yield Σ_h α_h f_h(x_j), (m, D), their queries among the n, and keys, (m,).
 
-        The last item says whether they are the queries' own, with the residual stream; in cross-attention these have
-        no key. Vectors of weight zero are skipped.
+        The last item says whether they are the queries' own; in cross-attention these have no key. Vectors of weight
+        zero are skipped.
         """
-        weights, example, position, flat = chosen
-        everyone = torch.arange(len(flat), device=flat.device)
+        everyone = torch.arange(len(weights), device=weights.device)
         live = weights.ne(0).any(1)
         if not self._cross:
             live[everyone, position] = False
-        reduced, width = self._heads * self._values.shape[-1], start.residual.shape[-1]
+        reduced, width = projection.shape
         held = VALUES_PER_VECTOR * reduced + STEPS_PER_VECTOR * width + numbers_per_part
+
+        def formed(local: Tensor, key: Tensor) -> Tensor:
+            values = self._values.flatten(0, 1).index_select(0, example[local] * self._values.shape[1] + key)
+            values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
+            return (values * weights[local, :, key].unsqueeze(-1)).flatten(1) @ projection
+
         found = live.nonzero()
         for index in found.split(max(1, self._numbers // 2 // held)) if len(found) else ():
             local, key = index.unbind(1)
-            formed = self._formed(weights[local, :, key], example[local], key)
-            yield start.carry.vector(formed, None, start.scales.at(flat[local])), local, key, False
-        stream = start.residual[flat]
-        formed = (
-            torch.zeros_like(stream) if self._cross else self._formed(weights[everyone, :, position], example, position)
-        )
-        own = start.carry.vector(formed, stream, start.scales.at(flat))
-        yield own, everyone, None if self._cross else position, True
-
-    def _formed(self, weights: Tensor, example: Tensor, key: Tensor) -> Tensor:
-        """Compute Σ_h α_h f_h(x_j) from the keys' weights (m, H), (m, D)."""
-        values = self._values.flatten(0, 1).index_select(0, example * self._values.shape[1] + key)
-        values = values.repeat_interleave(self._heads // values.shape[1], dim=1)
-        return (values * weights.unsqueeze(-1)).flatten(1) @ self._block.projection.weight(self._dtype)
-
-
-class _Start(NamedTuple):
-    """The steps to the end of the attention block, 1/σ of their norms, (N, 1), and the residual stream, (N, D)."""
-
-    carry: Carry
-    scales: Scales
-    residual: Tensor
-
-
-class _Queries(NamedTuple):
-    """Some queries: weights (n, H, K), examples, positions, and indices among all N = B·Q, (n,) each."""
-
-    weights: Tensor
-    example: Tensor
-    position: Tensor
-    flat: Tensor
+            yield formed(local, key), local, key, False
+        if self._cross:
+            yield projection.new_zeros(len(weights), width), everyone, None, True
+        else:
+            yield formed(everyone, position), everyone, position, True
 
 
 class _Sums:

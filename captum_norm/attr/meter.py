@@ -187,7 +187,7 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
         # Counting the layers is far cheaper than forming the vectors of layers not requested.
         request = request.counted(session.sizes(call))
     blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else {}
-    formed = {block: [scope for scope in request.scopes if block.forms_vectors(scope)] for block in blocks.values()}
+    twice = feed_forward and any(block.forms_vectors(scope) for block in blocks.values() for scope in request.scopes)
 
     def make(task: LayerTask | None, attention: AttentionCall) -> list[_Measuring]:
         results = LayerResults(None if task is None else task.block, attention.query.shape[2])
@@ -195,19 +195,18 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
         if task is not None:
             block = task.block
             check_scopes(session.model, request.scopes, block)
-            carries = {scope: block.carry(scope, task.dtype) for scope in request.scopes if scope not in formed[block]}
+            formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
+            carries = {scope: block.carry(scope, task.dtype) for scope in request.scopes if scope not in formed}
             if carries or request.head_norms:
                 options = {"per_head": request.head_norms, "with_maps": request.maps}
                 found.append(NormReducer(task, attention, carries, results, **options))
-            if formed[block]:
-                found.append(FeedForwardReducer(task, attention, formed[block], results))
+            if formed:
+                found.append(FeedForwardReducer(task, attention, formed, results))
         if request.weights:
             found.append(_WeightReducer(attention, results, per_head=request.per_head))
         return found
 
-    stacks, causal = session.reduce(
-        call, request, make, blocks or None, feed_forward=feed_forward, twice=any(formed.values())
-    )
+    stacks, causal = session.reduce(call, request, make, blocks or None, feed_forward=feed_forward, twice=twice)
     baseline = session.baseline if feed_forward else None
     measured: dict[StackName, Measurements] = {}
     for role, layers in stacks.items():

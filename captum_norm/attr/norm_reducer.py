@@ -1,12 +1,12 @@
 """Reduces an attention block to norms, mixing ratios and completeness errors, without forming its vectors."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.carried_projection import CarriedProjection, carried_projection, carried_rows
+from captum_norm.attr.carried_projection import carried_projection, carried_rows
 from captum_norm.attr.feed_forward_reducer import parallel_part
 from captum_norm.attr.measurements import LayerResults
 from captum_norm.errors import IncompleteDecompositionError
@@ -84,37 +84,18 @@ class NormReducer:
         self._sampled_keys = torch.arange(queries, device=values.device) % keys
         self._sampled_weights = values.new_empty(batch, heads, queries)
         self._limit = piece_elements(task.budget, values)
-        every: list[Carry] = [*carries.values(), *([Carry()] if per_head else [])]
-        self._distinct = {carry.norms: carry for carry in every}
-        self._projections = {
-            norms: carried_projection(task.block, carry, heads, task.dtype) for norms, carry in self._distinct.items()
-        }
-        # Without maps, one is enough: whether the two parts of each query add up does not depend on the norms.
-        self._vectors = {
-            norms: _CarriedVectors(
-                values, projection, queries, self._exact(norms), limit=self._limit if with_maps else None
-            )
-            for norms, projection in list(self._projections.items())[: None if with_maps else 1]
-        }
+        # By the norms, which are all of a carry that products of the model's weights depend on.
+        self._vectors: dict[tuple[bool, bool, bool], _CarriedVectors] = {}
+        for carry in [*carries.values(), *([Carry()] if per_head else [])]:
+            if carry.norms not in self._vectors:
+                limit = self._limit if with_maps else None
+                self._vectors[carry.norms] = _CarriedVectors(task, carry, values, queries, limit)
         results.residual_norm = values.new_empty(batch, queries)
-        if any(carry.final is not None for carry in self._distinct.values()):
+        if any(carry.final is not None for carry in carries.values()):
             results.norm_scale = values.new_empty(batch, queries)
         if per_head:
-            results.transformed_norms = self._transformed(Carry().norms)
+            results.transformed_norms = self._vectors[Carry().norms].transformed()
             results.head_norms = values.new_empty(batch, heads, queries, keys) if with_maps else None
-
-    def _exact(self, norms: tuple[bool, bool, bool]) -> Callable[[], Tensor]:
-        heads = self._values.shape[2]
-        return lambda: carried_rows(self.task.block, self._distinct[norms], heads, torch.float64)
-
-    def _transformed(self, norms: tuple[bool, bool, bool]) -> Tensor:
-        """‖f_h(x_j)‖, (B, H, K)."""
-        vectors = self._vectors.get(norms)
-        if vectors is None or vectors.form is None:
-            lengths = value_norms(self._values, self._projections[norms].gram)
-        else:
-            lengths = transformed_norms(vectors.form)
-        return refined_head_norms(lengths, self._values, self._exact(norms))
 
     def consume(self, weights: Tensor, part: Part) -> None:
         weights, results = weights.to(self.task.dtype), self.results
@@ -153,8 +134,8 @@ class NormReducer:
             self.results.mixing_ratio[scope] = whole.mixing_ratio
             deltas.append(relative_error(whole.error, whole.reference, self.task.real))
             deltas.append(relative_error(whole.attention_error, whole.attention, self.task.real))
-            vectors = self._vectors.get(carry.norms)
-            if vectors is not None and vectors.form is not None:
+            vectors = self._vectors[carry.norms]
+            if vectors.form is not None:
                 norms = vectors.divided(last=last_scopes[carry.norms] == scope)
                 if carry.residual and not self._cross:
                     norms.diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
@@ -175,18 +156,17 @@ class NormReducer:
         directions, ends = random_directions(own.shape[-1], own), {}
         for scope in self._carries:
             ends[scope] = self.ends(scope, here)
-        for norms, carry in self._distinct.items():
-            vectors, scales = self._vectors.get(norms), self.scales(carry, here)
-            attention = CarriedAttention.of(carry, own, others, directions)
+        for norms, vectors in self._vectors.items():
+            carry = vectors.carry
+            scales, attention = self.scales(carry, here), CarriedAttention.of(carry, own, others, directions)
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
-            if vectors is not None and vectors.form is not None:
+            if vectors.form is not None:
                 direct = length(carry.linear(sampled)) if self._cross else attention.own_norm
                 vectors.finish_rows(rows, keys, direct, scales)
-            sketch = attention.sketch if vectors is None else vectors.sketch[:, rows]
+            bias, sketch = vectors.projection.bias, vectors.sketch[:, rows]
             for scope, steps in self._carries.items():
                 if steps.norms == norms:
-                    bias = self._projections[norms].bias
                     yield scope, block_rows(steps, scales, attention, bias, sketch, directions, *ends[scope])
 
     def _without_bias(self, here: BlockTensors, rows: slice, own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -195,8 +175,8 @@ class NormReducer:
         Where the bias dominates, recompute the output from the projection's input.
         """
         others = here.projected - own - bias
-        norms, vectors = next(iter(self._vectors.items()))
-        _, size = self._projections[norms].bias or (None, bias.new_zeros(()))
+        vectors = next(iter(self._vectors.values()))
+        _, size = vectors.projection.bias or (None, bias.new_zeros(()))
         hidden = estimated_length(vectors.sketch[:, rows].detach()) < HIDDEN * size.detach()
         if not hidden.any():
             return others
@@ -205,8 +185,8 @@ class NormReducer:
 
     def _attention_error(self, tensors: BlockTensors) -> Tensor:
         """Compute the relative error of Σ_j Σ_h α_ij f_h(x_j) as the attention output, (B,); needed without scopes."""
-        ((norms, vectors),) = self._vectors.items()
-        output, bias = tensors.projected.to(self.task.dtype), self._projections[norms].bias
+        (vectors,) = self._vectors.values()
+        output, bias = tensors.projected.to(self.task.dtype), vectors.projection.bias
         size = length(output)
         error = vectors.sketch - output @ random_directions(output.shape[-1], output)
         if bias is not None:
@@ -263,36 +243,41 @@ class _CarriedVectors:
     """The vectors that each query receives, carried through a scope's norms but not yet divided by its σ.
 
     Args:
+        task: the block.
+        carry: the norms' steps.
         values: (B, K, H, d).
-        projection: the carried output projection.
         queries: Q.
-        exact: returns :func:`carried_rows` in float64, for norms out of the range of float32.
-        limit: maximum number of elements of an intermediate result; None without norms.
+        limit: maximum number of elements of an intermediate result; None without norms of pairs.
 
     Attributes:
-        sketch: their sums Σ_j Σ_h α_ij f_h(x_j) on the random directions, (B, Q, k).
-        form: :func:`key_gram`, or None without norms.
+        carry: the same.
+        projection: the output projection, carried.
+        sketch: the vectors' sums Σ_j Σ_h α_ij f_h(x_j) on the random directions, (B, Q, k).
+        form: :func:`key_gram`, or None without norms of pairs.
     """
 
-    def __init__(
-        self,
-        values: Tensor,
-        projection: CarriedProjection,
-        queries: int,
-        exact: Callable[[], Tensor],
-        *,
-        limit: int | None,
-    ) -> None:
-        batch, keys, _, _ = values.shape
+    def __init__(self, task: LayerTask, carry: Carry, values: Tensor, queries: int, limit: int | None) -> None:
+        batch, keys, heads, _ = values.shape
+        self.carry, self._block, self._values = carry, task.block, values
+        self.projection = carried_projection(task.block, carry, heads, task.dtype)
         # (B, H, k, K): products with few rows are several times faster than with few columns.
-        self._projected_keys = projection.sketch.mT @ values.permute(0, 2, 3, 1)
-        self.sketch = values.new_empty(batch, queries, projection.sketch.shape[-1])
-        self.form = None if limit is None else key_gram(values, projection.gram, limit)
-        self._values, self._exact = values, exact
+        self._projected_keys = self.projection.sketch.mT @ values.permute(0, 2, 3, 1)
+        self.sketch = values.new_empty(batch, queries, self._projected_keys.shape[2])
+        self.form = None if limit is None else key_gram(values, self.projection.gram, limit)
         if self.form is not None:
             self._norms = values.new_empty(batch, queries, keys)
             self._scale = values.new_empty(batch, queries, 1)
             self._fast, self._direct = values.new_empty(batch, queries), values.new_empty(batch, queries)
+
+    def _exact(self) -> Tensor:
+        """The carried projection in float64, for norms out of the range of float32."""
+        return carried_rows(self._block, self.carry, self._values.shape[2], torch.float64)
+
+    def transformed(self) -> Tensor:
+        """Compute ‖f_h(x_j)‖, not divided by σ, (B, H, K)."""
+        gram = self.projection.gram
+        lengths = value_norms(self._values, gram) if self.form is None else transformed_norms(self.form)
+        return refined_head_norms(lengths, self._values, self._exact)
 
     def consume(self, weights: Tensor, part: Part) -> None:
         """Process the attention weights of a part."""

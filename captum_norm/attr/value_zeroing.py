@@ -99,19 +99,39 @@ class ValueZeroing(AttentionMapAttribution):
         columns = []
         for start in range(0, queries, step):
             keys = slice(start, min(start + step, queries))
-            zeroed = _ZeroedValues(keys)
-            with call.attention_through(zeroed):
-                outputs = one.run(1 + keys.stop - keys.start).to(dtype)
-            if zeroed.calls != 1:
-                raise UnsupportedModelError(
-                    f"layer {index} of {type(self.model).__name__}, run alone, called attention {zeroed.calls} times; "
-                    "expected once"
-                )
+            outputs, live = self._zeroed(call, one, keys, index)
+            outputs = outputs.to(dtype)
             self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
             # Zeroing a key without weight changes only rounding.
-            columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(zeroed.live, 0))
+            columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(live, 0))
             advance(keys.stop - keys.start)
         return torch.cat(columns, 1).unsqueeze(0)
+
+    def _zeroed(self, call: ModelCall, one: "_LayerCall", keys: slice, index: int) -> tuple[Tensor, Tensor]:
+        """Run a layer on copies of one example: the first unchanged, each other with one key's values zeroed.
+
+        Returns:
+            the outputs, (1 + keys, Q, D), and where a key has weight in some head, (Q, keys).
+        """
+        live: list[Tensor] = []
+
+        def attend(attention: AttentionCall) -> Tensor:
+            first = {name: getattr(attention, name)[:1] for name in ("query", "key", "value")}
+            output, weights = replace(attention, **first).run()
+            weights = weights[0, :, :, keys]
+            heads = attention.value[0, :, keys].repeat_interleave(len(weights) // attention.value.shape[1], dim=0)
+            live.append(weights.any(0))
+            lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
+            return torch.cat([output, output - lost])
+
+        with call.attention_through(attend):
+            outputs = one.run(1 + keys.stop - keys.start)
+        if len(live) != 1:
+            raise UnsupportedModelError(
+                f"layer {index} of {type(self.model).__name__}, run alone, called attention {len(live)} times; "
+                "expected once"
+            )
+        return outputs, live[0]
 
     def _copies(self, output: Tensor, budget: MemoryBudget) -> int:
         """Return how many copies of an example, with output (1, Q, D), to run at a time."""
@@ -180,30 +200,6 @@ class _LayerCall:
         if output is None:
             raise UnsupportedModelError(f"{type(self.layer).__name__} returns no hidden states")
         return output
-
-
-class _ZeroedValues:
-    """An attention function for copies of one example: the first unchanged, each other with one value zeroed.
-
-    Attributes:
-        live: True where a key has weight in some head, (Q, keys).
-        calls: number of calls.
-    """
-
-    def __init__(self, keys: slice) -> None:
-        self._keys = keys
-        self.calls = 0
-        self.live: Tensor
-
-    def __call__(self, call: AttentionCall) -> Tensor:
-        self.calls += 1
-        first = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
-        output, weights = replace(call, **first).run()
-        weights = weights[0, :, :, self._keys]
-        heads = call.value[0, :, self._keys].repeat_interleave(len(weights) // call.value.shape[1], dim=0)
-        self.live = weights.any(0)
-        lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
-        return torch.cat([output, output - lost])
 
 
 @contextmanager

@@ -252,7 +252,7 @@ class FeedForwardBlock:
         behind: tuple[Scope, ...] = () if self.final_norm is None else ("atb_ff_res_ln",)
         return (*before, "atb_ff", "atb_ff_res", *behind)
 
-    @property
+    @cached_property
     def neurons(self) -> list[int]:
         """The number of neurons of each network in it (of one expert in a mixture), counting both factors of a gate."""
         inner = [projection.parameter for reader in self.dense for projection in reader.inner]
@@ -275,7 +275,7 @@ class FeedForwardBlock:
         if self.experts is not None and routing is not None:
             yield from self.experts.uses(routing, inputs.dtype)
 
-    @property
+    @cached_property
     def dtypes(self) -> list[torch.dtype]:
         """The dtypes in which its modules compute."""
         norms = [norm.precision for norm in (self.norm, self.branch_norm, self.final_norm) if norm is not None]

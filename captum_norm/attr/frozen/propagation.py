@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +26,6 @@ LAYER_COPIES, OUTPUT_COPIES = 10, 3
 
 Watch = Callable[[range, int, Tensor], None]
 """Called with the tokens, the layer's index and its output's copies: the example, the tokens' and the biases' parts."""
-
-
-class _Size(NamedTuple):
-    """Number of tokens that the first layer receives, and bytes that one copy of the example takes."""
-
-    tokens: int
-    copy: int
-    device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +52,9 @@ class Propagation:
         Raises:
             NotEnoughMemoryError: if all tokens must run together and do not fit.
         """
-        size = self._size(example)
-        step = self._at_once(size)
-        for start in range(0, size.tokens, step):
-            tokens = range(start, min(start + step, size.tokens))
+        count, step = self._tokens(example)
+        for start in range(0, count, step):
+            tokens = range(start, min(start + step, count))
             network = PartsNetwork(self.modules, tokens, example.stacks(), self.sharing, partial(watch, tokens))
             copies = example.repeated(network.copies)
             with torch.no_grad():
@@ -71,20 +62,23 @@ class Propagation:
             self.advance(len(tokens))
             yield copies, output, network.stacks
 
-    def _at_once(self, size: _Size) -> int:
+    def _tokens(self, example: ModelCall) -> tuple[int, int]:
+        """Return how many tokens the first layer receives, and the parts of how many to run at a time."""
+        stream, copy = self._measured(example)
+        tokens, device = stream.shape[1], stream.device
         if self.sharing is None:
-            return max(1, self.budget[size.device] // size.copy - 2)
-        free, needed = free_bytes(size.device), (size.tokens + 2) * size.copy
+            return tokens, max(1, self.budget[device] // copy - 2)
+        free, needed = free_bytes(device), (tokens + 2) * copy
         if free is not None and needed > free:
             raise NotEnoughMemoryError(
-                f"the parts of {size.tokens} tokens take about {readable(needed)} together, but {readable(free)} are "
-                f'free on {size.device}; biases shared as "{self.sharing}" need all of them at once: pass '
+                f"the parts of {tokens} tokens take about {readable(needed)} together, but {readable(free)} are "
+                f'free on {device}; biases shared as "{self.sharing}" need all of them at once: pass '
                 'bias="apart", or shorter inputs'
             )
-        return size.tokens
+        return tokens, tokens
 
-    def _size(self, example: ModelCall) -> _Size:
-        """Measure a forward pass of the example alone."""
+    def _measured(self, example: ModelCall) -> tuple[Tensor, int]:
+        """Run the example alone; return the first layer's input and the bytes that one copy of the example takes."""
         network, copy = GraphNetwork(self.modules, example), 0
         inside = {module for layer in self.modules.layers for module in layer.modules()}
 
@@ -102,7 +96,7 @@ class Propagation:
                 stack.callback(module.register_forward_hook(look).remove)
             with torch.no_grad():
                 network.run(example)
-        return _Size(network.stream.shape[1], copy, network.stream.device)
+        return network.stream, copy
 
 
 class LayerParts:
