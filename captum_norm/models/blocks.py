@@ -106,10 +106,14 @@ class Block:
 
     def precision(self, scopes: Collection[Scope] = ()) -> torch.dtype:
         """Return the least precise dtype in which its modules compute, those of the feed-forward block if scopes do."""
+        attention, both = self._precisions
+        return attention if FEED_FORWARD_SCOPES.isdisjoint(scopes) else both
+
+    @cached_property
+    def _precisions(self) -> tuple[torch.dtype, torch.dtype]:
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        if self.feed_forward is None or FEED_FORWARD_SCOPES.isdisjoint(scopes):
-            return coarsest(self.dtype, *norms)
-        return coarsest(self.dtype, *norms, *self.feed_forward.dtypes)
+        attention = coarsest(self.dtype, *norms)
+        return attention, attention if self.feed_forward is None else coarsest(attention, *self.feed_forward.dtypes)
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""

@@ -173,28 +173,8 @@ def bind_inputs(
         InvalidInputError: if inputs are empty or too long, ids are outside the vocabulary, or a mask has another shape.
     """
     known, budget = known_model(model), MemoryBudget() if budget is None else budget
-    library, parameters = known.library, inspect.signature(unwrapped(model).forward).parameters
-    further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
-    positional = list(further) if additional_forward_args is not None else []
-    if isinstance(inputs, Mapping):
-        if positional:
-            raise InvalidInputError(
-                "got additional_forward_args beside a mapping of inputs; put all arguments in the mapping"
-            )
-        main, arguments = _main_argument(library.inputs, inputs, parameters), dict(inputs)
-    else:
-        tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
-        main, *rest = tensors
-        if not isinstance(main, Tensor):
-            got = (
-                "an empty tuple"
-                if isinstance(inputs, tuple) and not inputs
-                else f"inputs of type {type(main).__name__}"
-            )
-            raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
-        arguments = _arguments_by_name(model, parameters, main, [*rest, *positional])
-    if "use_cache" in parameters and arguments.get("use_cache") is None:
-        arguments["use_cache"] = False
+    library = known.library
+    main, arguments = _named(model, library.inputs, inputs, additional_forward_args)
     check_tensors(arguments)
     _remove_caches(arguments)
     halves = library.halves(model)
@@ -217,6 +197,31 @@ def bind_inputs(
         read = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: own.shift_left(arguments[name]) for name, own in read}
     return ModelCall(model, known, encoder, arguments, len(main), positions, decoder, texts, budget)
+
+
+def _named(
+    model: nn.Module, names: SequenceNames, inputs: Inputs, additional_forward_args: Any
+) -> tuple[Tensor, dict[str, Any]]:
+    """Return the main input, and all arguments of the model's forward function by name."""
+    parameters = inspect.signature(unwrapped(model).forward).parameters
+    further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
+    positional = [] if additional_forward_args is None else list(further)
+    if isinstance(inputs, Mapping):
+        if positional:
+            raise InvalidInputError(
+                "got additional_forward_args beside a mapping of inputs; put all arguments in the mapping"
+            )
+        main, arguments = _main_argument(names, inputs, parameters), dict(inputs)
+    else:
+        tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
+        main, *rest = tensors
+        if not isinstance(main, Tensor):
+            got = "an empty tuple" if isinstance(main, tuple) and not main else f"inputs of type {type(main).__name__}"
+            raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
+        arguments = _arguments_by_name(model, parameters, main, [*rest, *positional])
+    if "use_cache" in parameters and arguments.get("use_cache") is None:
+        arguments["use_cache"] = False
+    return main, arguments
 
 
 def _remove_caches(arguments: dict[str, Any]) -> None:

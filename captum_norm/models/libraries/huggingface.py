@@ -8,7 +8,7 @@ a context is open. Model files that do not use the interface are set to eager at
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -77,11 +77,11 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
             _current.reset(token)
 
 
-@contextmanager
-def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
+def _watching(model: nn.Module, crossing: set[nn.Module]) -> AbstractContextManager[None]:
     """While open, keep ``crossing`` to the modules whose last call was given another sequence to read."""
     config = config_of(model)
-    may_cross = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+    if not (getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)):
+        return nullcontext()
 
     def look(module: nn.Module, received: Received) -> None:
         args, kwargs = received
@@ -92,10 +92,9 @@ def _watching(model: nn.Module, crossing: set[nn.Module]) -> Iterator[None]:
         else:
             crossing.discard(module)
 
-    modules = model.modules() if may_cross else ()
-    reading = (module for module in modules if not set(OTHER_SEQUENCE).isdisjoint(forward_parameters(module)))
-    with hooked((module, "arguments", look) for module in reading):
-        yield
+    names = set(OTHER_SEQUENCE)
+    reading = (module for module in model.modules() if not names.isdisjoint(forward_parameters(module)))
+    return hooked((module, "arguments", look) for module in reading)
 
 
 def _choices(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:

@@ -187,8 +187,8 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None,
         if "first" in seen and (not decoder or "decoder" in seen):
             raise _AllSeen
 
-    attention = ((module, "arguments", look) for module in model.modules() if _is_attention(module))
-    with replaced_attributes(model, _without_fast_path), hooked(attention), suppress(_AllSeen):
+    watched = hooked((module, "arguments", look) for module in model.modules() if _is_attention(module))
+    with replaced_attributes(model, _without_fast_path), watched, suppress(_AllSeen):
         run()
     return seen.get("first"), seen.get("decoder")
 
