@@ -20,7 +20,7 @@ from transformers import BertConfig, BertModel
 from benchmarks.norms import Run, alternate
 from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import SAMPLE, Corpus
-from captum_norm.analysis.engine import prepare
+from captum_norm.analysis.job import set_up
 from captum_norm.analysis.registry import ANALYSES
 from captum_norm.analysis.sequences import TokenBatch
 from captum_norm.loading import load
@@ -63,7 +63,8 @@ def main() -> None:
         runs: list[Run] = []
         for name in options.names:
             kind = ANALYSES[name]
-            context, encoder = prepare(kind, model, tokenizer, corpus, mask_rate=kind.mask_rate)
+            setup = set_up(kind, model, tokenizer, corpus, mask_rate=kind.mask_rate)
+            context, encoder = setup.context(), setup.encoder
             texts = list(islice(corpus.texts(), options.texts))
             batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
             runs += [partial(forward, model, batches), partial(work, kind(context), batches)]

@@ -4,22 +4,24 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedWriter
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import BinaryIO
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.urls import Remote, is_url
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BufferedWriter]:
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for writing; readers never see an incomplete file.
 
     The content goes to a temporary file in the same folder, which replaces the file at the end of the context, or is
     removed if the context raises.
 
     Args:
-        path: the file; its folder must exist. The target of a symbolic link is replaced, not the link.
+        path: the path or URL of the file, whose folder must exist. The target of a symbolic link is replaced, not the
+            link.
 
     Raises:
         OSError: the folder does not exist or cannot be written to; an older file is unchanged.
@@ -32,6 +34,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BufferedWriter]:
         ...     Path(folder, "note.txt").read_bytes()
         b'hello'
     """
+    if is_url(path):
+        with Remote(os.fspath(path)).whole() as stream:
+            yield stream
+        return
     target = Path(os.path.realpath(path))
     # Random, since a process in another container may have the same number.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

@@ -2,7 +2,6 @@
 
 import importlib.resources
 import logging
-import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -264,15 +263,13 @@ def _told(error: BaseException) -> str:
 
 
 def on_device(model: Model, device: str) -> Model:
-    """Move a model to a device; under torchrun, ``cuda`` is the device of this process.
+    """Move a model to a device.
 
     Raises:
         InvalidInputError: there is no such device.
     """
     import torch
 
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
-        device = f"cuda:{int(os.environ['LOCAL_RANK']) % max(1, torch.cuda.device_count())}"
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without the device

@@ -15,12 +15,13 @@ from types import MappingProxyType
 from typing import IO, BinaryIO, Protocol, cast
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.urls import Remote, is_url
 
 TextSource = str | PathLike[str] | IO[str] | IO[bytes]
-"""A path (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which is not
-closed."""
+"""A path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which
+is not closed."""
 
-COMPRESSED: Mapping[str, Callable[[Path], object]] = MappingProxyType(
+COMPRESSED: Mapping[str, Callable[[IO[bytes]], object]] = MappingProxyType(
     {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 )
 """Functions that open compressed files, by suffix."""
@@ -80,13 +81,18 @@ def error_at(source: TextSource, number: int, message: str) -> InvalidInputError
 
 
 def is_regular_file(path: str | PathLike[str]) -> bool:
-    """Whether a path is a regular file, which can be read twice, rather than a pipe or a device.
+    """Whether a path or URL is a regular file, which can be read twice, rather than a pipe or a device.
 
     Raises:
         InvalidInputError: there is no such file, it is a folder, or it cannot be examined.
     """
     called = named(os.fspath(path))
     try:
+        if is_url(path):
+            remote = Remote(os.fspath(path))
+            if not remote.is_file():
+                raise IsADirectoryError if remote.is_folder() else FileNotFoundError
+            return True
         mode = os.stat(path).st_mode  # noqa: PTH116  # Path("") is the current folder
     except (OSError, ValueError) as error:
         raise _unreadable(called, error) from error
@@ -123,15 +129,17 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
     return text.removeprefix(_BOM)
 
 
-def read_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str]]:
+def read_lines(source: TextSource, name: str | None = None, first: int = 1) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines of a text like :func:`scan_lines`, but raise for a line that is not UTF-8."""
-    for number, line in scan_lines(source, name):
+    for number, line in scan_lines(source, name, first):
         if isinstance(line, InvalidInputError):
             raise line
         yield number, line
 
 
-def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str | InvalidInputError]]:
+def scan_lines(
+    source: TextSource, name: str | None = None, first: int = 1
+) -> Iterator[tuple[int, str | InvalidInputError]]:
     """Yield the numbered lines of a text without line ends; a line that is not UTF-8 is yielded as an error.
 
     Lines end at line feeds, optionally after a carriage return, but not at the other separators of ``str.splitlines``:
@@ -140,25 +148,37 @@ def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[in
     Args:
         source: the text.
         name: its name in messages; its path or the stream's name if None.
+        first: the number of the first line.
+
+    Raises:
+        InvalidInputError: see :func:`raw_lines`; reading ends there.
+    """
+    called = source_name(source) if name is None else name
+    for number, line in enumerate(raw_lines(source, called, first), first):
+        yield number, decoded(line, called, number)
+
+
+def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> Iterator[str | bytes]:
+    """Yield the lines of a text as they are, with line ends; strings if the source is a stream of text.
 
     Raises:
         InvalidInputError: the file cannot be read, a compressed one is damaged or unpacks to more than 250 times its
-            size, a line is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8; reading ends
-            there.
+            size, a line is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8.
     """
     called = source_name(source) if name is None else name
-    number = 0
+    number = first
     with ExitStack() as stack:
         try:
-            stream: _Stream = source if not isinstance(source, str | PathLike) else stack.enter_context(_open(source))
-            for number in count(1):
+            stream: _Stream
+            stream = stack.enter_context(_open(source)) if isinstance(source, str | PathLike) else source
+            for number in count(first):
                 line = stream.readline(_LONGEST_LINE)
                 if not line or (number == 1 and line in _NOTHING):
                     return
                 if len(line) == _LONGEST_LINE and line[-1] not in ("\n", ord("\n")):
                     expected = f"expected lines of at most {_LONGEST_LINE >> 20} MiB"
                     raise InvalidInputError(f"{called}, line {number}: got a longer line; {expected}")
-                yield number, _decoded(line, called, number)
+                yield line
         except InvalidInputError:
             raise
         except UnicodeDecodeError as error:
@@ -172,36 +192,8 @@ def scan_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[in
             raise InvalidInputError(f"{called}, line {number}: {message}") from error
 
 
-class _Unpacked:
-    """Reads lines of a compressed file, unless it is a decompression bomb."""
-
-    def __init__(self, stream: BinaryIO, path: Path) -> None:
-        self._stream = stream
-        self._left = max(_UNPACKED, _RATIO * path.stat().st_size)
-        self._path = path
-
-    def readline(self, limit: int, /) -> bytes:
-        line = self._stream.readline(min(limit, self._left + 1))
-        self._left -= len(line)
-        if self._left < 0:
-            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first if that is intended"
-            raise InvalidInputError(f"{self._path}: {message}")
-        return line
-
-
-@contextmanager
-def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
-    path = Path(source)
-    opener = COMPRESSED.get(path.suffix)
-    if opener is None:
-        with path.open("rb") as plain:
-            yield plain
-    else:
-        with cast(BinaryIO, opener(path)) as unpacking:
-            yield _Unpacked(unpacking, path)
-
-
-def _decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputError:
+def decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputError:
+    """Decode a line of :func:`raw_lines`, without its line end and, in line 1, without a byte order mark."""
     if isinstance(line, bytes):
         try:
             line = line.decode()
@@ -212,6 +204,64 @@ def _decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputE
     if number == 1:
         line = line.removeprefix(_BOM)
     return line.removesuffix("\n").removesuffix("\r")
+
+
+def plain_size(source: TextSource) -> int | None:
+    """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file."""
+    if isinstance(source, str | PathLike) and suffix_of(source) not in COMPRESSED and is_regular_file(source):
+        return Remote(os.fspath(source)).size() if is_url(source) else Path(source).stat().st_size
+    return None
+
+
+def read_range(path: str, offset: int, size: int) -> bytes:
+    """Read some bytes of a file at a path or URL; fewer if it ends before.
+
+    Raises:
+        InvalidInputError: it cannot be read.
+    """
+    try:
+        if is_url(path):
+            return Remote(path).read(offset, offset + size)
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except (OSError, ValueError) as error:
+        raise _unreadable(named(path), error) from error
+
+
+def suffix_of(source: str | PathLike[str]) -> str:
+    """The suffix of a path or URL, such as ``.gz``."""
+    return os.path.splitext(os.fspath(source))[1]  # noqa: PTH122  # URLs are no paths
+
+
+class _Unpacked:
+    """Reads lines of a compressed file, unless it is a decompression bomb."""
+
+    def __init__(self, stream: BinaryIO, size: int, name: str) -> None:
+        self._stream = stream
+        self._left = max(_UNPACKED, _RATIO * size)
+        self._name = name
+
+    def readline(self, limit: int, /) -> bytes:
+        line = self._stream.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first if that is intended"
+            raise InvalidInputError(f"{self._name}: {message}")
+        return line
+
+
+@contextmanager
+def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
+    remote = Remote(os.fspath(source)) if is_url(source) else None
+    opener = COMPRESSED.get(suffix_of(source))
+    with Path(source).open("rb") if remote is None else remote.open() as plain:
+        if opener is None:
+            yield plain
+        else:
+            size = Path(source).stat().st_size if remote is None else remote.size()
+            with cast(BinaryIO, opener(plain)) as unpacking:
+                yield _Unpacked(unpacking, size, os.fspath(source))
 
 
 def _not_utf8(error: UnicodeDecodeError, of: str) -> str:

@@ -19,7 +19,8 @@ FILES = {
 
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
-    {"aggregation", "arguments", "files", "maps", "tables", "texts"},
+    {"aggregation", "arguments", "maps", "tables", "urls"},
+    {"files", "texts"},
     {"runs"},
     {"loading", "models"},
     {"forward", "identity"},
@@ -45,9 +46,10 @@ THIRD_PARTY = {
     "maps": {"torch"},
     "memory": {"torch"},
     "methods": set(),
-    "runs": {"filelock"},
+    "runs": {"filelock", "numpy", "ray", "torch", "tqdm"},
     "tables": {"pandas"},
     "texts": set(),
+    "urls": {"fsspec"},
     "versions": set(),
 }
 """What some of them may import of other distributions; the others may import all but those in NEVER."""

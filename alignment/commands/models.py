@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="cpu", help="such as cuda or cuda:1 (default: %(default)s)")
 
 
-def load(options: argparse.Namespace) -> Loaded:
-    """Load the model, on its device and in ``eval()`` mode, and its tokenizer.
+def load(options: argparse.Namespace, device: str | None = None) -> Loaded:
+    """Load the model, on a device (that of ``--device`` by default) and in ``eval()`` mode, and its tokenizer.
 
     Raises:
         InvalidInputError: the model does not exist or is not a translation model, an option does not apply to it, or
@@ -70,10 +70,12 @@ def load(options: argparse.Namespace) -> Loaded:
                 message = f"{_flag(name)} is for {other.title}; {options.model} is {kind.title}"
                 raise InvalidInputError(message)
     model, tokenizer = kind.load(options)
-    return on_device(model, options.device), tokenizer
+    return on_device(model, device or options.device), tokenizer
 
 
-def identity(options: argparse.Namespace, model: "nn.Module", tokenizer: IdentifiedTokenizer) -> dict[str, str | None]:
+def identity(
+    options: argparse.Namespace, model: "nn.Module", tokenizer: IdentifiedTokenizer, device: str
+) -> dict[str, str | None]:
     """What must not change when a run is resumed: hashes of model and tokenizer, their options, the device type."""
     from captum_norm.identity import configuration_digest, weights_digest
 
@@ -85,7 +87,7 @@ def identity(options: argparse.Namespace, model: "nn.Module", tokenizer: Identif
         "configuration": configuration_digest(model),
         "tokenizer": tokenizer.digest(),
         **texts,
-        "device": options.device.partition(":")[0],
+        "device": device.partition(":")[0],
     }
 
 

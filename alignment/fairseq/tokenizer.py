@@ -74,6 +74,9 @@ class _Side:
         self.dictionary, self.segmenter = dictionary, segmenter
         self.encode_word = lru_cache(_CACHED_WORDS)(lambda word: self._ids(segmenter.cut([word])[0]))
 
+    def __reduce__(self) -> tuple[type["_Side"], tuple[Dictionary, Segmenter]]:
+        return _Side, (self.dictionary, self.segmenter)  # without the cache, which cannot be pickled
+
     def encode(self, words: Sequence[str]) -> EncodedSentence:
         if self.segmenter.by_word:
             ids, owners = encode_words(words, self.encode_word)

@@ -14,15 +14,17 @@ def read_parallel(
     target: TextSource | None = None,
     *,
     on_error: Callable[[InvalidInputError], None] | None = None,
+    first: int = 1,
 ) -> Iterator[tuple[str, str]]:
     r"""Yield the sentence pairs of a parallel text, without leading and trailing spaces and tabs.
 
     Args:
-        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz``,
-            ``.xz`` and ``.bz2`` are decompressed) or open stream.
+        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path or URL
+            (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
         on_error: called with the error of each invalid pair (not UTF-8, no ``|||``); ("", "") is yielded in its place,
             so the n-th pair is always that of the n-th line. None raises the error instead.
+        first: the number of the first line.
 
     Raises:
         InvalidInputError: a line is malformed, or one file ends before the other; file and line are named.
@@ -31,7 +33,7 @@ def read_parallel(
     >>> list(read_parallel(io.StringIO("das Haus ||| the house\n")))
     [('das Haus', 'the house')]
     """
-    pairs = _split_lines(source) if target is None else _zipped_lines(source, target)
+    pairs = _split_lines(source, first) if target is None else _zipped_lines(source, target, first)
     for pair in pairs:
         if isinstance(pair, InvalidInputError):
             if on_error is None:
@@ -42,8 +44,8 @@ def read_parallel(
             yield pair
 
 
-def _split_lines(source: TextSource) -> Iterator[tuple[str, str] | InvalidInputError]:
-    for number, line in scan_lines(source):
+def _split_lines(source: TextSource, first: int) -> Iterator[tuple[str, str] | InvalidInputError]:
+    for number, line in scan_lines(source, first=first):
         if isinstance(line, InvalidInputError):
             yield line
             continue
@@ -55,8 +57,8 @@ def _split_lines(source: TextSource) -> Iterator[tuple[str, str] | InvalidInputE
             yield error_at(source, number, f"{found}; or give the sides in two files")
 
 
-def _zipped_lines(source: TextSource, target: TextSource) -> Iterator[tuple[str, str] | InvalidInputError]:
-    for left, right in zip_longest(scan_lines(source), scan_lines(target)):
+def _zipped_lines(source: TextSource, target: TextSource, first: int) -> Iterator[tuple[str, str] | InvalidInputError]:
+    for left, right in zip_longest(scan_lines(source, first=first), scan_lines(target, first=first)):
         if left is None or right is None:
             shorter, longer = (source, target) if left is None else (target, source)
             number, _ = left or right

@@ -4,11 +4,12 @@ import gzip
 import lzma
 from collections.abc import Iterable
 from contextlib import ExitStack
-from io import BufferedIOBase
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 from captum_norm.files import whole_file
+from captum_norm.texts import suffix_of
 
 
 def split_words(sentence: str) -> list[str]:
@@ -25,13 +26,18 @@ def split_words(sentence: str) -> list[str]:
 
 def write_text(path: str | PathLike[str], parts: Iterable[bytes]) -> None:
     """Write the parts of a text to a file, all or nothing; ``.gz`` and ``.xz`` are compressed."""
-    suffix = Path(path).resolve().suffix
+    with whole_file(path) as file:
+        write_parts(file, suffix_of(Path(path).resolve()), parts)
+
+
+def write_parts(file: BinaryIO, suffix: str, parts: Iterable[bytes]) -> None:
+    """Write the parts of a text to an open file, compressed as its suffix says."""
     with ExitStack() as stack:
-        stream: BufferedIOBase
-        stream = file = stack.enter_context(whole_file(path))
+        stream: BinaryIO | gzip.GzipFile | lzma.LZMAFile = file
         if suffix == ".gz":
             # No name or time in the header: equal lines give equal bytes.
             stream = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
         elif suffix == ".xz":
             stream = stack.enter_context(lzma.open(file, "wb"))
-        stream.writelines(parts)
+        for part in parts:
+            stream.write(part)

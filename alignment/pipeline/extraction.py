@@ -4,19 +4,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
 from alignment.formats import TextSource
-from alignment.formats.text import write_text
-from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, PairBlock, ParallelText
+from alignment.formats.text import write_parts, write_text
+from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts
 from alignment.pipeline.progress import Advance, line_bar, to_stderr
-from captum_norm import InvalidInputError
-from captum_norm.files import check_file, sync
-from captum_norm.runs import Job, Journal, Record, check_rank, work_through
-from captum_norm.texts import is_regular_file, named
+from captum_norm import InvalidInputError, bars
+from captum_norm.files import check_file
+from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
+from captum_norm.texts import is_regular_file, named, suffix_of
+from captum_norm.urls import Remote, is_url
 
 BadLines = Literal["empty", "stop"]
 """What to do about a bad line: write an empty line, or stop the run."""
@@ -28,54 +29,54 @@ def extract(
     align: Aligner,
     out: str | PathLike[str] | IO[bytes],
     *,
-    settings: Job | None = None,
+    settings: Identity | None = None,
     block_lines: int = 2048,
     max_words: int = 256,
     bad_lines: BadLines = "empty",
     overwrite: bool = False,
     restart: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
+    backend: Backend = "local",
+    log: str | PathLike[str] | None = None,
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
-) -> ExtractionCounts | None:
+) -> ExtractionCounts:
     r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
 
     From files to a file, a run that was killed at any moment continues where it stopped when it is started again, with
     the same output as an uninterrupted run. The folder ``OUT.parts`` keeps finished blocks, and every few seconds what
-    is done of the current one; ``OUT`` appears when it is complete. Several processes share the blocks: block b is done
-    by process b mod ``world_size``, and a run may be continued with another number of processes. If the input or output
-    is a stream, one process aligns the text straight through, and an interrupted run starts over.
+    is done of the current one; ``OUT`` appears when it is complete. Workers on Ray can share the blocks, and a run may
+    be continued with another number of workers. If the input or output is a stream, this process aligns the text
+    straight through, and an interrupted run starts over.
 
     A line is bad if it is not UTF-8, does not have exactly one ``|||`` (in one file of both sides), has no word or more
     than ``max_words`` on a side, or is refused by the aligner.
 
     Args:
-        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path (``.gz``,
-            ``.xz`` and ``.bz2`` are decompressed) or open stream.
+        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path or URL
+            (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
         align: a :class:`~alignment.WordAligner`; or a function of the good pairs of a block, as words, and of nothing
             else: only whole blocks are saved then.
-        out: path (``.gz`` and ``.xz`` are compressed) or open stream of bytes such as ``sys.stdout.buffer``.
+        out: path or URL (``.gz`` and ``.xz`` are compressed) or open stream of bytes such as ``sys.stdout.buffer``.
         settings: names and values that describe ``align``; a run is continued only with the same settings.
         block_lines: lines per block, which are held in memory and from which batches are formed.
         max_words: the most words that a side may have.
         bad_lines: ``"empty"`` writes an empty line, ``"stop"`` raises the error of the first and keeps finished blocks.
         overwrite: whether ``out`` may exist; it stays unchanged until the new output is complete.
         restart: whether to discard the work of an unfinished run.
-        rank: the rank of this process; see ``torchrun_rank``.
-        world_size: the number of processes, all called with the same arguments.
+        backend: where blocks are aligned, see :func:`captum_norm.runs.run_job`.
+        log: a file for the events of the run, see there.
         report: called with each bad line (file, number, reason) when its block is done, and with messages about the
             run; None writes to standard error.
         progress: whether to show a progress bar on standard error; None for only if that is a terminal.
 
     Returns:
-        The counts of all lines; None in all processes but the first.
+        The counts of all lines.
 
     Raises:
         InvalidInputError: ``out`` exists or is the input; an unfinished run has other settings or another input;
             ``OUT.parts`` does not belong to a run, or cannot be read or written; a line is bad and ``bad_lines`` is
-            ``"stop"``; one file ends before the other.
+            ``"stop"``; one file ends before the other; or see :func:`captum_norm.runs.run_job`.
 
     >>> import io
     >>> from alignment import Alignment
@@ -89,49 +90,83 @@ def extract(
     >>> told[1]
     '<stream>, line 2: got no word on the target side, expected at least one'
     """
-    _check_options(block_lines, max_words, bad_lines, rank, world_size)
-    report = report or to_stderr
-    text = ParallelText(source, target)
-    aligner = BlockAligner(text, align, max_words, bad_lines == "stop", report)
-    shown = rank == 0 and (sys.stderr.isatty() if progress is None else progress)
-    inputs = [side for side in (source, target) if side is not None]
-    rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
-    file = output_file(out, inputs, replace=overwrite or rank > 0)
-    if file is None or not all(rereadable):
-        if world_size > 1:
-            raise InvalidInputError(
-                f"got a stream and {world_size} processes; several processes need files as input and output"
-            )
-        report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
-        with line_bar("aligning", source, shown=shown) as advance:
-            return _align_through(text.blocks(block_lines), aligner, file, out, advance)
-    journal = journal_of(file, {**(settings or {}), "block_lines": block_lines, "max_words": max_words}, report)
-    with work_through(
-        journal,
-        text.blocks(block_lines),
-        aligner,
-        rank=rank,
-        world_size=world_size,
-        restart=restart,
-        # A run that accepted bad lines may be continued by one that stops at them.
-        redo=lambda notes: bad_lines == "stop" and _counts(notes).bad_lines > 0,
-    ) as steps:
-        with line_bar("aligning", source, shown=shown) as advance:
-            for step in steps:
-                advance(step.texts, _counts(step.notes).bad_lines, step.fresh)
-        return None if rank > 0 else _merge(journal, file, overwrite=overwrite)
-
-
-def _check_options(block_lines: int, max_words: int, bad_lines: str, rank: int, world_size: int) -> None:
     if min(block_lines, max_words) < 1:
         raise InvalidInputError(f"got block_lines {block_lines} and max_words {max_words}, expected at least 1")
     if bad_lines not in get_args(BadLines):
         raise InvalidInputError(f"got bad_lines {bad_lines!r}, expected one of {', '.join(get_args(BadLines))}")
-    check_rank(rank, world_size)
+    report = report or to_stderr
+    inputs = [side for side in (source, target) if side is not None]
+    aligner = BlockAligner(align, max_words, bad_lines == "stop")
+    rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
+    file = output_file(out, inputs, replace=overwrite)
+    shown = sys.stderr.isatty() if progress is None else progress
+    if file is not None and all(rereadable):
+        job = Extraction(file, inputs, aligner, settings or {}, block_lines, overwrite=overwrite)
+        with bars.progress(delay=0) if shown else bars.hidden():
+            return run_job(job, backend, restart=restart, report=report, log=log)
+    if backend != "local":
+        raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
+    report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
+    with line_bar("aligning", source, shown=shown) as advance:
+        return _align_through(cut(inputs, block_lines), aligner, file, out, report, advance)
 
 
-def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> Path | None:
-    """The regular file to write, symbolic links resolved; None for a stream, a pipe or a device.
+class Extraction(Job[ExtractionCounts]):
+    """The job of :func:`extract` from files to a file.
+
+    Args:
+        file: the path or URL of the output.
+        inputs: the paths or URLs of the input.
+        aligner: aligns blocks.
+        settings: describe the aligner.
+        block_lines: lines per block.
+        overwrite: whether the output may exist.
+    """
+
+    title = "aligning"
+
+    def __init__(
+        self,
+        file: str,
+        inputs: Sequence[TextSource],
+        aligner: BlockAligner,
+        settings: Identity,
+        block_lines: int,
+        *,
+        overwrite: bool,
+    ) -> None:
+        super().__init__(file, {**settings, "block_lines": block_lines, "max_words": aligner.max_words})
+        self._inputs, self._aligner, self._block_lines, self._overwrite = inputs, aligner, block_lines, overwrite
+
+    def blocks(self) -> Iterator[Block]:
+        """Find the blocks of the text."""
+        return cut(self._inputs, self._block_lines)
+
+    def worker(self) -> BlockAligner:
+        """Return the aligner."""
+        return self._aligner
+
+    def redo(self, notes: Mapping[str, Any]) -> bool:
+        """Whether a block with bad lines is to be computed again, since this run stops at them."""
+        return self._aligner.stop and _counts(notes).bad_lines > 0
+
+    def counts(self, notes: Mapping[str, Any]) -> Mapping[str, int]:
+        """Return the number of bad lines."""
+        return {"bad": _counts(notes).bad_lines}
+
+    def set_aside(self, block: Block) -> Record:
+        """Return a record of empty lines."""
+        counts = ExtractionCounts(lines=block.texts, set_aside=block.texts)
+        return Record({"counts": asdict(counts)}, b"\n" * block.texts)
+
+    def finish(self, parts: Parts) -> ExtractionCounts:
+        """Write the output, and return the counts of all lines."""
+        with published(self.output, parts.journal, overwrite=self._overwrite) as file:
+            return _write(parts.blocks(), lambda contents: write_parts(file, suffix_of(self.output), contents))
+
+
+def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> str | None:
+    """The regular file to write, symbolic links resolved, or its URL; None for a stream, a pipe or a device.
 
     Raises:
         InvalidInputError: it is a folder or the input, it exists and ``replace`` is not set, or its folder does not
@@ -139,20 +174,29 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
     """
     if not isinstance(out, str | PathLike):
         return None
-    if not os.fspath(out):
+    name = os.fspath(out)
+    if not name:
         raise InvalidInputError("cannot write a file without a name")
-    path = Path(out)
+    is_input = InvalidInputError(f"cannot write {name}: it is the input; give another name")
     try:
-        check_file(path)
-        if path.exists() and any(isinstance(source, str | PathLike) and path.samefile(source) for source in inputs):
-            raise InvalidInputError(f"cannot write {path}: it is the input; give another name")
-        if path.exists() and not path.is_file():
-            return None
-        file = path.resolve()
+        if is_url(name):
+            file, exists = name, Remote(name).is_file()
+            if name in inputs:
+                raise is_input
+        else:
+            path = Path(name)
+            check_file(path)
+            exists = path.exists()
+            local = (side for side in inputs if isinstance(side, str | PathLike) and not is_url(side))
+            if exists and any(path.samefile(side) for side in local):
+                raise is_input
+            if exists and not path.is_file():
+                return None
+            file = str(path.resolve())
     except OSError as error:
-        raise InvalidInputError(f"cannot write {named(str(path))}: {error.strerror}") from error
-    if file.exists() and not replace:
-        journal = journal_of(file, {})
+        raise InvalidInputError(f"cannot write {named(name)}: {error.strerror or error}") from error
+    if exists and not replace:
+        journal = Journal(file, {})
         message = "give another name, or replace it with --overwrite (overwrite=True)"
         # A run that was killed just before its end leaves both.
         if journal.has_job():
@@ -161,44 +205,28 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
     return file
 
 
-def journal_of(file: Path, job: Job, report: Callable[[str], None] = lambda _: None) -> Journal:
-    """The journal of a run, in a folder beside its output file."""
-    return Journal(file.with_name(f"{file.name}.parts"), str(file), job, report)
-
-
 def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:
     return ExtractionCounts(**notes.get("counts", {}))
 
 
-def _merge(journal: Journal, file: Path, *, overwrite: bool) -> ExtractionCounts:
-    """Write the output from the journal's blocks.
-
-    Raises:
-        InvalidInputError: the output has come to exist during the run, and ``overwrite`` is not set.
-    """
-    merged = journal.folder / f"merged{file.suffix}"
-    with journal.plainly():
-        total = _write(journal.records(), partial(write_text, merged))
-        if file.exists() and not overwrite:
-            raise InvalidInputError(f"{file} has come to exist; move it away and start again: no work is lost")
-        merged.replace(file)
-        sync(file.parent)
-    return total
-
-
 def _align_through(
-    blocks: Iterator[PairBlock],
+    blocks: Iterator[Block],
     aligner: BlockAligner,
-    file: Path | None,
+    file: str | None,
     out: str | PathLike[str] | IO[bytes],
+    report: Callable[[str], None],
     advance: Advance,
 ) -> ExtractionCounts:
     """Align without a journal; ``file`` appears when it is complete, a stream ``out`` is written block by block."""
 
     def records() -> Iterator[Record]:
         for block in blocks:
-            yield (record := aligner(block))
-            advance(len(block), _counts(record.notes).bad_lines, True)
+            attempt = Attempt(block, None, lambda *_: None)
+            record = aligner(attempt)
+            for message in attempt.messages:
+                report(message)
+            yield record
+            advance(block.texts, _counts(record.notes).bad_lines, True)
 
     def stream(contents: Iterator[bytes]) -> None:
         with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as opened:
@@ -206,7 +234,7 @@ def _align_through(
                 opened.write(content)
                 opened.flush()
 
-    return _write(records(), stream if file is None else partial(write_text, file))
+    return _write(records(), stream if file is None else lambda contents: write_text(file, contents))
 
 
 def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:

@@ -7,10 +7,10 @@ from functools import partial
 from itertools import islice
 
 from captum_norm.analysis.analysis import Analysis, AnalysisContext
-from captum_norm.analysis.corpus import CorpusBlock
+from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.sequences import Encoder
 from captum_norm.analysis.tokens import TokenStore
-from captum_norm.runs import Record, Save
+from captum_norm.runs import Attempt, Record
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class BlockAnalysis:
     kind: type[Analysis]
     context: AnalysisContext
     encoder: Encoder
+    corpus: Corpus
     batch_tokens: int
     store: TokenStore | None
 
-    def __call__(self, block: CorpusBlock, saved: Record | None, save: Save) -> Record:
+    def __call__(self, attempt: Attempt) -> Record:
         """Analyze a block."""
+        texts, saved = self.corpus.read(attempt.block), attempt.saved
         analysis, done = self.kind(self.context), 0
         state, tokens = b"", b""
         if saved is not None:
@@ -40,18 +42,18 @@ class BlockAnalysis:
 
         def record(**notes: object) -> Record:
             state = analysis.state()
-            return Record(notes, len(state).to_bytes(8) + state + (b"" if self.store is None else self.store.state()))
+            return Record(notes, join_content(state, b"" if self.store is None else self.store.state()))
 
-        sequences = self.encoder.sequences(block.texts)
+        sequences = self.encoder.sequences(texts)
         batches = self.encoder.batches(sequences, self.batch_tokens)
         for number, batch in enumerate(islice(batches, done, None), done + 1):
             measured = analysis.measure(batch)
             analysis.update(batch, measured)
             if self.store is not None:
                 self.store.add(batch, analysis.token_values(batch, measured), self.context)
-            save(partial(record, batches=number))
+            attempt.save(partial(record, batches=number))
         counts = {
-            "texts": len(block.texts),
+            "texts": len(texts),
             "sequences": len(sequences),
             "tokens": sum(len(found.ids) for found in sequences),
             "masked": sum(len(found.masked) for found in sequences),
@@ -64,9 +66,16 @@ def merged(kind: type[Analysis], context: AnalysisContext, records: Iterable[Rec
     whole, part, counts = kind(context), kind(context), Counter[str]()
     for record in records:
         counts.update(record.notes["counts"])
+        if not record.content:  # the block was set aside
+            continue
         part.restore(split_content(record.content)[0])
         whole.merge(part)
     return whole, counts
+
+
+def join_content(state: bytes, tokens: bytes = b"") -> bytes:
+    """Join the states of the analysis and of the token store to the content of a record."""
+    return len(state).to_bytes(8) + state + tokens
 
 
 def split_content(content: bytes) -> tuple[bytes, bytes]:

@@ -1,41 +1,24 @@
 """Reads text of any size in blocks of lines, or of documents separated by blank lines."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from io import BytesIO
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Literal, get_args
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import is_regular_file, read_lines
+from captum_norm.runs import Block, LineReader, block_of
+from captum_norm.texts import decoded, is_regular_file, read_lines
 
 Unit = Literal["lines", "documents"]
 """A text: one line, or all lines up to a blank one."""
 
 
-@dataclass(frozen=True, slots=True)
-class CorpusBlock:
-    """Consecutive texts of a corpus.
-
-    Attributes:
-        index: its index in the corpus.
-        texts: the texts, each with the number of its first line, from 1.
-    """
-
-    index: int
-    texts: tuple[tuple[int, str], ...]
-
-    def content(self) -> Iterator[str]:
-        """Yield the texts with their line numbers, which identify the block."""
-        return (f"{number} {text}\n" for number, text in self.texts)
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __str__(self) -> str:
-        return f"the texts from line {self.texts[0][0]} to line {self.texts[-1][0]}"
+Texts = Sequence[tuple[int, str]]
+"""Texts, each with the number of its first line, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +40,7 @@ class Corpus:
     """A text file; blank lines are skipped.
 
     Attributes:
-        path: the file, UTF-8; ``.gz``, ``.xz`` and ``.bz2`` are decompressed.
+        path: the path or URL of the file, UTF-8; ``.gz``, ``.xz`` and ``.bz2`` are decompressed.
         unit: whether a text is a line or a document.
         limit: the number of texts to read; all if None.
         name: its name in results; the file's name if None.
@@ -93,16 +76,27 @@ class Corpus:
         Raises:
             InvalidInputError: a line is not UTF-8, or a compressed file is damaged.
         """
-        return islice(self._lines() if self.unit == "lines" else self._documents(), self.limit)
+        return islice(self._texts(read_lines(self.path, self.name)), self.limit)
 
-    def blocks(self, size: int) -> Iterator[CorpusBlock]:
-        """Read the texts in blocks of ``size``; the last one may be smaller."""
-        texts = self.texts()
-        for index in count():
-            block = tuple(islice(texts, size))
-            if not block:
+    def blocks(self, size: int) -> Iterator[Block]:
+        """Find blocks of ``size`` texts; the last one may be smaller."""
+        reader = LineReader(self.path, self.name)
+        first, index, left = 1, 0, self.limit
+        while left is None or left > 0:
+            lines, texts = self._take(reader, first, size if left is None else min(size, left))
+            if not texts:
                 return
-            yield CorpusBlock(index, block)
+            yield block_of(index, first, texts, [lines], [reader])
+            first, index, left = first + len(lines), index + 1, None if left is None else left - texts
+
+    def read(self, block: Block) -> Texts:
+        """Read the texts of a block.
+
+        Raises:
+            InvalidInputError: the file has changed or cannot be read.
+        """
+        (content,) = block.read()
+        return list(self._texts(read_lines(BytesIO(content), self.name or str(self.path), block.first)))
 
     def facts(self) -> CorpusFacts:
         """Read all texts, to count and hash them.
@@ -118,12 +112,28 @@ class Corpus:
             raise InvalidInputError(f"{self.name or self.path} has no text: all its lines are blank")
         return CorpusFacts(texts, digest.hexdigest())
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        return ((number, line) for number, line in read_lines(self.path, self.name) if line.strip())
+    def _take(self, reader: LineReader, first: int, number: int) -> tuple[list[bytes], int]:
+        """Take the lines of the next texts; return how many texts they are, too."""
+        lines, texts, inside = list[bytes](), 0, False
+        for line in reader.lines:
+            lines.append(line)
+            text = decoded(line, self.name or reader.name, first + len(lines) - 1)
+            if isinstance(text, InvalidInputError):
+                raise text
+            blank = not text.strip()
+            texts += inside and blank if self.unit == "documents" else not blank
+            inside = not blank
+            if texts == number:
+                return lines, texts
+        return lines, texts + (inside and self.unit == "documents")
 
-    def _documents(self) -> Iterator[tuple[int, str]]:
+    def _texts(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+        """Put lines together to texts."""
+        if self.unit == "lines":
+            yield from ((number, line) for number, line in lines if line.strip())
+            return
         first, gathered = 1, list[str]()
-        for number, line in read_lines(self.path, self.name):
+        for number, line in lines:
             if line.strip():
                 first = first if gathered else number
                 gathered.append(line)

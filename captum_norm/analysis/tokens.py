@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -63,8 +62,8 @@ class TokenStore:
         """Replace the tokens by those that :meth:`state` returned."""
         self._batches = [self._read(state)] if state else []
 
-    def merge(self, states: Iterable[bytes], path: Path) -> None:
-        """Write the tokens of all blocks to one file, unless there are none.
+    def merge(self, states: Iterable[bytes], path: str) -> None:
+        """Write the tokens of all blocks to one file, at a path or URL, unless there are none.
 
         Raises:
             InvalidInputError: it cannot be written.

@@ -4,19 +4,20 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
+from captum_norm.commands import workers
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
 from captum_norm.commands.options import add_layouts, declare_layouts
-from captum_norm.commands.outputs import output_folder, output_path
+from captum_norm.commands.outputs import local_folder, output_folder, output_path, url_or
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
-from captum_norm.runs import torchrun_rank
+from captum_norm.runs import Backend, Journal
 
 if TYPE_CHECKING:
     from captum_norm.analysis.results import AnalysisResult, Table
@@ -47,8 +48,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus",
         metavar="FILE",
-        help="the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input (default: 200 sentences of "
-        "Europarl in this package)",
+        help="the path or URL of the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input "
+        "(default: 200 sentences of Europarl in this package)",
     )
     unit = parser.add_mutually_exclusive_group()
     unit.add_argument(
@@ -62,11 +63,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help="read only the first N texts")
     parser.add_argument(
         "--out",
-        type=output_folder,
+        type=url_or(output_folder),
         metavar="FOLDER",
-        help="write the results there: numbers, tables, figures and a page. A killed run is resumed, and several "
-        "processes can share the work: torchrun --nproc-per-node 4 --no-python captum-norm analyze",
+        help="write the results there, in a folder or at a URL: numbers, tables, figures and a page. A killed run is "
+        "resumed",
     )
+    parser.add_argument("--status", action="store_true", help="show how far the run in --out is, and do nothing else")
     parser.add_argument("--restart", action="store_true", help="discard an unfinished run")
     parser.add_argument(
         "--seed", type=natural, default=0, metavar="N", help="the seed for masking tokens (default: %(default)s)"
@@ -92,7 +94,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=output_path([".parquet"]),
+        type=url_or(output_path([".parquet"])),
         metavar="FILE.parquet",
         help="also store the values of each token",
     )
@@ -100,33 +102,44 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="cpu", help="the device of the model: cpu, cuda, cuda:1 (default: %(default)s)"
     )
     add_layouts(parser)
+    workers.add_arguments(parser)
 
 
 def _run(options: argparse.Namespace) -> None:
-    from captum_norm.analysis.engine import analyze, journal_of
     from captum_norm.commands.terminal import Terminal
+
+    console = Terminal()
+    if options.status:
+        if options.out is None:
+            raise InvalidInputError("got --status, but no --out; name the folder of the run")
+        console.say(workers.status_of(f"{options.out}/{options.analysis}"))
+        return
+
+    from captum_norm.analysis.engine import analyze
     from captum_norm.loading import load, on_device
     from captum_norm.visualization import write_report
 
-    rank, world_size = torchrun_rank()
+    backend, device = workers.backend_of(options), workers.device_of(options)
     declare_layouts(options)
     if options.out is not None:
-        journal_of(options.analysis, options.out, {}).check()
-    written: list[Path] = []
+        Journal(f"{options.out}/{options.analysis}", {}).check()
+    written: list[str] = []
 
     def save(result: "AnalysisResult") -> None:
         if options.out is None:
             return
         try:
-            written.extend(write_report(result, options.out))
+            with local_folder(options.out) as folder:
+                written.extend(path.name for path in write_report(result, folder))
         except OSError as error:
             raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
 
-    with _corpus(options, world_size) as corpus, progress(terminal_only=True) if rank == 0 else nullcontext():
+    with _corpus(options, backend) as corpus, progress(terminal_only=True):
         model, tokenizer = load(options.model)
         result = analyze(
             options.analysis,
-            on_device(model, options.device),
+            # Workers take the model to their devices; this process may have none.
+            on_device(model, device) if backend == "local" else model,
             tokenizer,
             corpus,
             out=options.out,
@@ -137,16 +150,14 @@ def _run(options: argparse.Namespace) -> None:
             frequencies=options.frequencies,
             tokens=options.tokens,
             restart=options.restart,
-            rank=rank,
-            world_size=world_size,
+            backend=backend,
+            device=device,
+            log=options.log,
             model_name=options.model,
             command=" ".join(["captum-norm", *sys.argv[1:]]),
             save=save,
             report=Terminal(stderr=True).say,
         )
-    if result is None:
-        return
-    console = Terminal()
     show(result, console)
     if options.out is not None:
         console.say(f"wrote {len(written)} files into {options.out}")
@@ -182,7 +193,7 @@ def _cell(cell: object) -> str:
 
 
 @contextmanager
-def _corpus(options: argparse.Namespace, world_size: int) -> Iterator[Any]:
+def _corpus(options: argparse.Namespace, backend: Backend) -> Iterator[Any]:
     """The corpus; standard input is copied to a temporary file."""
     from captum_norm.analysis.corpus import SAMPLE, Corpus
 
@@ -190,8 +201,8 @@ def _corpus(options: argparse.Namespace, world_size: int) -> Iterator[Any]:
     if options.corpus != "-":
         yield Corpus(SAMPLE if options.corpus is None else options.corpus, unit, options.limit)
         return
-    if world_size > 1:
-        raise InvalidInputError("got standard input and several processes; give a file")
+    if backend != "local":
+        raise InvalidInputError("got standard input and several workers; give a file or a URL")
     with TemporaryDirectory(prefix="captum-norm-") as folder:
         path = Path(folder) / "text"
         with path.open("wb") as file:

@@ -1,6 +1,7 @@
 """Parses numbers on the command line."""
 
 import argparse
+import re
 from collections.abc import Callable
 
 from captum_norm.texts import named
@@ -36,3 +37,15 @@ natural = whole_number("a number from 0", accepts=lambda number: number >= 0)
 
 resamples = whole_number("0 for none, or at least 2", accepts=lambda number: number != 1)
 """An ``argparse`` type: 0, 2, 3, …"""
+
+
+def amount(text: str) -> float:
+    """Parse a number from 0, such as ``2`` or ``0.5``, for ``argparse``.
+
+    Example:
+        >>> amount("0.5")
+        0.5
+    """
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
+        return float(text)
+    raise argparse.ArgumentTypeError(f"got {named(text)}; expected a number from 0, such as 2 or 0.5")

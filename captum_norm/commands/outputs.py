@@ -1,12 +1,15 @@
 """Checks the output files of a command before the work, and writes them afterwards."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.files import check_file, check_folder, check_writable, write_whole
 from captum_norm.texts import named
+from captum_norm.urls import Remote, is_url
 
 
 def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> None:
@@ -57,6 +60,27 @@ def output_folder(name: str) -> Path:
     except InvalidInputError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return path
+
+
+def url_or(parse: Callable[[str], Path]) -> Callable[[str], Path | str]:
+    """Return an ``argparse`` type for a URL, or for a path that ``parse`` accepts."""
+    return lambda name: name if is_url(name) else parse(name)
+
+
+@contextmanager
+def local_folder(out: Path | str) -> Iterator[Path]:
+    """A folder to write into; for a URL, a temporary one whose files are copied there at the end of the context.
+
+    Raises:
+        OSError: the files cannot be copied.
+    """
+    if isinstance(out, Path):
+        yield out
+        return
+    with TemporaryDirectory(prefix="captum-norm-") as name:
+        yield Path(name)
+        for path in sorted(Path(name).iterdir()):
+            (Remote(out) / path.name).write(path.read_bytes())
 
 
 def write_outputs(contents: Mapping[Path, bytes]) -> None:

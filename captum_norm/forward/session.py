@@ -102,6 +102,10 @@ class Session:
         self._blocks: Blocks | None = None
         self._known: KnownModel | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is known about a model does not leave the process.
+        return vars(self) | {"_blocks": None, "_known": None}
+
     @property
     def name(self) -> str:
         """Class of the model, for messages."""

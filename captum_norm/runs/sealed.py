@@ -1,25 +1,10 @@
-"""Files of a run with checksums, which detect changes; links are not followed."""
+"""Content with a checksum in front, which detects changes."""
 
-import errno
 import hashlib
 import os
-import stat
-from contextlib import suppress
-from pathlib import Path
 from typing import BinaryIO
 
 _MOST_LABEL = 64  # bytes: a checksum of 32 digits, a space, a size, a line feed
-
-
-def read(path: Path, most: int) -> bytes | None:
-    """Read up to ``most`` bytes of a regular file, not through a link; None if there is none.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
-    with suppress(FileNotFoundError), _opened(path) as file:
-        return file.read(most)
-    return None
 
 
 def seal(content: bytes, key: bytes) -> bytes:
@@ -27,30 +12,17 @@ def seal(content: bytes, key: bytes) -> bytes:
     return _label(content, key) + content
 
 
-def unseal(path: Path, key: bytes) -> bytes | None:
-    """Read a file that was written with :func:`seal`; None if there is none, or it was changed.
-
-    Raises:
-        OSError: it cannot be read, or is not a regular file.
-    """
-    with suppress(FileNotFoundError), _opened(path) as file:
-        label = file.readline(_MOST_LABEL)
-        size = os.fstat(file.fileno()).st_size - len(label)
-        # The size detects a truncated or overgrown file before it is read.
-        if label.endswith(f" {size}\n".encode()):
-            content = file.read(size)
-            return content if label == _label(content, key) else None
+def unseal(file: BinaryIO, key: bytes) -> bytes | None:
+    """Read what was written with :func:`seal`; None if it was changed."""
+    label = file.readline(_MOST_LABEL)
+    size = file.seek(0, os.SEEK_END) - len(label)
+    # The size detects a truncated or overgrown file before it is read.
+    if label.endswith(f" {size}\n".encode()):
+        file.seek(len(label))
+        content = file.read(size)
+        return content if label == _label(content, key) else None
     return None
 
 
 def _label(content: bytes, key: bytes) -> bytes:
     return f"{hashlib.blake2b(content, digest_size=16, key=key).hexdigest()} {len(content)}\n".encode()
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a regular file, without following a link or waiting for a pipe."""
-    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return os.fdopen(opened, "rb")

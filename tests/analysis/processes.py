@@ -4,14 +4,13 @@ import multiprocessing
 import os
 import signal
 import sys
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import torch
 
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
-from captum_norm.runs import torchrun_rank
+from captum_norm.runs import Backend
 from captum_norm.visualization import write_report
 from tests.analysis.small import bert, tokenizer
 
@@ -20,9 +19,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["__main__", __name__])
 
 
-def run(name: str, text: Path, out: Path) -> None:
-    """One process of a run, whichever it is by its environment."""
-    rank, world_size = torchrun_rank()
+def run(name: str, text: Path, out: Path, backend: Backend = "local") -> None:
+    """A run and its report."""
     result = analyze(
         name,
         bert(dtype=torch.float32),
@@ -32,28 +30,20 @@ def run(name: str, text: Path, out: Path) -> None:
         batch_tokens=60,
         block_texts=2,
         tokens=None if name == "contextualization-change" else out / "tokens.parquet",
-        rank=rank,
-        world_size=world_size,
+        backend=backend,
     )
-    if result is not None:
-        write_report(result, out)
+    write_report(result, out)
 
 
-def start(name: str, text: Path, out: Path, *, processes: int = 1, kill_before_block: int | None = None) -> list[int]:
-    """The exit codes of the processes of a run, the first of which may be killed before it finishes some block."""
-    started: list[ForkServerProcess] = []
-    for rank in range(processes):
-        process = _CONTEXT.Process(target=_run_as, args=(name, text, out, rank, processes, kill_before_block))
-        process.start()
-        started.append(process)
-    for process in started:
-        process.join(120)
-    return [process.exitcode or 0 for process in started]
+def start(name: str, text: Path, out: Path, kill_before_block: int | None = None) -> int:
+    """The exit code of the process of a run, which may be killed before it finishes some block."""
+    process = _CONTEXT.Process(target=_run_until, args=(name, text, out, kill_before_block))
+    process.start()
+    process.join(120)
+    return process.exitcode or 0
 
 
-def _run_as(name: str, text: Path, out: Path, rank: int, world_size: int, kill_before_block: int | None) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
-
+def _run_until(name: str, text: Path, out: Path, kill_before_block: int | None) -> None:
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         # By PEP 578, told of before it happens: a block becomes a finished one by renaming.
         if event == "os.rename" and str(arguments[1]).endswith(f"block-{kill_before_block:09d}"):

@@ -15,22 +15,23 @@ from captum_norm.analysis.engine import analyze
 from captum_norm.analysis.results import AnalysisResult
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import load_tokenizer
-from tests.analysis.processes import start
+from captum_norm.runs import RayBackend
+from tests.analysis.processes import run, start
 from tests.analysis.small import TEXTS, bert, tokenizer, write_texts
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
 
 
-def test_killed_and_started_again_or_in_three_processes_is_the_same(tmp_path: Path) -> None:
-    name = "mixing-ratio"
+@pytest.mark.parametrize("name", ["mixing-ratio", "frequency"])
+def test_killed_and_started_again_or_by_workers_is_the_same(tmp_path: Path, name: str, ray: RayBackend) -> None:
     text = write_texts(tmp_path / "text")
     whole, resumed, shared = (tmp_path / name for name in ("whole", "resumed", "shared"))
-    assert start(name, text, whole) == [0]
+    assert start(name, text, whole) == 0
     for block in (0, 3, 5):
-        assert start(name, text, resumed, kill_before_block=block) == [-signal.SIGKILL]
+        assert start(name, text, resumed, kill_before_block=block) == -signal.SIGKILL
         assert len(list((resumed / f"{name}.parts").glob("block-*"))) == block
-    assert start(name, text, resumed, processes=2) == [0, 0]
-    assert start(name, text, shared, processes=3) == [0, 0, 0]
+    run(name, text, resumed, ray)
+    run(name, text, shared, ray)
     files = sorted(path.name for path in whole.iterdir())
     for other in (resumed, shared):
         assert sorted(path.name for path in other.iterdir()) == files
@@ -160,8 +161,8 @@ def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
     [
         ("no-such", {}, "got the analysis no-such; expected one of dispersion"),
         ("dispersion", {"batch_tokens": 0}, "batch_tokens=0"),
-        ("dispersion", {"world_size": 2}, "name it with --out"),
-        ("dispersion", {"rank": 2, "world_size": 2}, "got rank 2 of 2 processes"),
+        ("dispersion", {"backend": RayBackend(address="auto")}, "name it with --out"),
+        ("dispersion", {"backend": "cluster"}, 'got the backend \'cluster\'; expected "local"'),
         ("dispersion", {"frequencies": "list"}, "does not use"),
         ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: there is no such file"),
         ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),

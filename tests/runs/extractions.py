@@ -9,7 +9,6 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from tqdm import tqdm
 
 from alignment import Alignment
-from alignment.pipeline import extract, torchrun_rank
+from alignment.pipeline import extract
 from captum_norm import InvalidInputError
 
 Batch = Sequence[tuple[list[str], list[str]]]
@@ -70,10 +69,8 @@ def write_text(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
 
 
 def run(source: Path, out: Path, **options: Any) -> None:
-    """One process of a run, whichever it is by its environment."""
-    rank, world_size = torchrun_rank()
     options = {"block_lines": BLOCK_LINES, "max_words": 8, "report": _ignore, **options}
-    extract(source, None, options.pop("align", align), out, rank=rank, world_size=world_size, **options)
+    extract(source, None, options.pop("align", align), out, **options)
 
 
 def check_result(source: Path, out: Path, pairs: Sequence[tuple[str, str]]) -> None:
@@ -104,33 +101,26 @@ def interrupt(source: Path, out: Path, blocks: int, **options: Any) -> None:
         run(source, out, align=failing, **options)
 
 
-def start(source: Path, out: Path, *, processes: int = 1, delay: float = 0.0) -> list[ForkServerProcess]:
-    """Starts the processes of a run and returns when they have begun; each block takes ``delay`` seconds more."""
+def start(source: Path, out: Path, **options: Any) -> ForkServerProcess:
+    """Starts a run in a process and returns when it has begun."""
     listener, speaker = _CONTEXT.Pipe(duplex=False)
-    started = []
-    for rank in range(processes):
-        process = _CONTEXT.Process(target=_run_as, args=(speaker, source, out, delay, rank, processes), daemon=True)
-        process.start()
-        started.append(process)
-    for _ in started:
-        listener.recv()
+    process = _CONTEXT.Process(target=_run_and_say, args=(speaker, source, out, options))
+    process.start()
+    listener.recv()
     listener.close()
     speaker.close()
-    return started
+    return process
 
 
-def kill_at_random(processes: list[ForkServerProcess], out: Path, rng: random.Random) -> None:
-    """Ends the processes of a run, as nothing can keep one from, some blocks and some milliseconds later."""
-    goal, deadline = _finished(out) + rng.randrange(7), time.monotonic() + 60
-    while _finished(out) < goal and not out.exists() and processes[0].exitcode is None:
-        assert time.monotonic() < deadline, "the processes wait for each other"
+def kill_at_random(process: ForkServerProcess, out: Path, rng: random.Random, seconds: float = 0.01) -> None:
+    """Ends a run, as nothing can keep one from, some blocks and some milliseconds later."""
+    goal, deadline = finished(out) + rng.randrange(7), time.monotonic() + 60
+    while finished(out) < goal and not out.exists() and process.exitcode is None:
+        assert time.monotonic() < deadline, "the run hangs"
         time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.01))
-    rng.shuffle(processes)  # whichever dies first, torchrun ends the others
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
+    time.sleep(rng.uniform(0, seconds))
+    process.kill()
+    process.join()
 
 
 def run_until_killed(source: Path, out: Path, operation: int) -> bool:
@@ -142,7 +132,8 @@ def run_until_killed(source: Path, out: Path, operation: int) -> bool:
     return process.exitcode != 0
 
 
-def _finished(out: Path) -> int:
+def finished(out: Path) -> int:
+    """How many blocks are."""
     folder = out.with_name(f"{out.name}.parts")
     try:
         return sum(path.name.startswith("block-") for path in folder.iterdir())
@@ -150,11 +141,10 @@ def _finished(out: Path) -> int:
         return 0
 
 
-def _run_as(speaker: Connection, source: Path, out: Path, delay: float, rank: int, world_size: int) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+def _run_and_say(speaker: Connection, source: Path, out: Path, options: dict[str, Any]) -> None:
     tqdm.set_lock(threading.RLock())  # its own would outlive a process that is killed
-    speaker.send(rank)
-    run(source, out, align=partial(align, delay=delay))
+    speaker.send(None)
+    run(source, out, **options)
 
 
 def _run_until(source: Path, out: Path, operation: int) -> None:

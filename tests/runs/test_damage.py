@@ -72,7 +72,7 @@ def test_extractions(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         extractions.run(source, template / "out", align=Letters(7), **options)
     kept = [path.name for path in sorted((template / "out.parts").iterdir())]
-    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock", "team"]
+    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock"]
 
     def refusal(folder: Path, *, restart: bool) -> str | None:
         with in_seconds(60):

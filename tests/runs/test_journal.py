@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from collections.abc import Container, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,8 @@ from filelock import FileLock
 
 from alignment import Alignment
 from alignment.pipeline import Answer, ExtractionCounts, extract
-from alignment.pipeline.blocks import ParallelText
-from alignment.pipeline.extraction import journal_of
 from captum_norm import InvalidInputError
-from captum_norm.runs import Journal
+from captum_norm.runs import Journal, cut
 from tests.runs import extractions
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
@@ -44,7 +43,7 @@ def test_killed_at_random_until_it_is_through(tmp_path: Path) -> None:
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     kills = 0
     while not out.exists() and kills < 100:
-        extractions.kill_at_random(extractions.start(source, out, delay=0.001), out, rng)
+        extractions.kill_at_random(extractions.start(source, out, align=partial(align, delay=0.001)), out, rng)
         kills += 1
     check_result(source, out, pairs)
     assert kills > 3
@@ -77,8 +76,8 @@ def test_torn_block_is_made_again(tmp_path: Path) -> None:
     interrupt(source, out, 2)
     part = tmp_path / "out.parts" / "block-000000001"
     content = part.read_bytes()
-    _, block, _ = ParallelText(source, None).blocks(extractions.BLOCK_LINES)
-    journal = journal_of(out, {"block_lines": 4, "max_words": 8})
+    _, block, _ = cut([source], extractions.BLOCK_LINES)
+    journal = Journal(str(out), {"block_lines": 4, "max_words": 8})
     for size in range(len(content)):
         part.write_bytes(content[:size])
         assert journal.finished(block) is None
@@ -197,7 +196,7 @@ def failing(_: Journal) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("options", [{}, {"restart": True}, {"rank": 1, "world_size": 2}, {"overwrite": True}])
+@pytest.mark.parametrize("options", [{}, {"restart": True}, {"backend": "ray"}, {"overwrite": True}])
 @pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "out.old.parts"])
 def test_folder_of_the_user_is_left_alone(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     source, out, folder = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out", tmp_path / "out.parts"

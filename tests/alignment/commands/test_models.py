@@ -131,26 +131,9 @@ def test_other_models_of_hugging_face_are_refused(tmp_path: Path) -> None:
         load(f"--model={tmp_path}")
 
 
-def test_processes_of_one_machine_take_one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[Any] = []
-
-    def take(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-        taken.append(device)
-        return model
-
-    monkeypatch.setattr(transformers.PreTrainedModel, "to", take)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    load("--device=cuda")
-    for rank in range(3):
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        load("--device=cuda")
-    load("--device=cuda:0")
-    assert list(map(str, taken)) == ["cuda", "cuda:0", "cuda:1", "cuda:0", "cuda:0"]
-
-
 def identity(*words: str) -> dict[str, str | None]:
     options = parsed(*words)
-    return models.identity(options, *models.load(options))
+    return models.identity(options, *models.load(options), options.device)
 
 
 def save_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
@@ -190,8 +173,8 @@ def test_two_checkpoints_are_told_apart_by_all_that_decides_the_alignments(fairs
             for path, content in kept.items():
                 path.write_bytes(content)
     model, tokenizer = models.load(parsed(*words))
-    assert models.identity(parsed(*words), model.bfloat16(), tokenizer)["model"] != first["model"]
-    assert models.identity(parsed(*words, "--device=cuda:1"), model, tokenizer)["device"] == "cuda"
+    assert models.identity(parsed(*words), model.bfloat16(), tokenizer, "cpu")["model"] != first["model"]
+    assert models.identity(parsed(*words), model, tokenizer, "cuda:1")["device"] == "cuda"
 
 
 def test_models_of_hugging_face_are_told_apart_by_their_files(tmp_path: Path) -> None:
@@ -213,7 +196,7 @@ def test_models_of_hugging_face_are_told_apart_by_their_files(tmp_path: Path) ->
     options = parsed(*words)
     model, tokenizer = models.load(options)
     tokenizer.encode_source([["das", "Haus"]])
-    assert models.identity(options, model, tokenizer) == first
+    assert models.identity(options, model, tokenizer, "cpu") == first
 
 
 def test_models_of_this_package_are_told_apart() -> None:

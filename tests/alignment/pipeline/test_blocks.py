@@ -6,8 +6,9 @@ import re
 import pytest
 
 from alignment import Alignment
-from alignment.pipeline.blocks import BlockAligner, ExtractionCounts, ParallelText
+from alignment.pipeline.blocks import BlockAligner, ExtractionCounts
 from captum_norm import InvalidInputError
+from captum_norm.runs import Attempt, Block, Record, cut
 from tests.runs.extractions import Batch
 
 # Every reason there is, and "too long" on either side.
@@ -45,14 +46,17 @@ def diagonal(pairs: Batch) -> list[Alignment | InvalidInputError]:
     ]
 
 
+def aligned(aligner: BlockAligner, block: Block, told: list[str] | None = None) -> Record:
+    return aligner(Attempt(block, None, lambda *_: None, [] if told is None else told))
+
+
 @pytest.mark.parametrize("size", [1, 3, 5, 10, 11])
 def test_bad_lines_are_reported_in_order_and_become_empty_lines(size: int) -> None:
-    text = ParallelText(io.BytesIO(b"\n".join(LINES)), None)
     told: list[str] = []
-    aligner = BlockAligner(text, diagonal, 3, stop=False, report=told.append)
-    blocks = list(text.blocks(size))
+    aligner = BlockAligner(diagonal, 3, stop=False)
+    blocks = list(cut([io.BytesIO(b"\n".join(LINES))], size))
     assert [block.first for block in blocks] == list(range(1, 11, size))
-    records = [aligner(block) for block in blocks]
+    records = [aligned(aligner, block, told) for block in blocks]
     assert b"".join(record.content for record in records) == b"0-0 1-1" + b"\n" * 9 + b"0-0\n"
     assert sum((ExtractionCounts(**record.notes["counts"]) for record in records), ExtractionCounts()) == COUNTS
     assert COUNTS.bad_lines == len(told) == len(REASONS)
@@ -62,23 +66,21 @@ def test_bad_lines_are_reported_in_order_and_become_empty_lines(size: int) -> No
 
 @pytest.mark.parametrize("number", REASONS)
 def test_first_bad_line_stops_if_told_to(number: int) -> None:
-    text = ParallelText(io.BytesIO(b"\n".join([LINES[0], LINES[number - 1], LINES[4]])), None)
-    aligner = BlockAligner(text, diagonal, 3, stop=True, report=lambda _: None)
-    first, second = text.blocks(2)
+    aligner = BlockAligner(diagonal, 3, stop=True)
+    first, second = cut([io.BytesIO(b"\n".join([LINES[0], LINES[number - 1], LINES[4]]))], 2)
     with pytest.raises(InvalidInputError, match=f"<stream>, line 2: {re.escape(REASONS[number])}.*--bad-lines empty"):
-        aligner(first)
+        aligned(aligner, first)
     with pytest.raises(InvalidInputError, match="<stream>, line 3: got no word"):
-        aligner(second)
+        aligned(aligner, second)
 
 
 def test_messages_name_the_file_of_the_side() -> None:
     streams = io.BytesIO(b"a\na\na b\na\nrefused\n"), io.BytesIO(b"\n\xff\nx\nx y\nx\n")
     for stream, name in zip(streams, ("text.de", "text.en"), strict=True):
         stream.name = name
-    text = ParallelText(*streams)
     told: list[str] = []
-    (block,) = text.blocks(9)
-    record = BlockAligner(text, diagonal, 1, stop=False, report=told.append)(block)
+    (block,) = cut(streams, 9)
+    record = aligned(BlockAligner(diagonal, 1, stop=False), block, told)
     assert record.content == b"\n" * 5
     assert [message.split(": got")[0] for message in told[:4]] == [
         "text.en, line 1",
@@ -96,31 +98,21 @@ def test_a_side_in_another_encoding_is_at_fault_not_the_one_that_is_longer(utf16
     for name, stream in streams.items():
         stream.name = name
     with pytest.raises(InvalidInputError, match=f"^{utf16}, line 1: got byte 0xff at byte 1 of the line"):
-        list(ParallelText(streams["text.de"], streams["text.en"]).blocks(9))
+        list(cut([streams["text.de"], streams["text.en"]], 9))
 
 
 def test_aligner_is_not_asked_about_nothing() -> None:
     def never(_: Batch) -> list[Alignment | InvalidInputError]:
         raise AssertionError
 
-    text = ParallelText(io.BytesIO(b"a |||\n||| b\n"), None)
-    (block,) = text.blocks(2)
-    assert BlockAligner(text, never, 3, stop=False, report=lambda _: None)(block).content == b"\n\n"
+    (block,) = cut([io.BytesIO(b"a |||\n||| b\n")], 2)
+    assert aligned(BlockAligner(never, 3, stop=False), block).content == b"\n\n"
 
 
 def test_aligner_that_loses_a_pair_is_caught() -> None:
-    text = ParallelText(io.BytesIO(b"a ||| b\nc ||| d\n"), None)
-    (block,) = text.blocks(2)
+    (block,) = cut([io.BytesIO(b"a ||| b\nc ||| d\n")], 2)
     with pytest.raises(ValueError, match="zip"):
-        BlockAligner(text, lambda pairs: diagonal(pairs)[:1], 3, stop=False, report=lambda _: None)(block)
-
-
-def test_content_tells_texts_apart() -> None:
-    contents = [b"a b ||| c\nd ||| e\n", b"a ||| b c\nd ||| e\n", b"a b ||| c\nd ||| f\n", b"d ||| e\na b ||| c\n"]
-    blocks = [block for content in contents for block in ParallelText(io.BytesIO(content), None).blocks(2)]
-    assert len({"".join(block.content()) for block in blocks}) == 4
-    (again,) = ParallelText(io.BytesIO(b"a b\nd\n"), io.BytesIO(b"c\r\ne")).blocks(2)
-    assert list(again.content()) == list(blocks[0].content())
+        aligned(BlockAligner(lambda pairs: diagonal(pairs)[:1], 3, stop=False), block)
 
 
 def test_counts_say_what_they_are() -> None:

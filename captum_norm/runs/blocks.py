@@ -1,0 +1,144 @@
+"""Cuts text files into blocks of lines, which any process can read by itself."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import NamedTuple
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.texts import TextSource, decoded, error_at, plain_size, raw_lines, read_range, source_name
+
+
+class Part(NamedTuple):
+    """The lines of a block in one file.
+
+    Attributes:
+        source: the path or URL of the file, or the name of the stream.
+        offset: the position of the first byte in the file.
+        size: the number of bytes.
+        content: the bytes, if the file is compressed or a stream, whose lines are not found by their position.
+    """
+
+    source: str
+    offset: int
+    size: int
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive texts of an input, or of several that are read in parallel.
+
+    Attributes:
+        index: its index in the input, from 0.
+        first: the number of its first line, from 1.
+        last: the number of its last line.
+        texts: the number of its texts.
+        parts: where its lines are, in each file.
+        digest: identifies its lines and their numbers.
+        share: the share of the input that ends with this block; None if unknown.
+    """
+
+    index: int
+    first: int
+    last: int
+    texts: int
+    parts: tuple[Part, ...]
+    digest: str
+    share: float | None = None
+
+    def read(self) -> list[bytes]:
+        """Read its lines in each file.
+
+        Raises:
+            InvalidInputError: a file cannot be read, or has changed since it was cut.
+        """
+        contents = [read_range(*part[:3]) if part.content is None else part.content for part in self.parts]
+        if _digest(self.first, contents) != self.digest:
+            files = " or ".join(part.source for part in self.parts)
+            raise InvalidInputError(f"{self} have changed since the start: see {files}; start again")
+        return contents
+
+    def __str__(self) -> str:
+        return f"lines {self.first} to {self.last} of the input"
+
+
+def _digest(first: int, contents: Sequence[bytes]) -> str:
+    """Identify the lines of a block, and their numbers."""
+    found = hashlib.blake2b(f"{first} {[len(content) for content in contents]}\n".encode(), digest_size=16)
+    for content in contents:
+        found.update(content)
+    return found.hexdigest()
+
+
+class LineReader:
+    """Reads the lines of a text and remembers where they are.
+
+    Attributes:
+        name: the path or URL of the text, or the name of the stream.
+        lines: its lines with their ends.
+    """
+
+    def __init__(self, source: TextSource, name: str | None = None) -> None:
+        self.name = source_name(source)
+        self.lines = map(_encoded, raw_lines(source, name))
+        self._size = plain_size(source)
+        self._offset = 0
+
+    def part(self, content: bytes) -> Part:
+        """Where the lines are that were read since the last part; ``content`` are all of them."""
+        part = Part(self.name, self._offset, len(content), content if self._size is None else None)
+        self._offset += len(content)
+        return part
+
+    @property
+    def share(self) -> float | None:
+        """The share of the text that ends with the last part."""
+        return self._offset / self._size if self._size else None
+
+
+def block_of(
+    index: int, first: int, texts: int, sides: Sequence[Sequence[bytes]], readers: Sequence[LineReader]
+) -> Block:
+    """Make a block of the lines that were read from each reader since the last block."""
+    contents = [b"".join(lines) for lines in sides]
+    parts = tuple(reader.part(content) for reader, content in zip(readers, contents, strict=True))
+    return Block(index, first, first + len(sides[0]) - 1, texts, parts, _digest(first, contents), readers[0].share)
+
+
+def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
+    """Cut a text, or several that are read in parallel, into blocks of ``size`` lines; the last one may be shorter.
+
+    Each line of the sources is read once.
+
+    Raises:
+        InvalidInputError: a source cannot be read, see :func:`captum_norm.texts.raw_lines`; or one ends before another.
+    """
+    readers = [LineReader(source) for source in sources]
+    for index in count():
+        first = index * size + 1
+        sides = [list(islice(reader.lines, size)) for reader in readers]
+        lengths = [len(lines) for lines in sides]
+        if min(lengths) < max(lengths):
+            if index == 0:
+                _check_encoding(readers, sides)
+            shortest, longest = lengths.index(min(lengths)), lengths.index(max(lengths))
+            message = f"got no such line, but {readers[longest].name} has one; expected equally many in both"
+            raise error_at(sources[shortest], first + lengths[shortest], message)
+        if not sides[0]:
+            return
+        yield block_of(index, first, len(sides[0]), sides, readers)
+
+
+def _encoded(line: str | bytes) -> bytes:
+    return line.encode(errors="surrogatepass") if isinstance(line, str) else line
+
+
+def _check_encoding(readers: Sequence[LineReader], sides: Sequence[Sequence[bytes]]) -> None:
+    """Raise an error about a text none of whose lines is UTF-8: one in another encoding is split into other lines."""
+    for reader, lines in zip(readers, sides, strict=True):
+        found = [decoded(line, reader.name, number) for number, line in enumerate(lines, 1)]
+        errors = [line for line in found if isinstance(line, InvalidInputError)]
+        if errors and len(errors) == len(lines):
+            raise errors[0]

@@ -1,0 +1,168 @@
+"""Folders for the files of a run: local ones, and those behind a URL."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from filelock import FileLock
+
+from captum_norm.files import write_whole
+from captum_norm.urls import Remote, is_url
+
+LOCK = "lock"
+
+
+class Folder(Protocol):
+    """A folder of small files, each written atomically; all methods may raise OSError."""
+
+    def exists(self) -> bool:
+        """Whether it exists.
+
+        Raises:
+            NotADirectoryError: it is something else.
+        """
+
+    def make(self) -> None:
+        """Create it, if it does not exist."""
+
+    def entries(self) -> Iterator[tuple[str, bool]]:
+        """The names of its entries, one at a time, since there may be millions, and whether they are regular files."""
+
+    def open(self, name: str) -> BinaryIO | None:
+        """Open a file for reading; None if there is none."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+
+    def move(self, name: str, new: str) -> None:
+        """Rename a file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if there is one."""
+
+    def remove_folder(self) -> None:
+        """Remove the folder, if it is empty."""
+
+    def locked(self) -> AbstractContextManager[object]:
+        """Keep other runs out inside the context, where the system can.
+
+        Raises:
+            filelock.Timeout: another run holds the lock.
+        """
+
+
+class LocalFolder:
+    """A folder of this machine, or of a shared file system. Links are not followed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        try:
+            kind = os.lstat(self.path).st_mode
+        except FileNotFoundError:
+            return False
+        if not stat.S_ISDIR(kind):
+            raise NotADirectoryError
+        return True
+
+    def make(self) -> None:
+        self.path.mkdir(exist_ok=True)
+
+    def entries(self) -> Iterator[tuple[str, bool]]:
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                yield entry.name, entry.is_file(follow_symlinks=False) or not os.path.lexists(entry)
+
+    def open(self, name: str) -> BinaryIO | None:
+        path = self.path / name
+        try:
+            # Without following a link or waiting for a pipe.
+            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.fdopen(opened, "rb")
+
+    def write(self, name: str, content: bytes) -> None:
+        write_whole(self.path / name, content)
+
+    def move(self, name: str, new: str) -> None:
+        (self.path / name).replace(self.path / new)
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def remove_folder(self) -> None:
+        try:
+            self.path.rmdir()
+        except OSError as error:  # it has files of another run or the user
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with FileLock(self.path / LOCK).acquire(timeout=0):
+            yield
+
+
+class RemoteFolder:
+    """A folder by its URL. There are no locks: runs of the same job write the same files."""
+
+    def __init__(self, url: str) -> None:
+        self.remote = Remote(url)
+
+    def __str__(self) -> str:
+        return str(self.remote)
+
+    def exists(self) -> bool:
+        if self.remote.is_file():
+            raise NotADirectoryError
+        return self.remote.is_folder()
+
+    def make(self) -> None:
+        self.remote.make()
+
+    def entries(self) -> Iterator[tuple[str, bool]]:
+        return ((name, True) for name in self.remote.names())
+
+    def open(self, name: str) -> BinaryIO | None:
+        with suppress(FileNotFoundError):
+            return BytesIO((self.remote / name).read())
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        (self.remote / name).write(content)
+
+    def move(self, name: str, new: str) -> None:
+        content = (self.remote / name).read()
+        (self.remote / new).write(content)
+        (self.remote / name).remove()
+
+    def remove(self, name: str) -> None:
+        (self.remote / name).remove()
+
+    def remove_folder(self) -> None:
+        self.remote.remove_folder()
+
+    def locked(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+def folder_of(name: str) -> Folder:
+    """The folder at a path or URL."""
+    return RemoteFolder(name) if is_url(name) else LocalFolder(Path(name))

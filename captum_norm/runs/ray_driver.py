@@ -1,0 +1,255 @@
+"""Gives the blocks of a job to workers on Ray, on this machine or a cluster."""
+
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, Self, TypeVar
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.runs.backend import RayBackend
+from captum_norm.runs.blocks import Block
+from captum_norm.runs.job import Job, Step, nodes
+from captum_norm.runs.journal import Journal, Record
+from captum_norm.runs.monitor import Monitor
+from captum_norm.runs.worker import Failure, Worker
+from captum_norm.versions import versions
+
+Result = TypeVar("Result")
+
+_CALLS_AHEAD = 2
+"""The number of calls that a worker is given at a time: it begins the next before the driver hears of the last."""
+
+_POLL_SECONDS = 1.0
+_SCALE_SECONDS = 5.0
+_MOST_FAILED_STARTS = 3
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a worker's method.
+
+    Attributes:
+        method: the name of the method.
+        arguments: its arguments.
+        deaths: how many workers died of it.
+    """
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+    deaths: int = 0
+
+
+class _Hand:
+    """A worker, as the driver knows it.
+
+    Attributes:
+        actor: its handle on Ray.
+        calls: the calls it was given, each with the reference to its result, in their order.
+        ready: whether it has loaded the job.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.calls = deque[tuple[Any, _Call]]()
+        self.ready = False
+        self.give(_Call("prepare"))
+
+    def give(self, call: _Call) -> None:
+        self.calls.append((getattr(self.actor, call.method).remote(*call.arguments), call))
+
+
+def run_on_ray(job: Job[Result], backend: RayBackend, journal: Journal, monitor: Monitor) -> Result:
+    """Run a job by workers on Ray; its journal is open.
+
+    Raises:
+        InvalidInputError: Ray is not installed or not reached, a worker cannot load the job, or a block kills its
+            workers.
+    """
+    with _connected(backend) as ray, _Driver(ray, job, journal, monitor, backend) as driver:
+
+        def calls() -> Iterator[_Call]:
+            for block in job.blocks():
+                monitor.handed(block)
+                yield _Call("work", (block,))
+
+        for call, step in driver.answers(calls()):
+            monitor.done(call.arguments[0], step)
+        number = monitor.blocks
+        level = 0
+        while type(job).combine is not Job.combine and nodes(number, level + 1) > 1:
+            level += 1
+            combining = (_Call("combine", (number, level, index)) for index in range(nodes(number, level)))
+            deque(driver.answers(combining), maxlen=0)
+        results: list[Result] = [answer for _, answer in driver.answers([_Call("finish", (number, level))])]
+    return results[0]
+
+
+class _Driver:
+    """Gives calls to workers, and again to others if a worker dies."""
+
+    def __init__(self, ray: Any, job: Job[Any], journal: Journal, monitor: Monitor, backend: RayBackend) -> None:
+        self._ray, self._job, self._journal, self._monitor, self._backend = ray, job, journal, monitor, backend
+        from captum_norm.runs.shared import dumps
+
+        content, arrays = dumps(job)
+        self._arguments = ray.put(content), ray.put(arrays), versions()
+        self._hands: list[_Hand] = []
+        self._again = deque[_Call]()
+        self._started = self._failed_starts = 0
+        self._scaled = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hand in self._hands:
+            self._ray.kill(hand.actor)
+
+    def answers(self, calls: Iterable[_Call]) -> Iterator[tuple[_Call, Any]]:
+        """Let the workers do the calls, in any order; yield each with what it returned.
+
+        Raises:
+            InvalidInputError: one failed, or its workers died as often as they may.
+        """
+        todo = iter(calls)
+        more = True
+        while more or self._again or any(hand.calls for hand in self._hands if hand.ready):
+            self._scale()
+            more = self._give(todo) and more
+            pending = {reference: hand for hand in self._hands for reference, _ in hand.calls}
+            done, _ = self._ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
+            if done:
+                yield from self._take(pending[done[0]])
+            self._monitor.tick()
+
+    def _give(self, todo: Iterator[_Call]) -> bool:
+        """Give the workers what they have room for, to all of them in turn; return False if nothing is left."""
+        for ahead in range(_CALLS_AHEAD):
+            for hand in self._hands:
+                if hand.ready and len(hand.calls) <= ahead:
+                    call = self._again.popleft() if self._again else next(todo, None)
+                    if call is None:
+                        return False
+                    hand.give(call)
+        return True
+
+    def _take(self, hand: _Hand) -> Iterator[tuple[_Call, Any]]:
+        """Take what a worker has finished."""
+        errors = self._ray.exceptions
+        while hand.calls:
+            reference, call = hand.calls[0]
+            try:
+                answer = self._ray.get(reference, timeout=0)
+            except errors.GetTimeoutError:
+                return
+            except errors.RayTaskError:
+                raise
+            except errors.RayError as error:
+                yield from self._lost(hand, str(error).partition("\n")[0])
+                return
+            hand.calls.popleft()
+            if isinstance(answer, Failure):
+                raise InvalidInputError(answer.message)
+            if call.method == "prepare":
+                hand.ready, self._failed_starts = True, 0
+                self._monitor.workers = sum(other.ready for other in self._hands)
+            else:
+                yield call, answer
+
+    def _lost(self, hand: _Hand, reason: str) -> Iterator[tuple[_Call, Any]]:
+        """Take the calls of a dead worker back; only the first can have killed it."""
+        self._hands.remove(hand)
+        self._ray.kill(hand.actor)
+        self._scaled = -math.inf
+        (_, first), *others = hand.calls
+        self._again.extend(call for _, call in others)
+        self._monitor.retry(_described(first), reason)
+        if first.method == "prepare":
+            self._failed_starts += 1
+            if self._failed_starts == _MOST_FAILED_STARTS:
+                raise InvalidInputError(f"{_MOST_FAILED_STARTS} workers died while they loaded the job: {reason}")
+            return
+        first.deaths += 1
+        if first.deaths <= self._backend.retries:
+            self._again.appendleft(first)
+        elif first.method == "work" and self._backend.skip_bad_blocks:
+            yield first, self._set_aside(*first.arguments)
+        else:
+            message = f"{_described(first)} killed {first.deaths} workers ({reason})"
+            advice = "; set such blocks aside with --skip-bad-blocks (skip_bad_blocks=True)" * (first.method == "work")
+            raise InvalidInputError(f"{message}{advice}")
+
+    def _set_aside(self, block: Block) -> Step:
+        record = self._job.set_aside(block)
+        notes = {**record.notes, "set_aside": True}
+        self._journal.finish(block, Record(notes, record.content))
+        self._monitor.set_aside += 1
+        return Step(
+            notes, fresh=False, messages=[f"{block} killed {self._backend.retries + 1} workers and are set aside"]
+        )
+
+    def _scale(self) -> None:
+        """Start workers, as many as are missing."""
+        if time.monotonic() - self._scaled < _SCALE_SECONDS:
+            return
+        self._scaled = time.monotonic()
+        backend = self._backend
+        while len(self._hands) < (backend.workers or self._room()):
+            self._started += 1
+            actor_class = self._ray.remote(Worker).options(
+                name=f"{self._job.title} {self._job.output}, worker {self._started} ({token_hex(4)})",
+                num_cpus=backend.cpus_per_worker,
+                num_gpus=backend.gpus_per_worker,
+            )
+            self._hands.append(_Hand(actor_class.remote(*self._arguments)))
+
+    def _room(self) -> int:
+        """The number of workers that the cluster has room for, at least 1."""
+        needed = {"CPU": self._backend.cpus_per_worker, "GPU": self._backend.gpus_per_worker}
+        nodes = (node["Resources"] for node in self._ray.nodes() if node["Alive"])
+        rooms = (min(int(node.get(name, 0) / number) for name, number in needed.items() if number) for node in nodes)
+        return max(1, sum(rooms))
+
+
+def _described(call: _Call) -> str:
+    if call.method != "work":
+        return f"the step {call.method}"
+    (block,) = call.arguments
+    return f"{block} ({', '.join(part.source for part in block.parts)})"
+
+
+@contextmanager
+def _connected(backend: RayBackend) -> Iterator[Any]:
+    """Connect to Ray; a connection that exists is used and stays.
+
+    Raises:
+        InvalidInputError: Ray is not installed, or the cluster is not reached.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise InvalidInputError("several workers need Ray: pip install 'captum-norm[cluster]'") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    address = backend.address or os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        cores = None if backend.workers is None else math.ceil(backend.workers * backend.cpus_per_worker)
+        options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    try:
+        ray.init(**options, namespace="captum-norm", logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        where = "start Ray on this machine" if address is None else f"reach a Ray cluster at {address}"
+        raise InvalidInputError(f"cannot {where}: {reason}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

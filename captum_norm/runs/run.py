@@ -1,0 +1,85 @@
+"""Runs a job: in this process, or by workers on Ray."""
+
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.runs.backend import Backend, RayBackend
+from captum_norm.runs.job import Job, Parts, Work, finish_block
+from captum_norm.runs.journal import Journal
+from captum_norm.runs.monitor import Monitor
+from captum_norm.runs.ray_driver import run_on_ray
+
+Result = TypeVar("Result")
+
+
+def run_job(
+    job: Job[Result],
+    backend: Backend = "local",
+    *,
+    restart: bool = False,
+    save: Callable[[Result], object] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
+    log: str | PathLike[str] | None = None,
+) -> Result:
+    r"""Finish all blocks of a job exactly once, even if processes are killed, and return its result.
+
+    The folder ``OUTPUT.parts`` keeps finished blocks, and every few seconds what is done of unfinished ones, with
+    checksums. A run that was killed at any moment continues from there when it is started again, on any machine that
+    reaches the folder and with any backend. The result is the same for any number of workers, any order in which they
+    finish and any number of deaths, as long as they compute alike (same device, same number of threads).
+
+    Args:
+        job: the job.
+        backend: where it runs.
+        restart: whether to discard the work of an unfinished run.
+        save: called with the result; unfinished work is removed once it returns.
+        report: called with messages about the run.
+        log: a file for the events of the run, to which lines of JSON are appended.
+
+    Raises:
+        InvalidInputError: another run is active, or the unfinished one has another identity or other text; the folder
+            was not created by a run, or cannot be read or written; Ray is not installed or not reached; or a block
+            kills its workers.
+
+    Example:
+        >>> import tempfile
+        >>> from captum_norm.runs import Job, Record, cut
+        >>> class Letters(Job[int]):
+        ...     def blocks(self):
+        ...         return cut([self.output], 2)
+        ...     def worker(self):
+        ...         return lambda attempt: Record({"letters": sum(map(len, attempt.block.read()))}, b"")
+        ...     def finish(self, parts):
+        ...         return sum(record.notes["letters"] for record in parts.blocks())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = Path(folder, "text")
+        ...     _ = text.write_text("one\ntwo\nthree\n")
+        ...     run_job(Letters(str(text), {}))
+        14
+    """
+    backend = RayBackend() if backend == "ray" else backend
+    if backend == "local":
+        # What cannot be loaded is refused before anything is written.
+        run = partial(_run_here, job, job.worker())
+    elif isinstance(backend, RayBackend):
+        run = partial(run_on_ray, job, backend)
+    else:
+        raise InvalidInputError(f'got the backend {backend!r}; expected "local", "ray" or a RayBackend')
+    journal = Journal(job.output, job.identity, report)
+    with journal.opened(restart=restart):
+        with Monitor.watching(job, journal, None if log is None else Path(log), report) as monitor:
+            result = run(journal, monitor)
+            save(result)
+        journal.remove()
+    return result
+
+
+def _run_here(job: Job[Result], work: Work, journal: Journal, monitor: Monitor) -> Result:
+    for block in job.blocks():
+        monitor.handed(block)
+        monitor.done(block, finish_block(job, journal, work, block))
+    return job.finish(Parts(job, journal, monitor.blocks))

@@ -1,0 +1,95 @@
+"""Blocks are cut at line feeds, found by their position and read again as they were."""
+
+import bz2
+import gzip
+import io
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from captum_norm.analysis.corpus import Corpus
+from captum_norm.errors import InvalidInputError
+from captum_norm.runs import Block, cut
+
+LINES = [b"one", b"", b"\xff\xfe", "été\u2028là".encode(), b"a\rb", b"end\r", b"  ", b"\xe3\x80\x80", b"\x1c", b"last"]
+
+
+def drawn(rng: random.Random, number: int) -> bytes:
+    """Lines of all kinds, the last of which may lack its line feed."""
+    content = b"".join(rng.choice(LINES) + b"\n" for _ in range(number))
+    return content if rng.random() < 0.5 else content[:-1]
+
+
+def joined(blocks: Iterable[Block], side: int = 0) -> bytes:
+    return b"".join(block.read()[side] for block in blocks)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_are_the_text(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    content, size = drawn(rng, rng.randrange(1, 30)), rng.randrange(1, 12)
+    path, packed = tmp_path / "text", tmp_path / "text.gz"
+    path.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    blocks = list(cut([path], size))
+    assert joined(blocks) == joined(cut([packed], size)) == joined(cut([io.BytesIO(content)], size)) == content
+    lines = content.split(b"\n")[: content.count(b"\n") + (not content.endswith(b"\n"))]
+    assert [block.texts for block in blocks] == [len(lines[at : at + size]) for at in range(0, len(lines), size)]
+    assert [(block.index, block.first) for block in blocks] == [(i, i * size + 1) for i in range(len(blocks))]
+    assert blocks == [block for block in blocks if block.parts[0].content is None]
+    assert blocks[-1].share == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("unit", ["lines", "documents"])
+def test_blocks_of_a_corpus_are_its_texts(tmp_path: Path, seed: int, unit: str) -> None:
+    rng = random.Random(seed)
+    content = drawn(rng, rng.randrange(1, 30)).replace(LINES[2], b"two")
+    for name, packed in (("text", content), ("text.bz2", bz2.compress(content))):
+        path = tmp_path / name
+        path.write_bytes(packed)
+        for limit in (None, 1, 5):
+            corpus = Corpus(path, unit, limit)  # type: ignore[arg-type]  # a parameter
+            size = rng.randrange(1, 6)
+            texts = list(corpus.texts())
+            found = [list(corpus.read(block)) for block in corpus.blocks(size)]
+            assert found == [texts[at : at + size] for at in range(0, len(texts), size)]
+
+
+def test_text_and_place_identify_a_block(tmp_path: Path) -> None:
+    contents = [b"a b\nc\nd\n", b"a\nb c\nd\n", b"a b\nc\ne\n", b"c\na b\nd\n", b"\na b\nc\n"]
+    digests = {block.digest for content in contents for block in cut([io.BytesIO(content)], 3)}
+    one, two = (io.BytesIO(content) for content in (b"ab\nc\n", b"d\ne\n"))
+    (both,) = cut([one, two], 2)
+    assert len({*digests, both.digest}) == len(contents) + 1
+    path = tmp_path / "text"
+    path.write_bytes(b"a\nb\nc\n")
+    first, second = cut([path], 2)
+    path.write_bytes(b"a\nB\nc\n")
+    assert second.read() == [b"c\n"]
+    with pytest.raises(InvalidInputError, match=r"^lines 1 to 2 of the input have changed since the start: see .*text; "):
+        first.read()
+    path.unlink()
+    with pytest.raises(InvalidInputError, match=r"^cannot read .*text: there is no such file"):
+        second.read()
+
+
+def test_every_byte_is_read_once(tmp_path: Path) -> None:
+    class Counted(io.BytesIO):
+        read_bytes = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            Counted.read_bytes += len(line)
+            return line
+
+    content = b"some words\n" * 1000
+    assert joined(cut([Counted(content)], 7)) == content
+    assert Counted.read_bytes == len(content)
+
+
+def test_a_stream_of_text_may_hold_what_is_no_unicode() -> None:
+    (block,) = cut([io.StringIO("a\n\udcff\n")], 2)
+    assert block.read() == [b"a\n\xed\xb3\xbf\n"]
