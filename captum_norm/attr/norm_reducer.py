@@ -153,9 +153,8 @@ class NormReducer:
         others = here.projected - own if bias is None else self._without_bias(here, rows, own, weight, bias)
         if results.residual_norm is not None:
             results.residual_norm[:, rows] = length(here.residual)
-        directions, ends = random_directions(own.shape[-1], own), {}
-        for scope in self._carries:
-            ends[scope] = self.ends(scope, here)
+        directions = random_directions(own.shape[-1], own)
+        ends = {scope: self.ends(scope, here) for scope in self._carries}
         for norms, vectors in self._vectors.items():
             carry = vectors.carry
             scales, attention = self.scales(carry, here), CarriedAttention.of(carry, own, others, directions)
@@ -164,10 +163,10 @@ class NormReducer:
             if vectors.form is not None:
                 direct = length(carry.linear(sampled)) if self._cross else attention.own_norm
                 vectors.finish_rows(rows, keys, direct, scales)
-            bias, sketch = vectors.projection.bias, vectors.sketch[:, rows]
+            carried_bias, sketch = vectors.projection.bias, vectors.sketch[:, rows]
             for scope, steps in self._carries.items():
                 if steps.norms == norms:
-                    yield scope, block_rows(steps, scales, attention, bias, sketch, directions, *ends[scope])
+                    yield scope, block_rows(steps, scales, attention, carried_bias, sketch, directions, *ends[scope])
 
     def _without_bias(self, here: BlockTensors, rows: slice, own: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return attention's output without its bias and the queries' own vectors, (B, Q, D).

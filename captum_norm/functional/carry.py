@@ -149,7 +149,8 @@ class CarriedAttention:
     def of(cls, carry: Carry, own: Tensor, others: Tensor, directions: Tensor) -> "CarriedAttention":
         """Carry both parts, (B, Q, D) each, and project their sum on the random directions, (D, k)."""
         own, others = carry.linear(own), carry.linear(others)
-        return cls(own, *lengths(own, others), (own + others) @ directions)
+        own_norm, others_norm = lengths(own, others)
+        return cls(own, own_norm, others_norm, (own + others) @ directions)
 
 
 class BlockRows(NamedTuple):
