@@ -185,29 +185,23 @@ class _OpenBlock:
     queries: int = 0
 
 
+@dataclass(eq=False)
 class _Recorder:
-    def __init__(
-        self,
-        make_reducers: ReducerFactory,
-        blocks: Mapping[nn.Module, Block] | None,
-        budget: MemoryBudget,
-        advance: Callable[[int], object],
-        stacks: Stacks,
-        feed_forward: bool,
-    ) -> None:
-        self._stacks = stacks
-        self._feed_forward = feed_forward
-        self._make_reducers = make_reducers
-        self._blocks = blocks
-        self._budget = budget
-        self._advance = advance
-        self._open = {module: _OpenBlock() for module in blocks or ()}
+    make_reducers: ReducerFactory
+    blocks: Mapping[nn.Module, Block] | None
+    budget: MemoryBudget
+    advance: Callable[[int], object]
+    stacks: Stacks
+    feed_forward: bool
+
+    def __post_init__(self) -> None:
+        self._open = {module: _OpenBlock() for module in self.blocks or ()}
 
     def hooks(self) -> list[tuple[nn.Module, End, Hook]]:
         """Hooks that note the tensors of all blocks, and the routing of mixtures of experts."""
         found: list[tuple[nn.Module, End, Hook]] = []
-        for module, block in (self._blocks or {}).items():
-            behind = block.feed_forward if self._feed_forward else None
+        for module, block in (self.blocks or {}).items():
+            behind = block.feed_forward if self.feed_forward else None
             sites = block.sites if behind is None else block.sites | behind.sites
             found += [(site.module, site.end, partial(self._arrive, block, site, len(sites))) for site in sites]
             if behind is not None and behind.experts is not None:
@@ -226,8 +220,8 @@ class _Recorder:
         """Compute attention in place of the model's own function."""
         block, module, queries = self._block_of(call.module), call.module, call.query.shape[2]
         outputs: list[Tensor] = []
-        with self._stacks.attending(call) as place:
-            reducers = self._make_reducers(place, block, call)
+        with self.stacks.attending(call) as place:
+            reducers = self.make_reducers(place, block, call)
             # Heads are strided views, which the product of every part would copy.
             heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
             call = replace(call, **heads)
@@ -235,17 +229,17 @@ class _Recorder:
             for part in parts:
                 output, weights = call.part(part).run()
                 if part.rows.start == 0:
-                    self._stacks.look(weights)
+                    self.stacks.look(weights)
                 for reducer in reducers:
                     reducer.consume(weights, part)
                 outputs.append(output)
-                self._advance(output.shape[0] * output.shape[1])
+                self.advance(output.shape[0] * output.shape[1])
         context = _joined(outputs, len(call.query))
         if block is not None:
             opened = self._open[module]
             opened.reducers, opened.batch, opened.queries = reducers, len(call.query), queries
             opened.context = context.flatten(2) if reducers else None
-            if self._feed_forward and reducers:
+            if self.feed_forward and reducers:
                 opened.attend = partial(_weights_again, call, parts)
         else:
             for reducer in reducers:
@@ -253,11 +247,11 @@ class _Recorder:
         return context
 
     def _block_of(self, module: nn.Module) -> Block | None:
-        if self._blocks is None:
+        if self.blocks is None:
             return None
-        if module not in self._blocks:
+        if module not in self.blocks:
             raise UnsupportedModelError(f"{type(module).__name__} was not seen when the model's structure was read")
-        return self._blocks[module]
+        return self.blocks[module]
 
     def expect_nothing_open(self) -> None:
         """Refuse blocks whose tensors have not all been seen."""
@@ -271,7 +265,7 @@ class _Recorder:
     def _parts(self, call: AttentionCall) -> Iterator[Part]:
         """Whole examples if they fit, else rows of single examples."""
         batch, heads, queries, _ = call.query.shape
-        fitting_rows = rows_at_once(call.query, heads * call.key.shape[2], self._budget)
+        fitting_rows = rows_at_once(call.query, heads * call.key.shape[2], self.budget)
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
         if (examples < batch or rows < queries) and not _parts_are_independent(call):
             examples, rows = batch, queries
@@ -288,7 +282,7 @@ class _Recorder:
             opened.tensors[site] = tensor.clone() if overwritten else tensor
         if len(opened.tensors) == sites:
             self._open[block.attention] = _OpenBlock()
-            tensors = _block_tensors(block, opened, self._advance) if opened.reducers else None
+            tensors = _block_tensors(block, opened, self.advance) if opened.reducers else None
             for reducer in opened.reducers:
                 reducer.finish(tensors)
 
