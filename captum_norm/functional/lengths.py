@@ -7,7 +7,7 @@ mean of ‖eᵀΩ‖²/k is ‖e‖²: an error cannot hide from all directions,
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 DIRECTIONS = 8
 
 
+@cache
 def least_exact(dtype: torch.dtype) -> float:
     """Return the norm above which underflow in the square costs no significant digits."""
     limits = torch.finfo(dtype)
