@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest fuzz format docs bench constraints constraints-lowest clean
+.PHONY: help demo test test-lowest fuzz faults format docs bench constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that p
 fuzz: FACTOR ?= 20
 fuzz: $(INSTALLED) ## Run the tests on generated inputs and damaged files at length (FACTOR=20)
 	CAPTUM_NORM_FUZZ=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz $(PARALLEL) tests
+
+faults: FACTOR ?= 30
+faults: $(INSTALLED) ## Kill workers, nodes and drivers of a run on a cluster at random (FACTOR=30 times)
+	CAPTUM_NORM_FAULTS=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/runs/test_faults.py
 
 format: $(INSTALLED) ## Format the code and repair what ruff can
 	$(BIN)/ruff check --fix

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Self, TypeVar
 
@@ -27,6 +27,7 @@ _CALLS_AHEAD = 2
 
 _POLL_SECONDS = 1.0
 _SCALE_SECONDS = 5.0
+_NODE_SECONDS = 20.0
 _MOST_FAILED_STARTS = 3
 
 
@@ -37,12 +38,12 @@ class _Call:
     Attributes:
         method: the name of the method.
         arguments: its arguments.
-        deaths: how many workers died of it.
+        deaths: the nodes of workers that died of it, but for nodes known to be lost.
     """
 
     method: str
     arguments: tuple[Any, ...] = ()
-    deaths: int = 0
+    deaths: list[str] = field(default_factory=list)
 
 
 class _Hand:
@@ -51,16 +52,22 @@ class _Hand:
     Attributes:
         actor: its handle on Ray.
         calls: the calls it was given, each with the reference to its result, in their order.
-        ready: whether it has loaded the job.
+        node: the ID of its node, once it has loaded the job.
     """
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
         self.calls = deque[tuple[Any, _Call]]()
-        self.ready = False
+        self.node: str | None = None
         self.give(_Call("prepare"))
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has loaded the job."""
+        return self.node is not None
+
     def give(self, call: _Call) -> None:
+        """Let the worker do a call after those it has."""
         self.calls.append((getattr(self.actor, call.method).remote(*call.arguments), call))
 
 
@@ -126,6 +133,7 @@ class _Driver:
             done, _ = self._ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
             if done:
                 yield from self._take(pending[done[0]])
+            self._monitor.workers = sum(hand.ready for hand in self._hands)
             self._monitor.tick()
 
     def _give(self, todo: Iterator[_Call]) -> bool:
@@ -157,8 +165,7 @@ class _Driver:
             if isinstance(answer, Failure):
                 raise InvalidInputError(answer.message)
             if call.method == "prepare":
-                hand.ready, self._failed_starts = True, 0
-                self._monitor.workers = sum(other.ready for other in self._hands)
+                hand.node, self._failed_starts = answer, 0
             else:
                 yield call, answer
 
@@ -170,18 +177,21 @@ class _Driver:
         (_, first), *others = hand.calls
         self._again.extend(call for _, call in others)
         self._monitor.retry(_described(first), reason)
-        if first.method == "prepare":
+        if hand.node is None:
             self._failed_starts += 1
             if self._failed_starts == _MOST_FAILED_STARTS:
                 raise InvalidInputError(f"{_MOST_FAILED_STARTS} workers died while they loaded the job: {reason}")
             return
-        first.deaths += 1
-        if first.deaths <= self._backend.retries:
+        first.deaths.append(hand.node)
+        if len(first.deaths) > self._backend.retries:
+            # A lost node is no fault of the block.
+            first.deaths = [node for node in first.deaths if self._lives(node)]
+        if len(first.deaths) <= self._backend.retries:
             self._again.appendleft(first)
         elif first.method == "work" and self._backend.skip_bad_blocks:
             yield first, self._set_aside(*first.arguments)
         else:
-            message = f"{_described(first)} killed {first.deaths} workers ({reason})"
+            message = f"{_described(first)} killed {len(first.deaths)} workers ({reason})"
             advice = "; set such blocks aside with --skip-bad-blocks (skip_bad_blocks=True)" * (first.method == "work")
             raise InvalidInputError(f"{message}{advice}")
 
@@ -209,6 +219,16 @@ class _Driver:
             )
             self._hands.append(_Hand(actor_class.remote(*self._arguments)))
 
+    def _lives(self, node: str) -> bool:
+        """Whether a node answers: Ray itself notices seconds later that one is lost."""
+        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        ping = self._ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
+        try:
+            self._ray.get(ping.remote(), timeout=_NODE_SECONDS)
+        except self._ray.exceptions.RayError:
+            return False
+        return True
+
     def _room(self) -> int:
         """The number of workers that the cluster has room for, at least 1."""
         needed = {"CPU": self._backend.cpus_per_worker, "GPU": self._backend.gpus_per_worker}
@@ -231,6 +251,8 @@ def _connected(backend: RayBackend) -> Iterator[Any]:
     Raises:
         InvalidInputError: Ray is not installed, or the cluster is not reached.
     """
+    # Deaths of workers are told by the monitor.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed|Raylet is terminated")
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -46,10 +46,11 @@ def dumps(value: object) -> tuple[bytes, Arrays]:
 
 def loads(content: bytes, arrays: Arrays) -> Any:
     """Restore an object from :func:`dumps`; its large tensors share memory with the arrays."""
-    import torch
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
+            import torch
+
             index, dtype = pid
             storage = torch.from_numpy(arrays[index]).untyped_storage()
             return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype)

@@ -36,7 +36,10 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 def test_blocks_and_facts(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("a\nb\nc\n")
-    assert [str(block) for block in Corpus(path).blocks(2)] == ["lines 1 to 2 of the input", "lines 3 to 3 of the input"]
+    assert [str(block) for block in Corpus(path).blocks(2)] == [
+        "lines 1 to 2 of the input",
+        "lines 3 to 3 of the input",
+    ]
     facts = Corpus(path).facts()
     assert (facts.texts, facts.sha256) == (3, hashlib.sha256(path.read_bytes()).hexdigest())
 

@@ -162,7 +162,7 @@ def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
         ("no-such", {}, "got the analysis no-such; expected one of dispersion"),
         ("dispersion", {"batch_tokens": 0}, "batch_tokens=0"),
         ("dispersion", {"backend": RayBackend(address="auto")}, "name it with --out"),
-        ("dispersion", {"backend": "cluster"}, 'got the backend \'cluster\'; expected "local"'),
+        ("dispersion", {"backend": "cluster"}, "got the backend 'cluster'; expected \"local\""),
         ("dispersion", {"frequencies": "list"}, "does not use"),
         ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: there is no such file"),
         ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),

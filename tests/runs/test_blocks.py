@@ -69,7 +69,9 @@ def test_text_and_place_identify_a_block(tmp_path: Path) -> None:
     first, second = cut([path], 2)
     path.write_bytes(b"a\nB\nc\n")
     assert second.read() == [b"c\n"]
-    with pytest.raises(InvalidInputError, match=r"^lines 1 to 2 of the input have changed since the start: see .*text; "):
+    with pytest.raises(
+        InvalidInputError, match=r"^lines 1 to 2 of the input have changed since the start: see .*text; "
+    ):
         first.read()
     path.unlink()
     with pytest.raises(InvalidInputError, match=r"^cannot read .*text: there is no such file"):

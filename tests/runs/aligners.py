@@ -1,0 +1,62 @@
+"""Aligners that kill their workers."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from alignment.pipeline import Answer
+from tests.runs.extractions import Batch, align
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Kills its process at a pair with a certain word, as often as there are files left in a folder.
+
+    Attributes:
+        word: the source word.
+        lives: the folder; each death takes one of its files.
+    """
+
+    word: str
+    lives: Path
+
+    def __call__(self, pairs: Batch) -> list[Answer]:
+        if any(self.word in source for source, _ in pairs):
+            for life in sorted(self.lives.iterdir()):
+                life.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return list(align(pairs))
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Takes some seconds for each batch."""
+
+    seconds: float
+
+    def __call__(self, pairs: Batch) -> list[Answer]:
+        time.sleep(self.seconds)
+        return list(align(pairs))
+
+
+@dataclass(frozen=True)
+class Unloadable:
+    """Cannot be loaded by a worker: says so, or kills it."""
+
+    deadly: bool = False
+
+    def __reduce__(self) -> object:
+        return (_die, ()) if self.deadly else (_fail, ())
+
+    def __call__(self, pairs: Batch) -> list[Answer]:
+        return list(align(pairs))
+
+
+def _fail() -> None:
+    raise ModuleNotFoundError("No module named 'lab'")
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

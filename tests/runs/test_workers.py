@@ -1,0 +1,198 @@
+"""Workers on Ray make the output of one process, whatever happens to them."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from alignment.pipeline import ExtractionCounts, extract
+from captum_norm.errors import InvalidInputError
+from captum_norm.runs import Journal, RayBackend, describe, ray_driver, run_job
+from tests.runs import extractions
+from tests.runs.aligners import Deadly, Unloadable
+from tests.runs.extractions import align, check_result, expected, interrupt, run, write_text
+from tests.runs.test_jobs import Sum
+
+
+@pytest.mark.parametrize("lines", [0, 1, 150])
+def test_workers_make_the_output_of_one_process(tmp_path: Path, ray: RayBackend, lines: int) -> None:
+    pairs = extractions.text(lines)
+    source, out, log = write_text(tmp_path / "text", pairs), tmp_path / "out", tmp_path.with_suffix(".jsonl")
+    told: list[str] = []
+    alone: list[str] = []
+    counts = extract(source, None, align, out, block_lines=4, max_words=8, report=alone.append)
+    options: dict[str, Any] = {"backend": ray, "log": log, "overwrite": True, "report": told.append}
+    assert extract(source, None, align, out, block_lines=4, max_words=8, **options) == counts
+    check_result(source, out, pairs)
+    assert sorted(told) == sorted(alone)
+    first, *_, last = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    assert (first["event"], first["output"], first["identity"]) == (
+        "started",
+        str(out),
+        {"block_lines": 4, "max_words": 8},
+    )
+    assert (last["event"], last["texts"], last["blocks"]) == ("finished", lines, -(-lines // 4))
+    assert last["workers"] == 2 or lines < 150  # the second may not be there yet
+
+
+def test_a_run_goes_on_with_any_number_of_workers(tmp_path: Path, ray: RayBackend) -> None:
+    pairs = [(f"a b{line}", "c d") for line in range(90)]
+    source, out = write_text(tmp_path / "text", [*pairs[:56], ("", "")]), tmp_path / "out"
+    interrupt(source, out, 3)
+    with pytest.raises(InvalidInputError, match="line 57: got no word"):
+        run(source, out, backend=ray, bad_lines="stop")
+    write_text(source, pairs)
+    told: list[str] = []
+    run(source, out, backend=replace(ray, workers=1), report=told.append)
+    assert re.search(r"out.parts: \d+ blocks are finished already", told[0])
+    check_result(source, out, pairs)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_block_whose_worker_died_is_done_elsewhere(tmp_path: Path, ray: RayBackend, deaths: int) -> None:
+    source, out = write_text(tmp_path / "text", [*[("a b", "c")] * 30, ("kill", "d")]), tmp_path / "out"
+    log = tmp_path.with_suffix(".jsonl")
+    run(source, out, align=Deadly("kill", lives(tmp_path, deaths)), backend=ray, log=log)
+    assert out.read_text() == expected([*[("a b", "c")] * 30, ("kill", "d")])
+    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert [event["event"] for event in events].count("retry") == deaths
+    assert events[-1]["retries"] == deaths
+
+
+def lives(folder: Path, number: int) -> Path:
+    found = folder.with_name(f"{folder.name} lives")
+    found.mkdir()
+    for life in range(number):
+        (found / str(life)).touch()
+    return found
+
+
+def test_a_block_that_kills_every_worker_is_named_and_can_be_set_aside(tmp_path: Path, ray: RayBackend) -> None:
+    pairs = [("a b", "c")] * 30
+    pairs[13] = ("kill", "d")
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    deadly = Deadly("kill", lives(tmp_path, 100))
+    with pytest.raises(
+        InvalidInputError,
+        match=rf"^lines 13 to 16 of the input \({source}\) killed 3 workers \(.*\); set such blocks aside with --skip-bad",
+    ):
+        run(source, out, align=deadly, backend=ray)
+    told: list[str] = []
+    counts = extract(
+        source,
+        None,
+        deadly,
+        out,
+        block_lines=4,
+        max_words=8,
+        backend=replace(ray, skip_bad_blocks=True, retries=0),
+        report=told.append,
+    )
+    assert counts == ExtractionCounts(lines=30, links=26, set_aside=4)
+    assert "lines 13 to 16 of the input killed 1 workers and are set aside" in told
+    lines = expected(pairs).splitlines(keepends=True)
+    assert out.read_text() == "".join([*lines[:12], *["\n"] * 4, *lines[16:]])
+
+
+def test_blocks_set_aside_are_tried_again_by_the_next_run(tmp_path: Path, ray: RayBackend) -> None:
+    pairs = [("a b", "c")] * 12
+    pairs[5] = ("kill", "d")
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    (deadly := Deadly("kill", lives(tmp_path, 2)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "remove", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(source, out, align=deadly, backend=replace(ray, skip_bad_blocks=True, retries=1))
+    out.unlink()
+    run(source, out)
+    assert out.read_text() == expected(pairs)
+
+
+def interrupted(_: Journal) -> None:
+    raise KeyboardInterrupt
+
+
+def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend, monkeypatch: Any) -> None:
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^cannot load the job \(ModuleNotFoundError: No module named 'lab'\); its code must be installed on all",
+    ):
+        run(source, out, align=Unloadable(), backend=ray)
+    with pytest.raises(InvalidInputError, match="^3 workers died while they loaded the job: "):
+        run(source, out, align=Unloadable(deadly=True), backend=ray)
+    monkeypatch.setattr(ray_driver, "versions", lambda: {"torch": "2.99"})
+    with pytest.raises(
+        InvalidInputError, match=r"^got torch [0-9.+cpu]+, expected 2.99 as in the process that started"
+    ):
+        run(source, out, backend=ray)
+    monkeypatch.undo()
+    with pytest.raises(InvalidInputError, match=r"memory://.*parts is not there.*; give a folder that all nodes reach"):
+        extract(source, None, align, "memory://out", backend=ray)  # memory is not shared
+
+
+def test_bad_input_is_told_by_the_worker(tmp_path: Path, ray: RayBackend) -> None:
+    source, out = write_text(tmp_path / "text", [("a", "b")] * 9 + [("a", "")]), tmp_path / "out"
+    with pytest.raises(
+        InvalidInputError, match=r"text, line 10: got no word on the target side.* \(a worker on .*, process \d+\)$"
+    ):
+        run(source, out, backend=ray, bad_lines="stop")
+    assert not out.exists()
+    run(source, out, backend=ray)
+
+
+def test_statistics_are_combined_in_a_tree(tmp_path: Path, ray: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text"
+    path.write_text("".join(f"{number / 7}\n" for number in range(300)))
+    whole = run_job(Sum(str(path)))
+    assert run_job(Sum(str(path)), ray) == whole
+    assert {found.name for found in tmp_path.iterdir()} == {"text"}
+
+
+def test_ray_is_not_needed_by_one_process_and_named_if_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
+    with pytest.raises(InvalidInputError, match=r"several workers need Ray: pip install 'captum-norm\[cluster\]'"):
+        run(source, out, backend="ray")
+    run(source, out)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "got 0 workers; expected at least 1"),
+        ({"cpus_per_worker": 0}, "got cpus_per_worker=0 and gpus_per_worker=0; expected more than 0 cores"),
+        ({"gpus_per_worker": float("nan")}, "gpus_per_worker=nan"),
+        ({"retries": -1}, "got -1 retries"),
+    ],
+)
+def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        RayBackend(**options)
+
+
+def test_the_status_of_a_run_is_described() -> None:
+    status = {
+        "unit": "lines",
+        "blocks": 1024,
+        "texts": 2_097_152,
+        "estimated_texts": 8_400_000,
+        "texts_per_second": 812.4,
+        "seconds_left": 7761,
+        "workers": 8,
+        "retries": 2,
+        "blocks_set_aside": 1,
+        "counts": {"bad": 17},
+        "host": "node",
+        "time": 0,
+    }
+    assert re.fullmatch(
+        r"2,097,152 of about 8,400,000 lines in 1,024 blocks, 812 lines/s, 8 workers, 2 retries, 17 bad, "
+        r"1 blocks set aside, about 2:09:21 left; \d+ s ago on node",
+        describe(status),
+    )
