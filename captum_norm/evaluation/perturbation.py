@@ -84,7 +84,7 @@ class Perturbation:
         self.model = model
         self.replacement: Replacement | None = None
         if isinstance(removal, str) and removal == "delete":
-            mask = library_of(model).inputs.mask
+            mask = library_of(model).mask
             if mask not in inspect.signature(model.forward).parameters:
                 raise InvalidInputError(f"{type(model).__name__} takes no attention mask, so no token can be deleted")
         else:
@@ -257,7 +257,7 @@ class PerturbedInputs:
 
 def _pad(call: ModelCall, real: Tensor) -> None:
     """Turn positions that are not real, (N, S), into padding."""
-    call.arguments[str(call.library.inputs.mask)] = real.long()
+    call.arguments[str(call.library.mask)] = real.long()
     ids, padding = call.arguments.get("input_ids"), getattr(config_of(call.model), "pad_token_id", None)
     # Some classifiers find the last token by the padding id, not by the mask.
     if ids is not None and padding is not None:

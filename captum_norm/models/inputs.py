@@ -15,7 +15,7 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel, known_model
-from captum_norm.models.libraries.library import Library, SequenceNames, SequencesSeen
+from captum_norm.models.libraries.library import Library, SequencesSeen
 from captum_norm.models.main_input import check_shape, check_tensors
 from captum_norm.models.positions import Positions, check_some_real, read_positions
 from captum_norm.models.stacks import Role, Stacks
@@ -183,14 +183,12 @@ def bind_inputs(
         check_shape(main)
         call = ModelCall(model, known, encoder, arguments, len(main), Positions(), Positions(), texts, budget)
         return _with_positions_seen(call, main, library.sequences)
-    reader = model if encoder is None else encoder
-    positions = read_positions(reader, library.embeddings(reader), library.inputs, main, arguments)
+    positions = read_positions(library, model if encoder is None else encoder, library.mask, main, arguments)
     decoder = Positions()
-    given = (arguments.get(name) for name in library.decoder.main)
+    given = (arguments.get(name) for name in library.decoder)
     start = next((value for value in given if isinstance(value, Tensor)), None)
     if halves is not None and start is not None:
-        _, reader = halves
-        decoder = read_positions(reader, library.embeddings(reader), library.decoder, start, arguments)
+        decoder = read_positions(library, halves[1], library.decoder_mask, start, arguments)
         if len(start) != len(main):
             raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
     if positions.shift is not None or decoder.shift is not None:
@@ -200,7 +198,7 @@ def bind_inputs(
 
 
 def _named(
-    model: nn.Module, names: SequenceNames, inputs: Inputs, additional_forward_args: Any
+    model: nn.Module, names: Sequence[str], inputs: Inputs, additional_forward_args: Any
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the main input, and all arguments of the model's forward function by name."""
     parameters = inspect.signature(unwrapped(model).forward).parameters
@@ -284,14 +282,12 @@ def _arguments_by_name(
 
 
 def _main_argument(
-    names: SequenceNames, inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
+    names: Sequence[str], inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> Tensor:
-    for name in (*names.main, *parameters):
+    for name in (*names, *parameters):
         if isinstance(inputs.get(name), Tensor):
             return inputs[name]  # type: ignore[no-any-return]
-    raise InvalidInputError(
-        f"got inputs with the keys {sorted(inputs)}; expected {' or '.join(names.main)} as a tensor"
-    )
+    raise InvalidInputError(f"got inputs with the keys {sorted(inputs)}; expected {' or '.join(names)} as a tensor")
 
 
 def _token_texts(inputs: Inputs) -> Sequence[Sequence[str]] | None:

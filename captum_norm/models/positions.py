@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.libraries.library import SequenceNames
+from captum_norm.models.libraries.library import Library
 from captum_norm.models.main_input import check_sequence
 
 
@@ -64,32 +64,31 @@ class Positions:
 
 
 def read_positions(
-    part: nn.Module, embeddings: nn.Module | None, names: SequenceNames, main: Tensor, arguments: Mapping[str, Any]
+    library: Library, part: nn.Module, mask: str | None, main: Tensor, arguments: Mapping[str, Any]
 ) -> Positions:
     """Positions of one input, each example shifted to begin at position 0.
 
     Args:
+        library: the library that the model is built with.
         part: what reads the input: a model, its encoder or its decoder.
-        embeddings: the token embeddings of ``part``, if any.
-        names: the names of the arguments for the input.
+        mask: the name of the argument that masks padding, if there is one.
         main: the input.
         arguments: all arguments of the model's forward function.
 
     Raises:
         InvalidInputError: if the input or its mask is invalid, or an example is all padding.
     """
-    signal = next((name for name in names.signals if arguments.get(name) is main), None)
+    given = None if mask is None else arguments.get(mask)
+    signal = next((name for name in library.signals if arguments.get(name) is main), None)
     if signal is not None and main.numel() > 0:
-        _refuse_padding(signal, None if names.mask is None else arguments.get(names.mask))
+        _refuse_padding(signal, given)
         return Positions()
+    embeddings = library.embeddings(part)
     length = check_sequence(part, embeddings, main)
-    if names.mask is None:
-        real = _non_padding(embeddings, main)
-    else:
-        real = _real_positions(arguments.get(names.mask), main, length)
+    real = _non_padding(embeddings, main) if mask is None else _real_positions(given, main, length)
     if real is None:
         return Positions(length)
-    check_some_real(real, "the padding id" if names.mask is None else "the attention mask")
+    check_some_real(real, "the padding id" if mask is None else "the attention mask")
     shift = real.to(torch.int8).argmax(1)
     if not shift.any():
         return Positions(length, None if real.all() else real)

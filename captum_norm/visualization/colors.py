@@ -51,8 +51,7 @@ def color_of(share: float) -> Rgb:
         >>> sum(color_of(0.1)) > sum(color_of(0.9))
         True
     """
-    red, green, blue = color_table()[round(min(max(share, 0.0), 1.0) * (STEPS - 1))].tolist()
-    return red, green, blue
+    return signed_color_of(max(share, 0.0))
 
 
 def signed_color_of(share: float) -> Rgb:
@@ -62,9 +61,7 @@ def signed_color_of(share: float) -> Rgb:
         >>> signed_color_of(0.5) == color_of(0.5), signed_color_of(-0.5) == color_of(0.5)
         (True, False)
     """
-    if share >= 0:
-        return color_of(share)
-    red, green, blue = color_table(below=True)[round(min(-share, 1.0) * (STEPS - 1))].tolist()
+    red, green, blue = color_table(below=share < 0)[round(min(abs(share), 1.0) * (STEPS - 1))].tolist()
     return red, green, blue
 
 

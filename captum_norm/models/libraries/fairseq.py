@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.replaced_forward import (
     ForwardFunction,
     additive_mask,
@@ -122,8 +122,8 @@ FAIRSEQ = Library(
     attention_through=attention_through,
     halves=_halves,
     embeddings=_embeddings,
-    inputs=SequenceNames((SOURCE,)),
-    decoder=SequenceNames((DECODER,)),
+    inputs=(SOURCE,),
+    decoder=(DECODER,),
     decoder_prefixes=(DECODER,),
     without_decoder=f"pass {SOURCE}, src_lengths and {DECODER} in a mapping, or the encoder alone: model.encoder",
 )

@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.hooks import Received, hooked
-from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.own_code import AttentionProducts
 from captum_norm.models.threads import explaining
 from captum_norm.models.wrappers import config_of, unwrapped
@@ -173,9 +173,12 @@ HUGGING_FACE = Library(
     attention_through=attention_through,
     halves=_halves,
     embeddings=_embeddings,
-    inputs=SequenceNames(("input_ids", "inputs_embeds", *SIGNALS), "attention_mask", SIGNALS),
-    decoder=SequenceNames(("decoder_input_ids", "decoder_inputs_embeds"), "decoder_attention_mask"),
+    inputs=("input_ids", "inputs_embeds", *SIGNALS),
+    decoder=("decoder_input_ids", "decoder_inputs_embeds"),
     decoder_prefixes=("decoder_", "labels"),
+    mask="attention_mask",
+    decoder_mask="decoder_attention_mask",
+    signals=SIGNALS,
     with_weights=': attn_implementation="eager"',
     without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",
 )

@@ -11,22 +11,6 @@ from torch import Tensor, nn
 
 from captum_norm.models.attention import AttentionFunction
 
-
-@dataclass(frozen=True)
-class SequenceNames:
-    """The arguments of a model's forward function that hold one input sequence.
-
-    Attributes:
-        main: the sequence itself, by names in order of preference.
-        mask: 1 at its real positions and 0 at padding; None if the padding id among the token ids shows padding.
-        signals: those of ``main`` that are images or sounds, which the model divides into positions itself.
-    """
-
-    main: tuple[str, ...]
-    mask: str | None = None
-    signals: tuple[str, ...] = ()
-
-
 SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, Tensor | None]]
 """From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
 
@@ -42,10 +26,14 @@ class Library:
             model as it was.
         halves: encoder and decoder of an encoder–decoder model; None for any other model, including an encoder alone.
         embeddings: the module that embeds the token ids of a model or of one of its halves, if there is one.
-        inputs: the first sequence; the encoder's in an encoder–decoder model.
-        decoder: the decoder's sequence.
+        inputs: the arguments that may be the first sequence, the encoder's in an encoder–decoder model, by preference.
+        decoder: the arguments that may be the decoder's sequence, by preference.
         decoder_prefixes: how the names of all arguments for the decoder's sequence begin.
         without_decoder: what to do if the decoder's sequence is missing, for messages.
+        mask: the argument that is 1 at real positions of the first sequence and 0 at padding; None if the padding id
+            among the token ids shows padding.
+        decoder_mask: the same for the decoder's sequence.
+        signals: those of ``inputs`` that are images or sounds, which the model divides into positions itself.
         with_weights: how to make a model compute its attention weights explicitly, for messages.
         sequences: finds the sequences in a forward pass; None if the arguments show padding and have the batch first.
     """
@@ -55,10 +43,13 @@ class Library:
     attention_through: Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
     halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
     embeddings: Callable[[nn.Module], nn.Module | None]
-    inputs: SequenceNames
-    decoder: SequenceNames
+    inputs: tuple[str, ...]
+    decoder: tuple[str, ...]
     decoder_prefixes: tuple[str, ...]
     without_decoder: str
+    mask: str | None = None
+    decoder_mask: str | None = None
+    signals: tuple[str, ...] = ()
     with_weights: str = ""
     sequences: SequencesSeen | None = None
 

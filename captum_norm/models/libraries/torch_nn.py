@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.hooks import Received, hooked
-from captum_norm.models.libraries.library import Library, SequenceNames, forward_parameters
+from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.replaced_forward import (
     ForwardFunction,
     additive_mask,
@@ -231,8 +231,8 @@ TORCH_NN = Library(
     attention_through=attention_through,
     halves=_halves,
     embeddings=lambda _: None,
-    inputs=SequenceNames(("src",)),
-    decoder=SequenceNames(("tgt",)),
+    inputs=("src",),
+    decoder=("tgt",),
     decoder_prefixes=("tgt", "trg", "target"),
     without_decoder="if the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
     with_weights=": torch.backends.mha.set_fastpath_enabled(False)",
