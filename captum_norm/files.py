@@ -82,6 +82,19 @@ def check_file(path: Path) -> None:
         raise InvalidInputError(f"cannot write {path}: there is no folder {path.parent}")
 
 
+def check_url(remote: Remote) -> bool:
+    """Check that a URL is that of a file or can become one; return whether it exists.
+
+    Raises:
+        InvalidInputError: it is a folder.
+        OSError: the file system cannot be reached or refuses.
+    """
+    kind = remote.kind()
+    if kind == "directory":
+        raise InvalidInputError(f"cannot write {remote}: it is a folder")
+    return kind is not None
+
+
 def check_folder(path: Path) -> None:
     """Check that a path is a folder or can become one.
 

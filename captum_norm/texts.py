@@ -89,10 +89,10 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
     called = named(os.fspath(path))
     try:
         if is_url(path):
-            remote = Remote(os.fspath(path))
-            if not remote.is_file():
-                raise IsADirectoryError if remote.is_folder() else FileNotFoundError
-            return True
+            kind, _ = Remote(os.fspath(path)).info()
+            if kind == "directory":
+                raise IsADirectoryError
+            return kind == "file"
         mode = os.stat(path).st_mode  # noqa: PTH116  # Path("") is the current folder
     except (OSError, ValueError) as error:
         raise _unreadable(called, error) from error
@@ -207,10 +207,17 @@ def decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputEr
 
 
 def plain_size(source: TextSource) -> int | None:
-    """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file."""
-    if isinstance(source, str | PathLike) and suffix_of(source) not in COMPRESSED and is_regular_file(source):
-        return Remote(os.fspath(source)).size() if is_url(source) else Path(source).stat().st_size
-    return None
+    """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file.
+
+    Raises:
+        InvalidInputError: it cannot be examined.
+    """
+    if not isinstance(source, str | PathLike) or suffix_of(source) in COMPRESSED or not is_regular_file(source):
+        return None
+    try:
+        return _size(source)
+    except OSError as error:
+        raise _unreadable(named(os.fspath(source)), error) from error
 
 
 def read_range(path: str, offset: int, size: int) -> bytes:
@@ -259,9 +266,12 @@ def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
         if opener is None:
             yield plain
         else:
-            size = Path(source).stat().st_size if remote is None else remote.size()
             with cast(BinaryIO, opener(plain)) as unpacking:
-                yield _Unpacked(unpacking, size, os.fspath(source))
+                yield _Unpacked(unpacking, _size(source) or 0, os.fspath(source))
+
+
+def _size(source: str | PathLike[str]) -> int | None:
+    return Remote(os.fspath(source)).info()[1] if is_url(source) else Path(source).stat().st_size
 
 
 def _not_utf8(error: UnicodeDecodeError, of: str) -> str:
@@ -275,5 +285,7 @@ def _nul(text: str, of: str) -> str:
 
 
 def _unreadable(called: str, error: Exception) -> InvalidInputError:
-    reason = _REASONS.get(type(error)) or getattr(error, "strerror", None) or error
+    reason = getattr(error, "strerror", None) or error
+    if type(error) in _REASONS and reason in (error, os.strerror(getattr(error, "errno", None) or 0)):
+        reason = _REASONS[type(error)]
     return InvalidInputError(f"cannot read {called}: {reason}")

@@ -14,7 +14,7 @@ from alignment.formats.text import write_parts, write_text
 from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts
 from alignment.pipeline.progress import Advance, line_bar, to_stderr
 from captum_norm import InvalidInputError, bars
-from captum_norm.files import check_file
+from captum_norm.files import check_file, check_url
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
 from captum_norm.texts import is_regular_file, named, suffix_of
 from captum_norm.urls import Remote, is_url
@@ -180,8 +180,9 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
     is_input = InvalidInputError(f"cannot write {name}: it is the input; give another name")
     try:
         if is_url(name):
-            file, exists = name, Remote(name).is_file()
-            if name in inputs:
+            remote = Remote(name)
+            file, exists = str(remote), check_url(remote)
+            if any(remote == Remote(str(side)) for side in inputs if is_url(side)):
                 raise is_input
         else:
             path = Path(name)

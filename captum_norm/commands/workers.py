@@ -83,6 +83,6 @@ def status_of(output: str) -> str:
     if journal.has_job():
         status = journal.read_status()
         return f"{output}: {'started a moment ago' if status is None else describe(status)}"
-    if Remote(output).is_file() if is_url(output) else Path(output).exists():
+    if Remote(output).kind() == "file" if is_url(output) else Path(output).exists():
         return f"{output} is complete"
     raise InvalidInputError(f"there is neither {output} nor {journal.folder}, the folder of its run")

@@ -46,8 +46,8 @@ class Folder(Protocol):
             FileNotFoundError: there is none.
         """
 
-    def remove(self, name: str) -> None:
-        """Remove a file, if there is one."""
+    def remove(self, *names: str) -> None:
+        """Remove files, those that exist."""
 
     def remove_folder(self) -> None:
         """Remove the folder, if it is empty."""
@@ -104,8 +104,9 @@ class LocalFolder:
     def move(self, name: str, new: str) -> None:
         (self.path / name).replace(self.path / new)
 
-    def remove(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+    def remove(self, *names: str) -> None:
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
 
     def remove_folder(self) -> None:
         try:
@@ -130,15 +131,16 @@ class RemoteFolder:
         return str(self.remote)
 
     def exists(self) -> bool:
-        if self.remote.is_file():
+        kind = self.remote.kind()
+        if kind not in (None, "directory"):
             raise NotADirectoryError
-        return self.remote.is_folder()
+        return kind is not None
 
     def make(self) -> None:
         self.remote.make()
 
     def entries(self) -> Iterator[tuple[str, bool]]:
-        return ((name, True) for name in self.remote.names())
+        return self.remote.entries()
 
     def open(self, name: str) -> BinaryIO | None:
         with suppress(FileNotFoundError):
@@ -153,8 +155,8 @@ class RemoteFolder:
         (self.remote / new).write(content)
         (self.remote / name).remove()
 
-    def remove(self, name: str) -> None:
-        (self.remote / name).remove()
+    def remove(self, *names: str) -> None:
+        self.remote.remove_files(names)
 
     def remove_folder(self) -> None:
         self.remote.remove_folder()

@@ -7,6 +7,7 @@ depends on block and job, so a file that was changed or belongs elsewhere is not
 A folder without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
 """
 
+import errno
 import hashlib
 import json
 import re
@@ -66,6 +67,7 @@ class Journal:
         self._output = output
         self._folder = folder_of(f"{output}.parts")
         self._saved = time.monotonic()
+        self._half: int | None = None
 
     @property
     def folder(self) -> str:
@@ -168,18 +170,22 @@ class Journal:
     def unfinished(self, block: Block) -> Record | None:
         """Return the saved record of an unfinished block; None if there is none, or it had other text."""
         record = self._record(_half_file(block.index))
+        if record is not None:
+            self._half = block.index
         return record if record is not None and record.notes["digest"] == block.digest else None
 
     def save(self, block: Block, done: Callable[[], Record]) -> None:
         """Save an unfinished block, unless one was saved less than :data:`SAVE_SECONDS` ago."""
         if time.monotonic() - self._saved >= SAVE_SECONDS:
+            self._half = block.index
             self._write(_half_file(block.index), done(), block.digest)
 
     def finish(self, block: Block, record: Record) -> None:
         """Save a finished block."""
         self._write(_block_file(block.index), record, block.digest)
-        with self.plainly():
-            self._folder.remove(_half_file(block.index))
+        if self._half == block.index:  # others are removed at the end
+            with self.plainly():
+                self._folder.remove(_half_file(block.index))
 
     def combine(self, level: int, index: int, record: Record) -> None:
         """Save the combined record of some blocks, for :meth:`records`."""
@@ -237,9 +243,12 @@ class Journal:
     def _remove(self, chosen: Callable[[str], bool]) -> None:
         """Remove our files that are chosen by name."""
         # Listing a folder that changes may skip files, so list it until none are left.
+        before = list[str]()
         while names := list(islice((name for name in self._names() if chosen(name)), _CHUNK_FILES)):
-            for name in names:
-                self._folder.remove(name)
+            if names == before:
+                raise PermissionError(errno.EACCES, "its files cannot be removed", self.folder)
+            self._folder.remove(*names)
+            before = names
 
     def _names(self) -> Iterator[str]:
         """The names of our files in the folder."""

@@ -35,10 +35,10 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
     with journal.plainly():
         if is_url(output):
             remote = Remote(output)
-            with remote.whole() as stream:
+            with remote.whole(Remote(journal.folder) / "merged") as stream:
                 counted = _Counted(stream)
                 yield cast(BinaryIO, counted)
-                check(remote.is_file())
+                check(remote.kind() is not None)
             told = {"output": output, "bytes": counted.bytes, "sha256": counted.sha256.hexdigest(), "job": journal.job}
             Remote(f"{output}.manifest.json").write(json.dumps(told, indent=1).encode())
         else:
