@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from captum_norm.runs import RayBackend
 from tests.fairseq_environment import UnavailableError, fairseq_python
+from tests.object_store import BUCKET, ObjectStore, environment, free_port
 
 
 @pytest.fixture(scope="session", name="fairseq_python")
@@ -18,8 +20,49 @@ def ready_fairseq_python() -> Path:
         pytest.skip(str(reason))
 
 
+@pytest.fixture(scope="session")
+def object_store_port() -> Iterator[int]:
+    """The port for an S3 server, which all processes know that are started from now on."""
+    port = free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(port).items():
+            patch.setenv(name, value)
+        yield port
+
+
+@pytest.fixture(scope="session")
+def object_store_server(object_store_port: int) -> Iterator[ObjectStore]:
+    """An S3 server that is started once."""
+    server = ObjectStore(object_store_port)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def object_store(object_store_server: ObjectStore) -> ObjectStore:
+    """The S3 server with an empty bucket."""
+    for name in object_store_server.tree():
+        object_store_server.files.rm_file(f"{BUCKET}/{name}")
+    object_store_server.requests.clear()
+    return object_store_server
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty folder."""
+    if request.param == "s3":
+        request.getfixturevalue("object_store")
+        yield f"s3://{BUCKET}/folder"
+    elif request.param == "file":
+        (tmp_path / "folder").mkdir()
+        yield f"file://{tmp_path}/folder"
+    else:
+        yield "memory://folder"
+        MemoryFileSystem.store.clear()
+
+
 @pytest.fixture(scope="session", name="ray")
-def two_workers() -> Iterator[RayBackend]:
+def two_workers(object_store_port: int) -> Iterator[RayBackend]:  # noqa: ARG001  # its workers know the port
     """Two workers on a Ray that is started once."""
     import ray
 

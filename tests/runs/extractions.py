@@ -68,7 +68,7 @@ def write_text(path: Path, pairs: Sequence[tuple[str, str]]) -> Path:
     return path
 
 
-def run(source: Path, out: Path, **options: Any) -> None:
+def run(source: Path | str, out: Path | str, **options: Any) -> None:
     options = {"block_lines": BLOCK_LINES, "max_words": 8, "report": _ignore, **options}
     extract(source, None, options.pop("align", align), out, **options)
 
@@ -86,7 +86,7 @@ def check_result(source: Path, out: Path, pairs: Sequence[tuple[str, str]]) -> N
     assert out.read_text() == expected(pairs)
 
 
-def interrupt(source: Path, out: Path, blocks: int, **options: Any) -> None:
+def interrupt(source: Path | str, out: Path | str, blocks: int, **options: Any) -> None:
     """Runs until so many more blocks are finished."""
     left = blocks
 
