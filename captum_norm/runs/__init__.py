@@ -6,12 +6,14 @@ from captum_norm.runs.job import Attempt, Job, Parts, Work
 from captum_norm.runs.journal import Identity, Journal, Record
 from captum_norm.runs.monitor import describe
 from captum_norm.runs.output import published
+from captum_norm.runs.ray_data import BlockWorker, SharedJob, share
 from captum_norm.runs.run import run_job
 
 __all__ = [
     "Attempt",
     "Backend",
     "Block",
+    "BlockWorker",
     "Identity",
     "Job",
     "Journal",
@@ -20,10 +22,12 @@ __all__ = [
     "Parts",
     "RayBackend",
     "Record",
+    "SharedJob",
     "Work",
     "block_of",
     "cut",
     "describe",
     "published",
     "run_job",
+    "share",
 ]

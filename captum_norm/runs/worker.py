@@ -72,19 +72,7 @@ class Worker:
 
     @cached_property
     def _job(self) -> Job[Any]:
-        from captum_norm.runs.shared import loads
-
-        found = versions()
-        for name, version in self._expected.items():
-            if found.get(name) != version:
-                message = f"got {name} {found.get(name)}, expected {version} as in the process that started the job"
-                raise InvalidInputError(f"{message}; install the same versions on all nodes")
-        try:
-            job: Job[Any] = loads(self._content, self._arrays)
-            return job
-        except Exception as error:
-            reason = f"cannot load the job ({type(error).__name__}: {error})"
-            raise InvalidInputError(f"{reason}; its code must be installed on all nodes") from error
+        return load_job(self._content, self._arrays, self._expected)
 
     @cached_property
     def _work(self) -> Work:
@@ -93,6 +81,27 @@ class Worker:
     @cached_property
     def _journal(self) -> Journal:
         return Journal(self._job.output, self._job.identity)
+
+
+def load_job(content: bytes, arrays: "Arrays", expected: Mapping[str, str]) -> Job[Any]:
+    """Restore a job from :func:`captum_norm.runs.shared.dumps`.
+
+    Raises:
+        InvalidInputError: a package has another version than expected, or the job cannot be loaded.
+    """
+    from captum_norm.runs.shared import loads
+
+    found = versions()
+    for name, version in expected.items():
+        if found.get(name) != version:
+            message = f"got {name} {found.get(name)}, expected {version} as in the process that started the job"
+            raise InvalidInputError(f"{message}; install the same versions on all nodes")
+    try:
+        job: Job[Any] = loads(content, arrays)
+    except Exception as error:
+        reason = f"cannot load the job ({type(error).__name__}: {error})"
+        raise InvalidInputError(f"{reason}; its code must be installed on all nodes") from error
+    return job
 
 
 def _answer(do: Callable[[], T]) -> T | Failure:
