@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self, TypeVar
 
@@ -105,7 +106,7 @@ class _Driver:
         from captum_norm.runs.shared import dumps
 
         content, arrays = dumps(job)
-        self._arguments = ray.put(content), ray.put(arrays), versions()
+        self._arguments = ray.put(content), ray.put(arrays), versions(), str(Path.cwd())
         self._hands: list[_Hand] = []
         self._again = deque[_Call]()
         self._started = self._failed_starts = 0

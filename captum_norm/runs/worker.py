@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -33,10 +34,13 @@ class Worker:
         content: the pickled job, see :func:`captum_norm.runs.shared.dumps`.
         arrays: the weights of its models.
         expected: the versions of packages in the driver.
+        folder: the driver's working directory, from which relative paths start.
     """
 
-    def __init__(self, content: bytes, arrays: "Arrays", expected: Mapping[str, str]) -> None:
+    def __init__(self, content: bytes, arrays: "Arrays", expected: Mapping[str, str], folder: str) -> None:
         self._content, self._arrays, self._expected = content, arrays, expected
+        with suppress(OSError):  # this node may not have it
+            os.chdir(folder)
 
     def prepare(self) -> str | Failure:
         """Load the job and check that the folder of the run is here; return the node's ID."""

@@ -51,6 +51,16 @@ def test_a_run_goes_on_with_any_number_of_workers(tmp_path: Path, ray: RayBacken
     check_result(source, out, pairs)
 
 
+def test_relative_paths_are_those_of_the_driver(
+    tmp_path: Path, ray: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [(f"a b{line}", "c d") for line in range(9)]
+    write_text(tmp_path / "text", pairs)
+    monkeypatch.chdir(tmp_path)  # Ray was started elsewhere
+    run(Path("text"), Path("out"), backend=ray)
+    check_result(tmp_path / "text", tmp_path / "out", pairs)
+
+
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_block_whose_worker_died_is_done_elsewhere(tmp_path: Path, ray: RayBackend, deaths: int) -> None:
     source, out = write_text(tmp_path / "text", [*[("a b", "c")] * 30, ("kill", "d")]), tmp_path / "out"
