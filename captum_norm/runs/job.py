@@ -117,7 +117,7 @@ class Parts:
     def combined(self) -> Record:
         """Combine the records of all blocks with :meth:`Job.combine`.
 
-        They are combined in a tree, :data:`FAN_IN` at a time, whose shape depends on their number alone. The result is
+        They are combined in a tree, :data:`~captum_norm.runs.job.FAN_IN` at a time, whose shape depends on their number alone. The result is
         therefore the same, bit for bit, whoever does it.
         """
         top = 1

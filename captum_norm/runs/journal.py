@@ -175,7 +175,7 @@ class Journal:
         return record if record is not None and record.notes["digest"] == block.digest else None
 
     def save(self, block: Block, done: Callable[[], Record]) -> None:
-        """Save an unfinished block, unless one was saved less than :data:`SAVE_SECONDS` ago."""
+        """Save an unfinished block, unless one was saved in the last :data:`~captum_norm.runs.journal.SAVE_SECONDS`."""
         if time.monotonic() - self._saved >= SAVE_SECONDS:
             self._half = block.index
             self._write(_half_file(block.index), done(), block.digest)

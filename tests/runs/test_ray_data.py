@@ -62,7 +62,7 @@ def test_rows_that_are_no_lines_are_refused(worker: BlockWorker, batch: Any, mes
 
 def test_other_versions_are_refused(ray: RayBackend) -> None:  # noqa: ARG001
     shared = share(Pairs("", {}))
-    with pytest.raises(InvalidInputError, match=r"got torch .*, expected 0; install the same versions on all nodes"):
+    with pytest.raises(InvalidInputError, match=r"got torch .*, expected 0 as in .*; install the same versions"):
         BlockWorker(shared._replace(versions={"torch": "0"}))
 
 
