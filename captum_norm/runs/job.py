@@ -117,8 +117,8 @@ class Parts:
     def combined(self) -> Record:
         """Combine the records of all blocks with :meth:`Job.combine`.
 
-        They are combined in a tree, :data:`~captum_norm.runs.job.FAN_IN` at a time, whose shape depends on their number alone. The result is
-        therefore the same, bit for bit, whoever does it.
+        They are combined in a tree, :data:`~captum_norm.runs.job.FAN_IN` at a time, whose shape depends on their number
+        alone. The result is therefore the same, bit for bit, whoever does it.
         """
         top = 1
         while FAN_IN**top < self.number:
