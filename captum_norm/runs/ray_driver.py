@@ -29,6 +29,7 @@ _CALLS_AHEAD = 2
 _POLL_SECONDS = 1.0
 _SCALE_SECONDS = 5.0
 _NODE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 _MOST_FAILED_STARTS = 3
 
 
@@ -111,6 +112,7 @@ class _Driver:
         self._again = deque[_Call]()
         self._started = self._failed_starts = 0
         self._scaled = -math.inf
+        self._waiting_since = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -131,11 +133,12 @@ class _Driver:
             self._scale()
             more = self._give(todo) and more
             pending = {reference: hand for hand in self._hands for reference, _ in hand.calls}
-            done, _ = self._ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)
-            if done:
-                yield from self._take(pending[done[0]])
+            done = self._ray.wait(list(pending), num_returns=1, timeout=_POLL_SECONDS)[0] if pending else []
+            for reference in done:
+                yield from self._take(pending[reference])
             self._monitor.workers = sum(hand.ready for hand in self._hands)
             self._monitor.tick()
+            self._say_if_waiting()
 
     def _give(self, todo: Iterator[_Call]) -> bool:
         """Give the workers what they have room for, to all of them in turn; return False if nothing is left."""
@@ -147,6 +150,18 @@ class _Driver:
                         return False
                     hand.give(call)
         return True
+
+    def _say_if_waiting(self) -> None:
+        """Tell the user once that no worker has begun for long."""
+        if self._monitor.workers:
+            self._waiting_since = math.inf
+        elif time.monotonic() - self._waiting_since > _PATIENCE_SECONDS:
+            self._waiting_since = math.inf
+            needed = f"{self._backend.cpus_per_worker:g} cores and {self._backend.gpus_per_worker:g} GPUs"
+            there = ", ".join(
+                f"{number:g} {name}" for name, number in self._ray.cluster_resources().items() if name in ("CPU", "GPU")
+            )
+            self._monitor.report(f"still waiting for a worker, which needs {needed}; the cluster has {there}")
 
     def _take(self, hand: _Hand) -> Iterator[tuple[_Call, Any]]:
         """Take what a worker has finished."""

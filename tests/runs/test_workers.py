@@ -111,7 +111,7 @@ def test_blocks_set_aside_are_tried_again_by_the_next_run(tmp_path: Path, ray: R
     pairs = [("a b", "c")] * 12
     pairs[5] = ("kill", "d")
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    (deadly := Deadly("kill", lives(tmp_path, 2)))
+    deadly = Deadly("kill", lives(tmp_path, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "remove", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -142,6 +142,20 @@ def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend
     monkeypatch.undo()
     with pytest.raises(InvalidInputError, match=r"memory://.*parts is not there.*; give a folder that all nodes reach"):
         extract(source, None, align, "memory://out", backend=ray)  # memory is not shared
+
+
+def test_a_worker_that_the_cluster_has_no_room_for_is_waited_for(
+    tmp_path: Path, ray: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_driver, "_PATIENCE_SECONDS", 0.5)
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
+
+    def told(message: str) -> None:
+        assert message == "still waiting for a worker, which needs 1 cores and 7 GPUs; the cluster has 3 CPU"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(source, out, backend=replace(ray, gpus_per_worker=7), report=told)
 
 
 def test_bad_input_is_told_by_the_worker(tmp_path: Path, ray: RayBackend) -> None:

@@ -1,0 +1,74 @@
+"""Models are pickled with the memory of their weights apart, which processes then share."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from captum_norm import ALTI, DecompX, NormAttribution
+from captum_norm.runs.shared import dumps, loads
+
+
+class Tied(nn.Module):
+    """Weights that are tied, in part of another's memory, small, in half precision, and no weights at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(500, 64)
+        self.head = nn.Linear(64, 500)
+        self.head.weight = self.embedding.weight
+        self.coarse = nn.Linear(300, 300).bfloat16()
+        self.register_buffer("part", self.embedding.weight.detach()[100:200].T)
+        self.register_buffer("small", torch.arange(5))
+        self.activation = lambda x: x.tanh()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.activation(self.embedding(ids) @ self.part)
+        return (
+            self.head(self.embedding(ids)).sum() + self.coarse(hidden.repeat(1, 3).bfloat16()).sum() + self.small.sum()
+        )
+
+
+def read_only(model: Any) -> tuple[bytes, list[Any]]:
+    content, arrays = dumps(model)
+    copies = [array.copy() for array in arrays]
+    for copy in copies:
+        copy.flags.writeable = False  # as Ray hands them out
+    return content, copies
+
+
+def test_weights_come_once_and_are_shared() -> None:
+    model = Tied()
+    model.coarse.requires_grad_(False)
+    content, arrays = read_only(model)
+    assert len(content) < 1 << 14
+    assert sorted(array.nbytes for array in arrays) == [500 * 64 * 4, 300 * 300 * 2]
+    first, second = loads(content, arrays), loads(content, arrays)
+    for found in (first, second):
+        assert found.head.weight is found.embedding.weight
+        assert found.part.data_ptr() == found.embedding.weight.data_ptr() + 100 * 64 * 4
+        assert found.embedding.weight.data_ptr() in {array.ctypes.data for array in arrays}
+        assert not found.coarse.weight.requires_grad
+        assert found.embedding.weight.requires_grad
+        assert found.state_dict().keys() == model.state_dict().keys()
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(found.state_dict()[name], tensor), name
+    ids = torch.tensor([3, 1, 4])
+    assert torch.equal(first(ids), model(ids))
+    first.small.add_(1)
+    assert not torch.equal(first.small, second.small)
+    assert torch.equal(second.small, model.small)
+
+
+def test_meters_that_were_used_can_be_pickled() -> None:
+    config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+    model, ids = BertForSequenceClassification(config).train(False), torch.tensor([[2, 7, 9, 3]])
+    methods: list[tuple[Any, dict[str, int]]] = [
+        (NormAttribution(model), {}),
+        (ALTI(model), {}),
+        (DecompX(model), {"target": 1}),
+    ]
+    for method, options in methods:
+        scores = method.attribute(ids, **options)
+        assert torch.equal(loads(*dumps(method)).attribute(ids, **options), scores)
