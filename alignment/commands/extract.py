@@ -13,7 +13,6 @@ from alignment.pipeline import Answer, extract
 from alignment.pipeline.blocks import Pairs, read_lines
 from alignment.pipeline.extraction import output_file
 from captum_norm import InvalidInputError
-from captum_norm.characters import spelled_lines
 from captum_norm.commands import workers
 from captum_norm.commands.command import Command
 from captum_norm.files import check_writable
@@ -71,10 +70,12 @@ class _Deferred:
 
 def _run(options: argparse.Namespace) -> None:
     if options.status is not None:
-        sys.stdout.write(f"{spelled_lines(workers.status_of(options.status))}\n")
+        from captum_norm.commands.terminal import Terminal
+
+        Terminal().say(workers.status_of(options.status))
         return
     if options.source is None:
-        raise InvalidInputError("got no SOURCE; give the text to align, or --status OUT")
+        raise InvalidInputError("got no SOURCE; give the text to align, or --status FILE")
     if options.source == options.target == "-":
         raise InvalidInputError("got - for both sides; standard input can be read only once")
     backend, device = workers.backend_of(options), workers.device_of(options)

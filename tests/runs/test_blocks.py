@@ -78,7 +78,7 @@ def test_text_and_place_identify_a_block(tmp_path: Path) -> None:
         second.read()
 
 
-def test_every_byte_is_read_once(tmp_path: Path) -> None:
+def test_every_byte_is_read_once() -> None:
     class Counted(io.BytesIO):
         read_bytes = 0
 

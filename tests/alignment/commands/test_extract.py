@@ -1,5 +1,6 @@
 """``norm-align extract``: what the API gives, from files and pipes, interrupted and shared, bad lines included."""
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from alignment.formats import format_pharaoh
 from alignment.recipes import Recipe
 from alignment.shipped import load_shipped_model
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
-from captum_norm.runs import journal
+from captum_norm.runs import RayBackend, journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 from tests.runs.damage import tree
 
@@ -266,20 +267,25 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     assert not parts.exists()
 
 
-def test_killed_and_shared_runs_give_the_same_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process is killed, two go on. Blocks, and so batches and their rounding, are always the same."""
+def test_killed_and_shared_runs_give_the_same_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ray: RayBackend
+) -> None:
+    """A process is killed, two workers go on. Blocks, and so batches and their rounding, are always the same."""
     write("text", PAIRS * 5)
     monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
-    # The second one waits until there is another one that leads.
-    with start(RANK="0", WORLD_SIZE="1", KILLED_AT="6") as killed, start(RANK="1", WORLD_SIZE="2") as second:
+    with start(KILLED_AT="6") as killed:
         assert killed.wait() == -signal.SIGKILL
-        assert not Path("links").exists()
-        assert len(list(Path("links.parts").glob("block-*"))) == 5
-        with monkeypatch.context() as patch:
-            patch.setenv("RANK", "0")
-            patch.setenv("WORLD_SIZE", "2")
-            assert cli.main(["extract", "text", "--out=links"]) == 0
-        assert second.wait() == 0
+    assert not Path("links").exists()
+    assert len(list(Path("links.parts").glob("block-*"))) == 5
+    assert cli.main(["extract", "--status=links"]) == 0
+    workers = f"--workers={ray.workers}", "--log=log.jsonl"
+    assert cli.main(["extract", "text", "--out=links", *workers]) == 0
+    assert cli.main(["extract", "--status=links"]) == 0
+    assert capsys.readouterr().out == "links: started a moment ago\nlinks is complete\n"
+    assert cli.main(["extract", "--status=none"]) == 2
+    assert "there is neither none nor " in capsys.readouterr().err
+    last = json.loads(Path("log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["event"], last["blocks"]) == ("finished", -(-5 * len(PAIRS) // 2))
     assert not Path("links.parts").exists()
     assert cli.main(["extract", "text", "--out=alone", "--quiet"]) == 0
     assert lines("links") == lines("alone")
@@ -295,7 +301,7 @@ def start(**variables: str) -> "subprocess.Popen[bytes]":
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "the following arguments are required: SOURCE"),
+        ([], "got no SOURCE; give the text to align, or --status FILE"),
         (["-", "-"], "got - for both sides; standard input can be read only once"),
         (["none", "en"], "cannot read none: there is no such file"),
         (["fr", "."], "cannot read .: it is a folder"),
@@ -316,8 +322,6 @@ def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert error.count("\n") == 1
 
 
-def test_several_processes_need_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["extract", "pairs", "--layer=0"]) == 2
-    assert "got a stream and 2 processes; several processes need files as input and output" in capsys.readouterr().err
+def test_several_workers_need_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["extract", "pairs", "--layer=0", "--workers=2"]) == 2
+    assert "got a stream; several workers need files or URLs as input and output" in capsys.readouterr().err
