@@ -146,7 +146,7 @@ class Remote:
                 (self / name).remove()
             return
         bucket, key, _ = self._system.split_path(self._path)
-        keys = [{"Key": f"{key}/{name}"} for name in names]
+        keys = [{"Key": f"{key}/{name}".lstrip("/")} for name in names]
         for start in range(0, len(keys), _MOST_DELETED):
             request = {"Objects": keys[start : start + _MOST_DELETED], "Quiet": True}
             with reaching(self.url):
@@ -222,17 +222,15 @@ class Remote:
     def _pages(self) -> Iterator[tuple[str, bool]]:
         """List the objects page by page, since there may be millions: s3fs itself keeps a kilobyte of each."""
         bucket, key, _ = self._system.split_path(self._path)
-        onwards = {}
+        request = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "Delimiter": "/"}
         while True:
             with reaching(self.url):
-                page = self._system.call_s3(
-                    "list_objects_v2", Bucket=bucket, Prefix=f"{key}/", Delimiter="/", **onwards
-                )
+                page = self._system.call_s3("list_objects_v2", **request)
             yield from ((f"{bucket}/{found['Prefix']}", False) for found in page.get("CommonPrefixes", ()))
             yield from ((f"{bucket}/{found['Key']}", True) for found in page.get("Contents", ()))
             if not page.get("IsTruncated"):
                 return
-            onwards = {"ContinuationToken": page["NextContinuationToken"]}
+            request["ContinuationToken"] = page["NextContinuationToken"]
 
 
 class _Reader(RawIOBase):

@@ -55,6 +55,15 @@ def test_a_file_is_written_read_and_removed(place: str) -> None:
         remote.read()
 
 
+def test_a_bucket_is_a_folder(object_store: ObjectStore) -> None:
+    for name in ("a", "b/c", "d", "e"):
+        object_store.put(name, b"")
+    assert list(Remote("s3://bucket").entries()) == [("b", False), ("a", True), ("d", True), ("e", True)]
+    Remote("s3://bucket").remove_files(["a", "d"])
+    Remote("s3://bucket").remove_files(["e"])
+    assert names("s3://bucket") == ["b"]
+
+
 def test_files_below_are_not_files_of_the_folder(place: str) -> None:
     Remote(f"{place}/below").make()
     Remote(f"{place}/below/a").write(b"a")

@@ -22,7 +22,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.files import check_folder
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.runs import Backend, Journal, Record, run_job
-from captum_norm.urls import is_url
+from captum_norm.urls import Remote, is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -210,7 +210,10 @@ def _with_digest(path: str | PathLike[str] | None) -> str | None:
     if path is None:
         return None
     try:
-        content = Path(path).read_bytes() if Path(path).is_file() else None
-    except OSError:
+        if is_url(path):
+            content: bytes | None = Remote(os.fspath(path)).read()
+        else:
+            content = Path(path).read_bytes() if Path(path).is_file() else None
+    except (InvalidInputError, OSError):
         content = None
     return str(path) if content is None else f"{path} ({hashlib.blake2b(content, digest_size=16).hexdigest()})"

@@ -14,7 +14,7 @@ from captum_norm.commands import workers
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import natural, positive
 from captum_norm.commands.options import add_layouts, declare_layouts
-from captum_norm.commands.outputs import local_folder, output_folder, output_path, url_or
+from captum_norm.commands.outputs import local_folder, output_folder_or_url, output_path_or_url
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import Backend, Journal
@@ -63,7 +63,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help="read only the first N texts")
     parser.add_argument(
         "--out",
-        type=url_or(output_folder),
+        type=output_folder_or_url,
         metavar="FOLDER",
         help="write the results there, in a folder or at a URL: numbers, tables, figures and a page. A killed run is "
         "resumed",
@@ -94,7 +94,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens",
-        type=url_or(output_path([".parquet"])),
+        type=output_path_or_url([".parquet"]),
         metavar="FILE.parquet",
         help="also store the values of each token",
     )

@@ -1,13 +1,13 @@
 """Checks the output files of a command before the work, and writes them afterwards."""
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.files import check_file, check_folder, check_writable, write_whole
+from captum_norm.files import check_file, check_folder, check_url, check_writable, write_whole
 from captum_norm.texts import named
 from captum_norm.urls import Remote, is_url
 
@@ -31,15 +31,10 @@ def output_path(suffixes: Iterable[str]) -> Callable[[str], Path]:
 
     def parse(name: str) -> Path:
         path = Path(name)
-        if path.suffix.lower() not in known:
-            raise argparse.ArgumentTypeError(
-                f"cannot write {named(name)}: the name must end in one of {', '.join(known)}"
-            )
-        try:
+        _check_suffix(name, known)
+        with _one_sentence(name):
             check_file(path)
             check_writable(path.parent)
-        except InvalidInputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
         return path
 
     return parse
@@ -54,17 +49,55 @@ def output_folder(name: str) -> Path:
     if not name:
         raise argparse.ArgumentTypeError("cannot write into a folder without a name")
     path = Path(name)
-    try:
+    with _one_sentence(name):
         check_folder(path)
         check_writable(path if path.exists() else path.parent)
-    except InvalidInputError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
     return path
 
 
-def url_or(parse: Callable[[str], Path]) -> Callable[[str], Path | str]:
-    """Return an ``argparse`` type for a URL, or for a path that ``parse`` accepts."""
-    return lambda name: name if is_url(name) else parse(name)
+def output_folder_or_url(name: str) -> Path | str:
+    """Parse a folder to write into, see :func:`output_folder`, or its URL.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a file, or the file system cannot be reached.
+    """
+    if not is_url(name):
+        return output_folder(name)
+    with _one_sentence(name):
+        if Remote(name).kind() == "file":
+            raise InvalidInputError(f"cannot use {name} as a folder: it is a file")
+    return name
+
+
+def output_path_or_url(suffixes: Iterable[str]) -> Callable[[str], Path | str]:
+    """Return an ``argparse`` type for a file with one of the suffixes, see :func:`output_path`, or its URL."""
+    known = tuple(suffixes)
+
+    def parse(name: str) -> Path | str:
+        if not is_url(name):
+            return output_path(known)(name)
+        _check_suffix(name, known)
+        with _one_sentence(name):
+            check_url(Remote(name))
+        return name
+
+    return parse
+
+
+def _check_suffix(name: str, known: Sequence[str]) -> None:
+    if Path(name).suffix.lower() not in known:
+        raise argparse.ArgumentTypeError(f"cannot write {named(name)}: the name must end in one of {', '.join(known)}")
+
+
+@contextmanager
+def _one_sentence(name: str) -> Iterator[None]:
+    """Convert errors for ``argparse``."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot write {named(name)}: {error.strerror}") from error
 
 
 @contextmanager

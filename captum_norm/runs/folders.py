@@ -3,11 +3,13 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 from filelock import FileLock
 
@@ -17,8 +19,18 @@ from captum_norm.urls import Remote, is_url
 LOCK = "lock"
 
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
 class Folder(Protocol):
-    """A folder of small files, each written atomically; all methods may raise OSError."""
+    """A folder of small files, each written atomically; all methods may raise OSError.
+
+    Attributes:
+        threads: how many files are best read at a time.
+    """
+
+    threads: int
 
     def exists(self) -> bool:
         """Whether it exists.
@@ -62,6 +74,8 @@ class Folder(Protocol):
 
 class LocalFolder:
     """A folder of this machine, or of a shared file system. Links are not followed."""
+
+    threads = 1
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,6 +138,8 @@ class LocalFolder:
 class RemoteFolder:
     """A folder by its URL. There are no locks: runs of the same job write the same files."""
 
+    threads = 16
+
     def __init__(self, url: str) -> None:
         self.remote = Remote(url)
 
@@ -163,6 +179,24 @@ class RemoteFolder:
 
     def locked(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+
+def read_ahead(folder: Folder, read: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Apply a function that reads a file of the folder to each item; yield the results in order.
+
+    In object stores, where every file takes its time, several are read at a time.
+    """
+    if folder.threads == 1:
+        yield from map(read, items)
+        return
+    with ThreadPoolExecutor(folder.threads) as pool:
+        reading = deque[Future[Result]]()
+        for item in items:
+            reading.append(pool.submit(read, item))
+            if len(reading) == folder.threads:
+                yield reading.popleft().result()
+        while reading:
+            yield reading.popleft().result()
 
 
 def folder_of(name: str) -> Folder:

@@ -129,8 +129,10 @@ class Parts:
         """Combine the records below a node of the tree."""
         if level <= self.level:
             return next(self.journal.records(level, [index]))
-        end = min((index + 1) * FAN_IN, nodes(self.number, level - 1))
-        return self.job.combine(self.node(level - 1, below) for below in range(index * FAN_IN, end))
+        below = range(index * FAN_IN, min((index + 1) * FAN_IN, nodes(self.number, level - 1)))
+        if level - 1 <= self.level:
+            return self.job.combine(self.journal.records(level - 1, below))
+        return self.job.combine(self.node(level - 1, place) for place in below)
 
 
 def nodes(blocks: int, level: int) -> int:

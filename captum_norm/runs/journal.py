@@ -23,7 +23,7 @@ from filelock import Timeout
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import sealed
 from captum_norm.runs.blocks import Block
-from captum_norm.runs.folders import LOCK, folder_of
+from captum_norm.runs.folders import LOCK, folder_of, read_ahead
 
 Identity = Mapping[str, str | int | float | bool | None]
 """Everything that the result of a run depends on, by name, as values that survive JSON."""
@@ -197,13 +197,16 @@ class Journal:
         Raises:
             InvalidInputError: one was damaged since it was saved.
         """
-        for index in indices:
+
+        def read(index: int) -> Record:
             name = _merged_file(level, index) if level else _block_file(index)
             record = self._record(name)
             if record is None:
                 message = f"{self.folder}/{name} was changed during the run"
                 raise InvalidInputError(f"{message}; start the run again to repeat that block")
-            yield record
+            return record
+
+        return read_ahead(self._folder, read, indices)
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Save how far the run is, for :meth:`read_status`."""
