@@ -1,0 +1,422 @@
+"""Runs from and to URLs do what runs from and to paths do: in memory, in a folder and in an S3 bucket."""
+
+import gzip
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import alignment.cli
+from alignment import Alignment
+from alignment.pipeline import extract
+from captum_norm import InvalidInputError
+from captum_norm.runs import RayBackend, journal
+from captum_norm.urls import Remote
+from tests.fuzzing import FACTOR
+from tests.object_store import DENIED, FULL, ObjectStore, Refusal, Request, environment
+from tests.runs import extractions
+from tests.runs.damage import damages
+from tests.runs.extractions import Batch, align, expected, interrupt, run
+
+PAIRS = extractions.text(4 * extractions.BLOCK_LINES - 1)
+SETTINGS = {"settings": {"layer": 1, "é": None}}
+
+
+def put(url: str, content: str | bytes) -> str:
+    Remote(url).write(content.encode() if isinstance(content, str) else content)
+    return url
+
+
+def put_text(url: str, pairs: list[tuple[str, str]]) -> str:
+    return put(url, "".join(f"{source} ||| {target}\n" for source, target in pairs))
+
+
+def tree(url: str) -> dict[str, bytes]:
+    """The contents of the files in a folder."""
+    return {name: (Remote(url) / name).read() for name, _ in sorted(Remote(url).entries())}
+
+
+def names(url: str) -> list[str]:
+    return sorted(name for name, _ in Remote(url).entries())
+
+
+def check_result(place: str, pairs: list[tuple[str, str]]) -> None:
+    """Check that the output is there as if nothing had happened, and nothing else."""
+    out = Remote(f"{place}/out").read()
+    assert out.decode() == expected(pairs)
+    assert names(place) == ["out", "out.manifest.json", "text"]
+    manifest = json.loads(Remote(f"{place}/out.manifest.json").read())
+    assert manifest["bytes"] == len(out)
+    assert manifest["sha256"] == hashlib.sha256(out).hexdigest()
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+@pytest.mark.parametrize("packed", ["", ".gz"])
+def test_the_output_is_that_of_a_local_run(place: str, tmp_path: Path, packed: str, sides: int) -> None:
+    columns = [" ||| ".join(pair) for pair in PAIRS], *zip(*PAIRS, strict=True)
+    texts = ["".join(f"{line}\n" for line in lines).encode() for lines in (columns[:1] if sides == 1 else columns[1:])]
+    contents = [gzip.compress(text) if packed else text for text in texts]
+    urls = [put(f"{place}/text{side}{packed}", content) for side, content in enumerate(contents)]
+    paths = [tmp_path / f"text{side}{packed}" for side in range(sides)]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    options: Any = {"block_lines": 4, "max_words": 8, "settings": {"layer": 1}, "report": lambda _: None}
+    counts = [
+        extract(inputs[0], inputs[1] if sides == 2 else None, align, f"{folder}/out{packed}", **options)
+        for inputs, folder in ((urls, place), (paths, tmp_path))
+    ]
+    assert counts[0] == counts[1]
+    out = Remote(f"{place}/out{packed}").read()
+    assert out == (tmp_path / f"out{packed}").read_bytes()
+    assert json.loads(Remote(f"{place}/out{packed}.manifest.json").read()) == {
+        "output": f"{place}/out{packed}",
+        "bytes": len(out),
+        "sha256": hashlib.sha256(out).hexdigest(),
+        "job": {"layer": 1, "block_lines": 4, "max_words": 8},
+    }
+    inputs = [url.rpartition("/")[2] for url in urls]
+    assert names(place) == sorted([*inputs, f"out{packed}", f"out{packed}.manifest.json"])
+
+
+def test_only_missing_blocks_are_aligned(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 2)
+    assert names(f"{out}.parts") == ["block-000000000", "block-000000001", "job.json"]
+    seen, told = list[Batch](), list[str]()
+
+    def counting(batch: Batch) -> list[Alignment | InvalidInputError]:
+        seen.append(batch)
+        return align(batch)
+
+    run(source, out, align=counting, report=told.append)
+    assert len(seen) == 2
+    assert told[0] == f"{out}.parts: 2 blocks are finished already"
+    check_result(place, PAIRS)
+
+
+def test_unfinished_blocks_are_continued(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
+    source, out, left = put_text(f"{place}/text", PAIRS), f"{place}/out", 3
+
+    class Letters:
+        def align_each(self, pairs: Batch, known: Any) -> Any:
+            nonlocal left
+            for index, answer in enumerate(align(pairs)):
+                if index not in known:
+                    if left == 0:
+                        raise KeyboardInterrupt
+                    left -= 1
+                    yield index, answer
+
+    with pytest.raises(KeyboardInterrupt):
+        run(source, out, align=Letters(), block_lines=20)
+    assert names(f"{out}.parts") == ["half-000000000", "job.json"]
+    left = sum(answer != "" for answer in expected(PAIRS).splitlines()) - 3
+    left += sum("refused" in source for source, _ in PAIRS)
+    run(source, out, align=Letters(), block_lines=20)
+    check_result(place, PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"settings": {"layer": 2}}, "unfinished run with layer 1, this one has 2; set it back, or start afresh"),
+        ({"settings": {"layer": 1}, "block_lines": 5}, "with block_lines 4, this one has 5"),
+    ],
+)
+def test_another_job_is_refused_until_restart(place: str, options: dict[str, Any], message: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 1, settings={"layer": 1})
+    before = tree(f"{out}.parts")
+    with pytest.raises(InvalidInputError, match=f"^{out}.parts holds an .*{message}"):
+        run(source, out, **options)
+    assert tree(f"{out}.parts") == before
+    run(source, out, restart=True, **options)
+    check_result(place, PAIRS)
+
+
+def test_another_text_is_refused_where_it_was_read(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 2)
+    changed = [*PAIRS[:7], ("anders", "different"), *PAIRS[8:]]
+    put_text(source, changed)
+    with pytest.raises(InvalidInputError, match=r"lines 5 to 8 of the input are not .*out.parts has read; set them"):
+        run(source, out)
+    run(source, out, restart=True)
+    check_result(place, changed)
+
+
+@pytest.mark.parametrize("lines", [1, 15, 100])
+def test_an_input_that_changes_during_the_run_is_refused(place: str, lines: int) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+
+    def changing(batch: Batch) -> list[Alignment | InvalidInputError]:
+        put_text(source, [("anders", "different")] * lines)
+        return align(batch)
+
+    with pytest.raises(InvalidInputError) as found:
+        run(source, out, align=changing)
+    assert source in str(found.value)
+    assert "\n" not in str(found.value)
+    assert names(place) == ["out.parts", "text"]
+    put_text(source, PAIRS)
+    run(source, out)
+    check_result(place, PAIRS)
+
+
+def test_the_old_output_stays_until_the_new_one_is_complete(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), put(f"{place}/out", "old")
+    with pytest.raises(InvalidInputError, match=r"out exists already; give another name, or replace it"):
+        run(source, out)
+    interrupt(source, out, 1, overwrite=True)
+    assert Remote(out).read() == b"old"
+    run(source, out, overwrite=True)
+    check_result(place, PAIRS)
+
+
+def test_an_output_that_somebody_else_makes_meanwhile_is_not_replaced(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+
+    def slow(batch: Batch) -> list[Alignment | InvalidInputError]:
+        put(out, "of the user")
+        return align(batch)
+
+    with pytest.raises(InvalidInputError, match="out has come to exist; move it away and start again: no work is lost"):
+        run(source, out, align=slow)
+    assert Remote(out).read() == b"of the user"
+    Remote(out).remove()
+    run(source, out, align=None)
+    check_result(place, PAIRS)
+
+
+def test_outputs_that_cannot_be_written(place: str) -> None:
+    source = put_text(f"{place}/text", PAIRS)
+    put(f"{place}/other", "of the user")
+    for out, message in (
+        (source, f"cannot write {source}: it is the input"),
+        (f"{source}/", "it is the input"),
+        (place, "it is a folder"),
+        ("nosuch://out", "cannot reach nosuch://out: Protocol not known"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            run(source, out, overwrite=True)
+    assert names(place) == ["other", "text"]
+
+
+@pytest.mark.parametrize("options", [{}, {"restart": True}])
+@pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "inner/file"])
+def test_a_folder_of_the_user_is_left_alone(place: str, name: str, options: dict[str, Any]) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    Remote(f"{out}.parts/{name}".rpartition("/")[0]).make()
+    put(f"{out}.parts/{name}", "of the user")
+    with pytest.raises(
+        InvalidInputError, match=f"{out}.parts is in the way of .*, and not an unfinished run: it has {name[:5]}"
+    ):
+        run(source, out, **options)
+    assert names(place) == ["out.parts", "text"]
+    assert Remote(f"{out}.parts/{name}").read() == b"of the user"
+
+
+def test_a_folder_where_a_block_should_be_is_refused(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 1)
+    Remote(f"{out}.parts/block-000000001").make()
+    put(f"{out}.parts/block-000000001/inner", "of the user")
+    for restart in (False, True):
+        with pytest.raises(InvalidInputError, match="its block-000000001 is not a regular file; move it away"):
+            run(source, out, restart=restart)
+    assert Remote(f"{out}.parts/block-000000001/inner").read() == b"of the user"
+
+
+def test_a_file_where_the_folder_should_be_is_refused(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    put(f"{out}.parts", "of the user")
+    with pytest.raises(InvalidInputError, match="not an unfinished run: it is not a folder; move it away"):
+        run(source, out)
+    assert Remote(f"{out}.parts").read() == b"of the user"
+
+
+@pytest.mark.fuzz
+def test_damaged_journals(place: str, tmp_path: Path) -> None:
+    """Does all damage to an interrupted run that leaves regular files."""
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 2, **SETTINGS)
+    template = tree(f"{out}.parts")
+    results = refusals = 0
+    kinds = dict(damages())
+    chosen = list(kinds) if "memory" in place else random.Random(0).sample(sorted(kinds), min(4 * FACTOR, len(kinds)))
+    for name in chosen:
+        local = tmp_path / "local" / "out.parts"
+        local.mkdir(parents=True)
+        (local / "lock").touch()
+        for file, content in template.items():
+            (local / file).write_bytes(content)
+        kinds[name](local, random.Random(name))
+        regular = local.is_dir() and all(path.is_file() and not path.is_symlink() for path in local.iterdir())
+        if regular and all(path.stat().st_size < 1 << 24 for path in local.iterdir()):
+            damaged = {path.name: path.read_bytes() for path in local.iterdir()}
+            refused = damaged_run(place, source, out, damaged, name)
+            results, refusals = results + (not refused), refusals + refused
+        shutil.rmtree(tmp_path / "local")
+    assert results
+    assert refusals or len(chosen) < len(kinds)
+
+
+def damaged_run(place: str, source: str, out: str, files: Mapping[str, bytes], case: str) -> bool:
+    """Go on with a damaged run, if need be with restart; return whether that was needed or refused, too."""
+    folder = Remote(f"{out}.parts")
+    folder.make()
+    folder.remove_files(names(str(folder)))
+    for name, content in files.items():
+        (folder / name).write(content)
+    try:
+        run(source, out, overwrite=True, **SETTINGS)
+    except InvalidInputError:
+        assert tree(str(folder)) == files, case
+    else:
+        assert Remote(out).read().decode() == expected(PAIRS), case
+        assert names(place) == ["out", "out.manifest.json", "text"] or "notes.txt" in files, case
+        return False
+    try:
+        run(source, out, overwrite=True, restart=True, **SETTINGS)
+    except InvalidInputError:
+        assert tree(str(folder)) == files, case
+    else:
+        assert Remote(out).read().decode() == expected(PAIRS), case
+    return True
+
+
+def test_a_block_costs_few_requests(object_store: ObjectStore) -> None:
+    source, out = put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
+
+    def requests(blocks: int) -> list[Request]:
+        object_store.requests.clear()
+        run(source, out, overwrite=True, block_lines=16 // blocks)
+        return object_store.requests.copy()
+
+    _, before, after = requests(1), requests(2), requests(4)
+    # For each: is it finished, is it begun, its text, its result, and again its result.
+    assert len(after) - len(before) == 2 * 5
+    assert len(before) <= 2 * 5 + 30
+
+
+def test_whichever_request_fails_nothing_is_lost(object_store: ObjectStore) -> None:
+    place, source, out = "s3://bucket", put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
+    number, failed = 0, True
+    while failed:
+        number += 1 if FACTOR > 1 else 3
+        interrupt(source, out, 2)
+        before = object_store.tree("out.parts/block")
+        failing = _Nth(number, lambda: DENIED)
+        told: str | None = None
+        with object_store.refusing(failing):
+            try:
+                run(source, out)
+            except InvalidInputError as refusal:
+                told = str(refusal)
+        failed = failing.left <= 0
+        if told is not None:
+            assert "Access Denied" in told or "Permission denied" in told
+            assert "\n" not in told
+            if Remote(out).kind() is None:
+                assert before.items() <= object_store.tree("out.parts/block").items()
+        if told is not None or not Remote(f"{out}.manifest.json").kind():
+            run(source, out, overwrite=True)
+        check_result(place, PAIRS)
+        for name in ("out", "out.manifest.json"):
+            Remote(f"{place}/{name}").remove()
+        assert object_store.uploads() == []
+    assert number > 20
+
+
+class _Nth:
+    """Does something at the n-th request, and ever after."""
+
+    def __init__(self, number: int, do: Any) -> None:
+        self.left, self.do = number, do
+
+    def __call__(self, _: Request) -> Refusal | None:
+        self.left -= 1
+        return self.do() if self.left == 0 else None
+
+
+@pytest.mark.fuzz
+def test_killed_at_any_request_it_goes_on(object_store: ObjectStore, object_store_port: int) -> None:
+    place, source, out = "s3://bucket", put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
+    context = multiprocessing.get_context("forkserver")
+    step = 1 if FACTOR > 1 else 11
+    for number in range(2, 1000, step):
+        arguments = (dict(environment(object_store_port)), source, out)
+        process = context.Process(target=_run_with, args=arguments)
+        killing = _Nth(number, lambda process=process: os.kill(process.pid, signal.SIGKILL))
+        with object_store.refusing(killing):
+            process.start()
+            process.join()
+        if not Remote(out).kind() or names(f"{out}.parts"):
+            run(source, out, overwrite=True)
+        check_result(place, PAIRS)
+        for name in ("out", "out.manifest.json"):
+            Remote(f"{place}/{name}").remove()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+    assert number > 20
+
+
+def _run_with(variables: Mapping[str, str], source: str, out: str) -> None:
+    os.environ.update(variables)
+    run(source, out)
+
+
+def test_workers_share_a_run_from_and_to_a_bucket(object_store: ObjectStore, ray: RayBackend) -> None:
+    pairs = extractions.text(10 * extractions.BLOCK_LINES + 1)
+    source, out = put_text("s3://bucket/text", pairs), "s3://bucket/out"
+    interrupt(source, out, 2)
+    run(source, out, backend=ray)
+    check_result("s3://bucket", pairs)
+    assert object_store.uploads() == []
+
+
+def test_the_status_of_a_run_is_told(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 1)
+    assert alignment.cli.main(["extract", f"--status={out}"]) == 0
+    assert capsys.readouterr() == (f"{out}: started a moment ago\n", "")
+
+
+def test_the_storage_is_full(object_store: ObjectStore) -> None:
+    source, out = put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
+    written = 0
+
+    def full(request: Request) -> Refusal | None:
+        nonlocal written
+        written += request.method == "PUT"
+        return FULL if request.method == "PUT" and written > 3 else None
+
+    with (
+        object_store.refusing(full),
+        pytest.raises(
+            InvalidInputError, match=r"^cannot read or write .*-000000002: .* bucket is exceeded; fix it and"
+        ),
+    ):
+        run(source, out)
+    assert len(object_store.tree("out.parts/block")) == 2
+    run(source, out)
+    check_result("s3://bucket", PAIRS)
+
+
+def test_results_are_read_ahead_in_order(place: str) -> None:
+    pairs = extractions.text(50 * extractions.BLOCK_LINES)
+    source, out = put_text(f"{place}/text", pairs), f"{place}/out"
+    interrupt(source, out, 30)
+    put(f"{out}.parts/block-000000020", "damaged")
+    run(source, out)
+    check_result(place, pairs)

@@ -1,0 +1,188 @@
+"""The commands and analyses from and to an S3 bucket."""
+
+import gzip
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import alignment.cli
+import captum_norm.cli
+from captum_norm import InvalidInputError
+from captum_norm.analysis.corpus import Corpus
+from captum_norm.analysis.engine import analyze
+from captum_norm.urls import Remote
+from tests.alignment.commands.texts import ENGLISH, FRENCH
+from tests.analysis.small import TEXTS, bert, tokenizer
+from tests.object_store import FULL, ObjectStore
+
+
+def put(url: str, content: str | bytes) -> str:
+    Remote(url).write(content.encode() if isinstance(content, str) else content)
+    return url
+
+
+def names(url: str) -> list[str]:
+    return sorted(name for name, _ in Remote(url).entries())
+
+
+@pytest.mark.usefixtures("object_store")
+def test_extract_from_and_to_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("fr", FRENCH), ("en", ENGLISH)):
+        text = "".join(f"{line}\n" for line in lines)
+        Path(name).write_text(text, encoding="utf-8")
+        put(f"s3://bucket/{name}", text)
+    options = ["--recipe=mutual", "--layer=0"]
+    assert alignment.cli.main(["extract", "fr", "en", "--out=links", *options]) == 0
+    remote = ["extract", "s3://bucket/fr", "s3://bucket/en", "--out=s3://bucket/links", *options]
+    status = ["extract", "--status=s3://bucket/links"]
+    assert alignment.cli.main(status) == 2
+    assert "there is neither s3://bucket/links nor s3://bucket/links.parts" in capsys.readouterr().err
+    assert alignment.cli.main(remote) == 0
+    assert Remote("s3://bucket/links").read() == Path("links").read_bytes()
+    capsys.readouterr()
+    assert alignment.cli.main(status) == 0
+    assert capsys.readouterr() == ("s3://bucket/links is complete\n", "")
+    assert alignment.cli.main(remote) == 2
+    told = capsys.readouterr().err
+    assert "s3://bucket/links exists already" in told
+    for words, message in (
+        (["s3://bucket/none", "s3://bucket/en"], "cannot read s3://bucket/none: there is no such file"),
+        (["s3://nosuchbucket/fr"], "cannot read s3://nosuchbucket/fr: The specified bucket does not exist"),
+        (["fr", "en", "--out=s3://nosuchbucket/out"], "The specified bucket does not exist"),
+        (["fr", "en", "--out=nosuch://out"], "cannot reach nosuch://out: Protocol not known: nosuch"),
+    ):
+        assert alignment.cli.main(["extract", *words, *options]) == 2
+        told = capsys.readouterr().err
+        assert message in told.splitlines()[-1]
+    assert names("s3://bucket") == ["en", "fr", "links", "links.manifest.json"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    bert().float().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_analyze_from_and_to_a_bucket(
+    object_store: ObjectStore, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "".join(f"{line}\n" for line in TEXTS).encode()
+    Path("text").write_bytes(text)
+    Path("text.gz").write_bytes(gzip.compress(text))
+    Path("ranks").write_text("the\ncommittee\n", encoding="utf-8")
+    for name in ("text", "text.gz", "ranks"):
+        object_store.put(name, Path(name).read_bytes())
+    for name in ("text", "text.gz"):
+        contents = []
+        for start in ("", "s3://bucket/"):
+            words = ["--corpus", f"{start}{name}", "--out", f"{start}out", "--tokens", f"{start}tokens.parquet"]
+            words += ["--frequencies", f"{start}ranks"]
+            assert captum_norm.cli.main(["analyze", "frequency", "--model", model, *words]) == 0
+            contents.append(object_store.tree("out/") if start else files(Path("out"), "out/"))
+        local, remote = contents
+        assert sorted(local) == sorted(remote)
+        assert len(local) > 3
+        for file, content in local.items():
+            # The command line, and the name of the list, are told in the results.
+            assert content == remote[file].replace(b"s3://bucket/", b""), file
+        assert object_store.tree("tokens")["tokens.parquet"] == Path("tokens.parquet").read_bytes()
+
+
+def files(folder: Path, prefix: str) -> dict[str, bytes]:
+    return {f"{prefix}{path.name}": path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_analysis_is_resumed(place: str, tmp_path: Path) -> None:
+    Path(tmp_path / "text").write_text("".join(f"{line}\n" for line in TEXTS), encoding="utf-8")
+    corpus = put(f"{place}/text", (tmp_path / "text").read_bytes())
+    arguments: Any = ("special-tokens", bert(), tokenizer())
+    whole = analyze(*arguments, Corpus(tmp_path / "text"), block_texts=3)
+    out = f"{place}/out"
+    told = list[str]()
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    go = partial(analyze, *arguments, Corpus(corpus), out=out, block_texts=3, report=told.append)
+    with pytest.raises(KeyboardInterrupt):
+        go(save=stop)
+    assert sum(name.startswith("block") for name in names(f"{out}/special-tokens.parts")) == 4
+    assert go().tables == whole.tables
+    assert told == [f"{out}/special-tokens.parts: 4 blocks are finished already"]
+    assert names(f"{out}/special-tokens.parts") == []
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "--tokens=s3://bucket/tokens.csv",
+            "cannot write s3://bucket/tokens.csv: the name must end in one of .parquet",
+        ),
+        ("--tokens=s3://bucket/a.parquet", "cannot write s3://bucket/a.parquet: it is a folder"),
+        ("--tokens=nosuch://a.parquet", "cannot reach nosuch://a.parquet: Protocol not known: nosuch"),
+        ("--out=s3://bucket/file", "cannot use s3://bucket/file as a folder: it is a file"),
+        ("--out=nosuch://a", "cannot reach nosuch://a: Protocol not known: nosuch"),
+        ("--out=s3://nosuchbucket/a", "The specified bucket does not exist"),
+        ("--corpus=s3://bucket/none", "cannot read s3://bucket/none: there is no such file"),
+        ("--frequencies=s3://bucket/none", "cannot read s3://bucket/none: there is no such file"),
+    ],
+)
+def test_what_analyze_refuses_is_one_sentence(
+    object_store: ObjectStore,
+    model: str,
+    option: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("file", "a.parquet/b"):
+        object_store.put(name, b"of the user\n")
+    before = object_store.tree()
+    assert captum_norm.cli.main(["analyze", "frequency", "--model", model, "--limit=2", option]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith("captum-norm: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert object_store.tree() == before
+
+
+@pytest.mark.usefixtures("object_store")
+def test_a_list_of_frequencies_that_changed_is_another_job() -> None:
+    ranks, out = put("s3://bucket/ranks", "the\n"), "s3://bucket/out"
+    corpus = Corpus(put("s3://bucket/text", "\n".join(TEXTS)))
+
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    go = partial(analyze, "frequency", bert(), tokenizer(), corpus, out=out, frequencies=ranks)
+    with pytest.raises(KeyboardInterrupt):
+        go(save=stop)
+    put(ranks, "committee\n")
+    with pytest.raises(InvalidInputError, match="holds an unfinished run with frequencies"):
+        go()
+
+
+def test_results_that_cannot_be_written_are_one_sentence(
+    object_store: ObjectStore, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["analyze", "dispersion", "--model", model, "--limit=2", "--out=s3://bucket/results"]
+    with object_store.refusing(lambda request: FULL if request.path.endswith(".html") else None):
+        assert captum_norm.cli.main(words) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("captum-norm: error: cannot write into s3://bucket/results: ")
+    assert told.endswith("The quota of the bucket is exceeded")
+    assert any("parts/block" in name for name in object_store.tree("results"))
+    assert captum_norm.cli.main(words) == 0
+    assert not any("parts" in name for name in object_store.tree("results"))
