@@ -1,5 +1,6 @@
 """Fixtures of the whole test suite."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,6 @@ def two_workers(object_store_port: int) -> Iterator[RayBackend]:  # noqa: ARG001
     """Two workers on a Ray that is started once."""
     import ray
 
-    ray.init("local", num_cpus=3, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init("local", num_cpus=3, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     yield RayBackend(workers=2)
     ray.shutdown()

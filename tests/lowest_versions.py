@@ -1,5 +1,6 @@
 """The lower bounds in pyproject.toml as constraints of pip: ``python -m tests.lowest_versions`` prints them."""
 
+import re
 import sys
 import tomllib
 from itertools import chain
@@ -17,4 +18,6 @@ def requirements() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{requirement.replace('>=', '==')}\n" for requirement in requirements())
+    for requirement in requirements():
+        plain = re.sub(r"\[.*\]", "", requirement)  # constraints have no extras
+        sys.stdout.write(f"{plain.replace('>=', '==')}\n")

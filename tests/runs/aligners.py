@@ -5,6 +5,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from alignment.pipeline import Answer
 from tests.runs.extractions import Batch, align
@@ -47,7 +48,7 @@ class Unloadable:
 
     deadly: bool = False
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return (_die, ()) if self.deadly else (_fail, ())
 
     def __call__(self, pairs: Batch) -> list[Answer]:

@@ -1,5 +1,6 @@
 """Models are pickled with the memory of their weights apart, which processes then share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from captum_norm.runs.shared import dumps, loads
 class Tied(nn.Module):
     """Weights that are tied, in part of another's memory, small, in half precision, and no weights at all."""
 
+    part: torch.Tensor
+    small: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(500, 64)
@@ -21,13 +25,12 @@ class Tied(nn.Module):
         self.coarse = nn.Linear(300, 300).bfloat16()
         self.register_buffer("part", self.embedding.weight.detach()[100:200].T)
         self.register_buffer("small", torch.arange(5))
-        self.activation = lambda x: x.tanh()
+        self.activation: Callable[[torch.Tensor], torch.Tensor] = lambda hidden: hidden.tanh()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.activation(self.embedding(ids) @ self.part)
-        return (
-            self.head(self.embedding(ids)).sum() + self.coarse(hidden.repeat(1, 3).bfloat16()).sum() + self.small.sum()
-        )
+        hidden = self.activation(self.embedding(ids) @ self.part)
+        coarse: torch.Tensor = self.coarse(hidden.repeat(1, 3).bfloat16()).sum()
+        return coarse + self.head(self.embedding(ids)).sum() + self.small.sum()
 
 
 def read_only(model: Any) -> tuple[bytes, list[Any]]:

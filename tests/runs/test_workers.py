@@ -35,7 +35,6 @@ def test_workers_make_the_output_of_one_process(tmp_path: Path, ray: RayBackend,
         {"block_lines": 4, "max_words": 8},
     )
     assert (last["event"], last["texts"], last["blocks"]) == ("finished", lines, -(-lines // 4))
-    assert last["workers"] == 2 or lines < 150  # the second may not be there yet
 
 
 def test_a_run_goes_on_with_any_number_of_workers(tmp_path: Path, ray: RayBackend) -> None:
