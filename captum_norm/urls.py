@@ -24,7 +24,12 @@ _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 1 << 23
 _MOST_DELETED = 1000
 
-_CODES = {FileNotFoundError: errno.ENOENT, PermissionError: errno.EACCES, TimeoutError: errno.ETIMEDOUT}
+_CODES: dict[type[Exception], int] = {
+    FileNotFoundError: errno.ENOENT,
+    PermissionError: errno.EACCES,
+    TimeoutError: errno.ETIMEDOUT,
+}
+"""The numbers of errors that come without one."""
 
 
 def is_url(name: object) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from moto.moto_server.werkzeug_app import MotoRequestHandler
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from s3fs import S3FileSystem
 from werkzeug.serving import make_server
 
@@ -45,7 +44,7 @@ class ObjectStore:
     def __init__(self, port: int) -> None:
         self.requests: list[Request] = []
         self.refuse: Callable[[Request], Refusal | None] = lambda _: None
-        self._application = DomainDispatcherApplication(create_backend_app)  # type: ignore[no-untyped-call]
+        self._application = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", port, self._answer, threaded=True, request_handler=_Quiet)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         self.files = S3FileSystem(use_listings_cache=False)

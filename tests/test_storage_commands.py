@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import alignment.cli
 import captum_norm.cli
@@ -65,7 +66,7 @@ def test_extract_from_and_to_a_bucket(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
-    bert().float().save_pretrained(folder)
+    bert(dtype=torch.float32).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)
 
@@ -103,15 +104,16 @@ def files(folder: Path, prefix: str) -> dict[str, bytes]:
 def test_an_analysis_is_resumed(place: str, tmp_path: Path) -> None:
     Path(tmp_path / "text").write_text("".join(f"{line}\n" for line in TEXTS), encoding="utf-8")
     corpus = put(f"{place}/text", (tmp_path / "text").read_bytes())
-    arguments: Any = ("special-tokens", bert(), tokenizer())
-    whole = analyze(*arguments, Corpus(tmp_path / "text"), block_texts=3)
+    encoder, words = bert(), tokenizer()
+    whole = analyze("special-tokens", encoder, words, Corpus(tmp_path / "text"), block_texts=3)
+    arguments: Any = ("special-tokens", encoder, words, Corpus(corpus))
     out = f"{place}/out"
     told = list[str]()
 
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    go = partial(analyze, *arguments, Corpus(corpus), out=out, block_texts=3, report=told.append)
+    go = partial(analyze, *arguments, out=out, block_texts=3, report=told.append)
     with pytest.raises(KeyboardInterrupt):
         go(save=stop)
     assert sum(name.startswith("block") for name in names(f"{out}/special-tokens.parts")) == 4
@@ -166,7 +168,8 @@ def test_a_list_of_frequencies_that_changed_is_another_job() -> None:
     def stop(_: object) -> None:
         raise KeyboardInterrupt
 
-    go = partial(analyze, "frequency", bert(), tokenizer(), corpus, out=out, frequencies=ranks)
+    arguments: Any = ("frequency", bert(), tokenizer(), corpus)
+    go = partial(analyze, *arguments, out=out, frequencies=ranks)
     with pytest.raises(KeyboardInterrupt):
         go(save=stop)
     put(ranks, "committee\n")

@@ -4,9 +4,11 @@ import errno
 import gc
 import gzip
 import os
+import random
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -281,3 +283,18 @@ def test_unknown_protocols_and_missing_packages_are_one_sentence(monkeypatch: py
             with pytest.raises(InvalidInputError, match=message) as found:
                 use(url)
             assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_text_that_is_replaced_while_it_is_read_is_refused(object_store: ObjectStore, suffix: str) -> None:
+    def content(seed: int) -> bytes:
+        text = random.Random(seed).randbytes(9 << 20).hex().encode()
+        lines = b"\n".join(text[start : start + 100] for start in range(0, len(text), 100))
+        return gzip.compress(lines, 1) if suffix else lines
+
+    url = object_store.put(f"text{suffix}", content(1))
+    lines = read_lines(url)
+    next(lines)
+    object_store.put(f"text{suffix}", content(2))
+    with pytest.raises(InvalidInputError, match=f"^cannot read {url}: .* no longer exists"):
+        deque(lines, maxlen=0)

@@ -385,6 +385,27 @@ def test_workers_share_a_run_from_and_to_a_bucket(object_store: ObjectStore, ray
     assert object_store.uploads() == []
 
 
+def test_workers_that_are_refused_say_so(object_store: ObjectStore, ray: RayBackend) -> None:
+    source, out = put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
+    begun = False
+
+    def denied(request: Request) -> Refusal | None:
+        nonlocal begun
+        if begun:
+            return DENIED
+        begun = request == ("PUT", "/bucket/out.parts/job.json", "")
+        return None
+
+    with (
+        object_store.refusing(denied),
+        pytest.raises(InvalidInputError, match=r"Permission denied|Access Denied") as found,
+    ):
+        run(source, out, backend=ray)
+    assert "\n" not in str(found.value)
+    run(source, out, backend=ray)
+    check_result("s3://bucket", PAIRS)
+
+
 def test_the_status_of_a_run_is_told(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
     interrupt(source, out, 1)
