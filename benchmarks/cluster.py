@@ -226,9 +226,8 @@ def print_bookkeeping(job: EmptyBlocks) -> None:
     print(f"{number:,} blocks without work: {number / seconds:,.0f} blocks/s")
     print(f"  combining them in a tree: {time.perf_counter() - job.end:.1f} s")
     grown = peak() - job.before
-    print(
-        f"  driver: {peak():.0f} MB at most, of which {grown:.0f} MB for blocks: {1e6 * grown / number:,.0f} bytes each"
-    )
+    each = f"{1e6 * grown / number:,.0f} bytes each"
+    print(f"  driver: {peak():.0f} MB at most, of which {grown:.0f} MB for blocks, {each}")
 
 
 def print_costs(found: Mapping[str, float]) -> None:

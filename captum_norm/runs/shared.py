@@ -1,6 +1,7 @@
 """Pickles objects such that processes on one machine can share the weights of their models."""
 
 import pickle
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,15 +21,15 @@ def dumps(value: object) -> tuple[bytes, Arrays]:
 
     Ray stores arrays once on each machine and maps them into the memory of its workers.
     """
-    import torch
     from ray import cloudpickle
 
+    torch = sys.modules.get("torch")  # if nothing has imported it, there are no tensors
     arrays: Arrays = []
     indices: dict[int, int] = {}
 
     class Pickler(cloudpickle.Pickler):
         def persistent_id(self, item: Any) -> Any:
-            if not isinstance(item, torch.storage.TypedStorage):
+            if torch is None or not isinstance(item, torch.storage.TypedStorage):
                 return None
             storage = item.untyped()
             if storage.device.type != "cpu" or storage.nbytes() < _LEAST_BYTES:

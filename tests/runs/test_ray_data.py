@@ -37,7 +37,7 @@ def loaded(ray: RayBackend) -> BlockWorker:  # noqa: ARG001 - it is running
 
 
 def test_a_batch_is_a_block(worker: BlockWorker) -> None:
-    batch = {"left": ["a", "", "c\u2028c"], "right": ["x", "y", "\udc80"], "other": [1, 2, 3]}
+    batch: dict[str, list[Any]] = {"left": ["a", "", "c\u2028c"], "right": ["x", "y", "\udc80"], "other": [1, 2, 3]}
     rows = worker(batch)
     assert rows["notes"] == ['{"pairs": 3}']
     assert rows["content"] == [repr([("a", "x"), ("", "y"), ("c\u2028c", "\udc80")]).encode(errors="surrogatepass")]

@@ -1,5 +1,7 @@
 """Models are pickled with the memory of their weights apart, which processes then share."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -75,3 +77,9 @@ def test_meters_that_were_used_can_be_pickled() -> None:
     for method, options in methods:
         scores = method.attribute(ids, **options)
         assert torch.equal(loads(*dumps(method)).attribute(ids, **options), scores)
+
+
+def test_what_has_no_tensors_needs_no_torch() -> None:
+    program = "from captum_norm.runs.shared import *; import sys; loads(*dumps(print)); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
