@@ -285,6 +285,8 @@ def _nul(text: str, of: str) -> str:
 
 
 def _unreadable(called: str, error: Exception) -> InvalidInputError:
+    if isinstance(error, InvalidInputError):
+        return error
     reason = getattr(error, "strerror", None) or error
     if type(error) in _REASONS and reason in (error, os.strerror(getattr(error, "errno", None) or 0)):
         reason = _REASONS[type(error)]

@@ -23,6 +23,8 @@ _S3_OPTIONS = {"max_concurrency": 1}
 _READ_BYTES = 1 << 20
 _REQUEST_BYTES = 1 << 23
 _MOST_DELETED = 1000
+_PARTS = 1500
+"""An upload to S3 has at most 10,000 parts. From this number on, they grow with it: 5 TiB then take 8,000."""
 
 _CODES: dict[type[Exception], int] = {
     FileNotFoundError: errno.ENOENT,
@@ -265,14 +267,18 @@ class _Writer(RawIOBase):
     """Writes into an open file of fsspec, and leaves it open."""
 
     def __init__(self, file: Any, url: str) -> None:
-        self._file, self._url = file, url
+        self._file, self._url, self._written = file, url, 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, content: Any, /) -> int:
         with reaching(self._url):
-            return int(self._file.write(content))
+            written: int = self._file.write(content)
+        self._written += written
+        if hasattr(self._file, "blocksize"):
+            self._file.blocksize = max(self._file.blocksize, self._written // _PARTS)
+        return written
 
 
 def _discard(file: Any) -> None:

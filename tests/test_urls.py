@@ -10,10 +10,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Never
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from captum_norm import urls
 from captum_norm.errors import InvalidInputError
 from captum_norm.files import whole_file, write_whole
 from captum_norm.texts import is_regular_file, plain_size, read_lines, read_range
@@ -279,8 +281,8 @@ def test_unknown_protocols_and_missing_packages_are_one_sentence(monkeypatch: py
         "file://": "got the URL file://; expected the name",
     }
     for url, message in refused_early.items():
-        for use in (Remote, is_regular_file, lambda url: write_whole(url, b"")):
-            with pytest.raises(InvalidInputError, match=message) as found:
+        for use in (Remote, is_regular_file, lambda url: read_range(url, 0, 1), lambda url: write_whole(url, b"")):
+            with pytest.raises(InvalidInputError, match=f"^{message}") as found:
                 use(url)
             assert "\n" not in str(found.value)
 
@@ -298,3 +300,33 @@ def test_a_text_that_is_replaced_while_it_is_read_is_refused(object_store: Objec
     object_store.put(f"text{suffix}", content(2))
     with pytest.raises(InvalidInputError, match=f"^cannot read {url}: .* no longer exists"):
         deque(lines, maxlen=0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("two\nlines"), KeyError("key"), OSError("no number"), Exception()])
+def test_errors_of_any_type_are_one_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Never:
+        raise error
+
+    for name in ("info", "ls", "open", "cat_file", "pipe_file", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, fail)
+    for use in everything("memory://folder"):
+        with pytest.raises((InvalidInputError, OSError)) as found:
+            use()
+        assert "\n" not in str(found.value)
+        assert isinstance(found.value, InvalidInputError) or found.value.errno == errno.EIO
+
+
+def test_parts_of_an_upload_grow_with_it(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_PARTS", 0.25)
+    chunk = bytes(20 << 20)
+    with Remote("s3://bucket/a").whole() as file:
+        for _ in range(8):
+            file.write(chunk)
+    uploaded = [request for request in object_store.requests if "partNumber" in request.query]
+    assert len(uploaded) == 1  # of 50 MiB, there would be three
+    assert Remote("s3://bucket/a").info() == ("file", 8 * len(chunk))
+    size = parts = 0
+    while size < 5 << 40:
+        size += max(50 << 20, size // 1500)
+        parts += 1
+    assert parts < 8100
