@@ -6,7 +6,7 @@ Three measurements on this machine, each worker with one thread:
    stories, repeated. Starts are excluded: the time runs from the moment when all workers have finished a block, to the
    end of the last one. The targets are 1.8 times the speed with two workers, and 3 % more time per block on Ray.
 2. Bookkeeping: a job of many blocks without a model. The targets are 500 blocks per second and a driver of 300 MB.
-3. By arithmetic from these, what 10⁶, 10⁹ and 10¹¹ sentence pairs need.
+3. By arithmetic from these and the speed of finding blocks, what 10⁶, 10⁹ and 10¹¹ sentence pairs need.
 """
 
 import argparse
@@ -201,9 +201,12 @@ def workers(sentences: int, folder: Path) -> Mapping[str, float]:
     Console(width=100).print(table)
     more = 100 * (runs["one process"].speed() / one.speed() - 1)
     print(f"time per block of one worker, compared with one process: {more:+.1f} %\n")
-    blocks = len(one.spans)
+    start = time.perf_counter()
+    blocks = sum(1 for _ in cut(files, BLOCK_LINES))
+    finding = time.perf_counter() - start
     return {
         "speed": one.speed(),
+        "finding": finding / sentences,
         "text": sum(file.stat().st_size for file in files) / sentences,
         "output": sum(span.links for span in one.spans) / sentences,
         "overhead": (one.stored - sum(span.links for span in one.spans)) / blocks,
@@ -234,16 +237,26 @@ def print_costs(found: Mapping[str, float]) -> None:
     """Print what large corpora need, by arithmetic, as a table in Markdown."""
     print(f"by arithmetic, at {found['speed']:.1f} sentences per second and core:\n")
     rows = [
-        ["sentence pairs", "text", "output", "blocks", "journal", *(f"{number:,} cores" for number in CORES)],
-        ["---"] * (5 + len(CORES)),
+        [
+            "sentence pairs",
+            "text",
+            "output",
+            "blocks",
+            "journal",
+            "finding blocks",
+            *(f"{number:,} cores" for number in CORES),
+        ],
+        ["---"] * (6 + len(CORES)),
     ]
     for power in POWERS:
         pairs = 10**power
         blocks, output = math.ceil(pairs / BLOCK_LINES), pairs * found["output"]
         journal = output + blocks * found["overhead"]
-        times = (duration(pairs / found["speed"] / number) for number in CORES)
+        seconds = [pairs * found["finding"], *(pairs / found["speed"] / number for number in CORES)]
         name = f"10{str(power).translate(SUPERSCRIPTS)}"
-        rows.append([name, size(pairs * found["text"]), size(output), f"{blocks:,}", size(journal), *times])
+        rows.append(
+            [name, size(pairs * found["text"]), size(output), f"{blocks:,}", size(journal), *map(duration, seconds)]
+        )
     for row in rows:
         print(f"| {' | '.join(row)} |")
 

@@ -8,7 +8,7 @@ from sphinx.util.inventory import InventoryFile
 
 import alignment
 import captum_norm
-from captum_norm import comparison, evaluation, functional, models
+from captum_norm import comparison, evaluation, functional, models, runs
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +26,6 @@ def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) 
     documented = {
         name.rpartition(".")[2] for domain, names in inventory.items() if domain.startswith("py:") for name in names
     }
-    packages = (alignment, captum_norm, comparison, evaluation, functional, models)
+    packages = (alignment, captum_norm, comparison, evaluation, functional, models, runs)
     public = {name for package in packages for name in package.__all__}
     assert public - documented == set()
