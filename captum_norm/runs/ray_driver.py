@@ -3,6 +3,8 @@
 import logging
 import math
 import os
+import re
+import socket
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -29,6 +31,7 @@ _CALLS_AHEAD = 2
 _POLL_SECONDS = 1.0
 _SCALE_SECONDS = 5.0
 _NODE_SECONDS = 20.0
+_CONNECT_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _MOST_FAILED_STARTS = 3
 
@@ -277,6 +280,7 @@ def _connected(backend: RayBackend) -> Iterator[Any]:
         yield ray
         return
     address = backend.address or os.environ.get("RAY_ADDRESS")
+    _check_address(address)
     options: dict[str, Any] = {"address": address}
     if address is None:
         cores = None if backend.workers is None else math.ceil(backend.workers * backend.cpus_per_worker)
@@ -291,3 +295,16 @@ def _connected(backend: RayBackend) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Refuse an address that does not answer, for which Ray itself would wait for many minutes.
+
+    Raises:
+        InvalidInputError: it does not answer.
+    """
+    if found := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d{1,5})/?", address or ""):
+        try:
+            socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise InvalidInputError(f"cannot reach a Ray cluster at {address}: {error}") from error

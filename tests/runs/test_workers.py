@@ -11,6 +11,7 @@ import pytest
 from alignment.pipeline import ExtractionCounts, extract
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import Journal, RayBackend, describe, ray_driver, run_job
+from tests.object_store import free_port
 from tests.runs import extractions
 from tests.runs.aligners import Deadly, Unloadable
 from tests.runs.extractions import align, check_result, expected, interrupt, run, write_text
@@ -182,6 +183,21 @@ def test_ray_is_not_needed_by_one_process_and_named_if_it_is_missing(
     source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     with pytest.raises(InvalidInputError, match=r"several workers need Ray: pip install 'captum-norm\[cluster\]'"):
         run(source, out, backend="ray")
+    run(source, out)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:{port}", "ray://localhost:{port}", "auto", "[::1]:{port}", "127.0.0.1:99999"]
+)
+def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    address = address.format(port=free_port())
+    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
+    with pytest.raises(InvalidInputError, match=f"^cannot reach a Ray cluster at {re.escape(address)}: [^\n]+$"):
+        run(source, out, backend=RayBackend(address=address))
     run(source, out)
 
 
