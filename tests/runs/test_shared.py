@@ -32,7 +32,8 @@ class Tied(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         hidden = self.activation(self.embedding(ids) @ self.part)
         coarse: torch.Tensor = self.coarse(hidden.repeat(1, 3).bfloat16()).sum()
-        return coarse + self.head(self.embedding(ids)).sum() + self.small.sum()
+        logits: torch.Tensor = self.head(self.embedding(ids))
+        return coarse + logits.sum() + self.small.sum()
 
 
 def read_only(model: Any) -> tuple[bytes, list[Any]]:
