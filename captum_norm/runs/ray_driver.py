@@ -178,7 +178,7 @@ class _Driver:
             except errors.RayTaskError:
                 raise
             except errors.RayError as error:
-                yield from self._lost(hand, str(error).partition("\n")[0])
+                yield from self._lost(hand, _reason(error))
                 return
             hand.calls.popleft()
             if isinstance(answer, Failure):
@@ -254,6 +254,12 @@ class _Driver:
         nodes = (node["Resources"] for node in self._ray.nodes() if node["Alive"])
         rooms = (min(int(node.get(name, 0) / number) for name, number in needed.items() if number) for node in nodes)
         return max(1, sum(rooms))
+
+
+def _reason(error: Exception) -> str:
+    """Find why an actor died in Ray's message, after a general line and indented fields."""
+    first, *others = [line for line in str(error).splitlines() if not line.startswith("\t")]
+    return others[0] if others else first
 
 
 def _described(call: _Call) -> str:

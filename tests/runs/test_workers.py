@@ -68,7 +68,9 @@ def test_a_block_whose_worker_died_is_done_elsewhere(tmp_path: Path, ray: RayBac
     run(source, out, align=Deadly("kill", lives(tmp_path, deaths)), backend=ray, log=log)
     assert out.read_text() == expected([*[("a b", "c")] * 30, ("kill", "d")])
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    assert [event["event"] for event in events].count("retry") == deaths
+    reasons = [event["reason"] for event in events if event["event"] == "retry"]
+    assert len(reasons) == deaths
+    assert all("worker process has died" in reason for reason in reasons)
     assert events[-1]["retries"] == deaths
 
 
