@@ -155,15 +155,26 @@ class Step:
     messages: list[str]
 
 
+def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
+    """Return a block's step if it is finished, and not to be computed again.
+
+    Raises:
+        InvalidInputError: see :meth:`Journal.finished`.
+    """
+    notes = journal.finished(block)
+    if notes is None or notes.get("set_aside") or job.redo(notes):
+        return None
+    return Step(notes, fresh=False, messages=[])
+
+
 def finish_block(job: Job[Any], journal: Journal, work: Work, block: Block) -> Step:
     """Finish a block, unless it is finished.
 
     Raises:
         InvalidInputError: see :meth:`Journal.finished`.
     """
-    notes = journal.finished(block)
-    if notes is not None and not notes.get("set_aside") and not job.redo(notes):
-        return Step(notes, fresh=False, messages=[])
+    if (step := finished_step(job, journal, block)) is not None:
+        return step
     attempt = Attempt(block, journal.unfinished(block), journal.save)
     record = work(attempt)
     journal.finish(block, record)

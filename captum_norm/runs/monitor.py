@@ -48,6 +48,7 @@ class Monitor:
         self._handed = 0
         self._fresh, self._counts = 0, Counter[str]()
         self._start = self._shown = time.monotonic()
+        self._first: float | None = None
         self._log = log
 
     @classmethod
@@ -68,6 +69,7 @@ class Monitor:
 
     def handed(self, block: Block) -> None:
         """A block was found and handed to a worker."""
+        self._first = time.monotonic() if self._first is None else self._first  # workers take a while to load the job
         self._handed += block.texts
         if block.share:
             self._bar.total = round(self._handed / block.share)
@@ -102,8 +104,9 @@ class Monitor:
 
     def status(self) -> dict[str, Any]:
         """How far the job is."""
-        seconds = time.monotonic() - self._start
-        speed = self._fresh / seconds if seconds else 0.0
+        now = time.monotonic()
+        working = 0.0 if self._first is None else now - self._first
+        speed = self._fresh / working if working else 0.0
         total = self._bar.total
         return {
             "job": self.job.title,
@@ -112,7 +115,7 @@ class Monitor:
             "texts": self.texts,
             "estimated_texts": total,
             "texts_per_second": round(speed, 3),
-            "seconds": round(seconds, 1),
+            "seconds": round(now - self._start, 1),
             "seconds_left": round((total - self.texts) / speed) if total and speed else None,
             "workers": self.workers,
             "retries": self.retries,

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs.backend import RayBackend
 from captum_norm.runs.blocks import Block
-from captum_norm.runs.job import Job, Step, nodes
+from captum_norm.runs.job import Job, Step, finished_step, nodes
 from captum_norm.runs.journal import Journal, Record
 from captum_norm.runs.monitor import Monitor
 from captum_norm.runs.worker import Failure, Worker
@@ -110,7 +110,13 @@ class _Driver:
         from captum_norm.runs.shared import dumps
 
         content, arrays = dumps(job)
-        self._arguments = ray.put(content), ray.put(arrays), versions(), str(Path.cwd())
+        self._arguments = (
+            ray.put(content),
+            ray.put(arrays),
+            versions(),
+            str(Path.cwd()),
+            max(1, int(backend.cpus_per_worker)),
+        )
         self._hands: list[_Hand] = []
         self._again = deque[_Call]()
         self._started = self._failed_starts = 0
@@ -189,18 +195,25 @@ class _Driver:
                 yield call, answer
 
     def _lost(self, hand: _Hand, reason: str) -> Iterator[tuple[_Call, Any]]:
-        """Take the calls of a dead worker back; only the first can have killed it."""
+        """Take the calls of a dead worker back; only the first that is not finished can have killed it."""
+        most_failed_starts = _MOST_FAILED_STARTS * len(self._hands)
         self._hands.remove(hand)
         self._ray.kill(hand.actor)
         self._scaled = -math.inf
-        (_, first), *others = hand.calls
-        self._again.extend(call for _, call in others)
-        self._monitor.retry(_described(first), reason)
         if hand.node is None:
             self._failed_starts += 1
-            if self._failed_starts == _MOST_FAILED_STARTS:
-                raise InvalidInputError(f"{_MOST_FAILED_STARTS} workers died while they loaded the job: {reason}")
+            self._monitor.retry("loading the job", reason)
+            if self._failed_starts >= most_failed_starts:
+                raise InvalidInputError(f"{self._failed_starts} workers died while they loaded the job: {reason}")
             return
+        calls = deque(call for _, call in hand.calls)
+        while calls and (step := self._finished(calls[0])) is not None:  # it died before it could say so
+            yield calls.popleft(), step
+        if not calls:
+            return
+        first = calls.popleft()
+        self._again.extend(calls)
+        self._monitor.retry(_described(first), reason)
         first.deaths.append(hand.node)
         if len(first.deaths) > self._backend.retries:
             # A lost node is no fault of the block.
@@ -213,6 +226,9 @@ class _Driver:
             message = f"{_described(first)} killed {len(first.deaths)} workers ({reason})"
             advice = "; set such blocks aside with --skip-bad-blocks (skip_bad_blocks=True)" * (first.method == "work")
             raise InvalidInputError(f"{message}{advice}")
+
+    def _finished(self, call: _Call) -> Step | None:
+        return finished_step(self._job, self._journal, *call.arguments) if call.method == "work" else None
 
     def _set_aside(self, block: Block) -> Step:
         record = self._job.set_aside(block)

@@ -35,9 +35,14 @@ class Worker:
         arrays: the weights of its models.
         expected: the versions of packages in the driver.
         folder: the driver's working directory, from which relative paths start.
+        threads: the number of threads of torch.
     """
 
-    def __init__(self, content: bytes, arrays: "Arrays", expected: Mapping[str, str], folder: str) -> None:
+    def __init__(
+        self, content: bytes, arrays: "Arrays", expected: Mapping[str, str], folder: str, threads: int
+    ) -> None:
+        # Ray sets it, too, but not if the driver has another number. Torch is not imported yet.
+        os.environ["OMP_NUM_THREADS"] = str(threads)
         self._content, self._arrays, self._expected = content, arrays, expected
         with suppress(OSError):  # this node may not have it
             os.chdir(folder)

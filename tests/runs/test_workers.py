@@ -13,7 +13,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.runs import Journal, RayBackend, describe, ray_driver, run_job
 from tests.object_store import free_port
 from tests.runs import extractions
-from tests.runs.aligners import Deadly, Unloadable
+from tests.runs.aligners import Deadly, DeadlyAfterwards, Unloadable
 from tests.runs.extractions import align, check_result, expected, interrupt, run, write_text
 from tests.runs.test_jobs import Sum
 
@@ -127,6 +127,16 @@ def interrupted(_: Journal) -> None:
     raise KeyboardInterrupt
 
 
+def test_a_worker_that_dies_before_it_says_that_a_block_is_finished_is_not_the_fault_of_that_block(
+    tmp_path: Path, ray: RayBackend
+) -> None:
+    pairs = [(f"a{line}", "b") for line in range(24)]
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    backend = replace(ray, workers=1, retries=0)
+    run(source, out, align=DeadlyAfterwards(lives(tmp_path, 1)), backend=backend)
+    check_result(source, out, pairs)
+
+
 def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend, monkeypatch: Any) -> None:
     source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     with pytest.raises(
@@ -135,7 +145,7 @@ def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend
     ):
         run(source, out, align=Unloadable(), backend=ray)
     with pytest.raises(InvalidInputError, match=r"^3 workers died while they loaded the job: "):
-        run(source, out, align=Unloadable(deadly=True), backend=ray)
+        run(source, out, align=Unloadable(deadly=True), backend=replace(ray, workers=1))
     monkeypatch.setattr(ray_driver, "versions", lambda: {"torch": "2.99"})
     with pytest.raises(
         InvalidInputError, match=r"^got torch [0-9.+cpu]+, expected 2.99 as in the process that started"
