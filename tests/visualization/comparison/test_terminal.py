@@ -44,7 +44,9 @@ def everything() -> Comparison:
     """All methods, with the numbers of a few."""
     found = comparison()
     names = list(METHODS)
-    results = dict(zip(names, list(found.results.values()) * len(names), strict=False))
+    # On a busy machine, ratios have more digits than there is room for.
+    taken = [replace(result, seconds=0.25, forward_ratio=12.5) for result in found.results.values()]
+    results = dict(zip(names, taken * len(names), strict=False))
     return replace(found, results=results, agreement=torch.full((len(names), len(names)), -0.99))
 
 
