@@ -48,17 +48,26 @@ class Replacement:
 
     Attributes:
         name: ``mask:103``, ``pad:0``, ``id:7``, ``zero``, ``mean`` or ``given``.
-        embed: returns its embedding, (D,).
+        module: embeds the model's tokens.
+        token: the token that is the replacement; None if none is.
+        given: the embedding, (D,), if it was given.
     """
 
     name: str
-    embed: Callable[[], Tensor]
+    module: nn.Module
+    token: int | None = None
+    given: Tensor | None = None
 
     @property
     def vector(self) -> Tensor:
         """Its embedding with the model's present parameters, (D,)."""
         with torch.no_grad():
-            return self.embed()
+            if self.given is not None:
+                return self.given
+            if self.name == "mean":
+                return _mean(self.module)
+            embedding = _embedding(self.module, self.token or 0)
+            return torch.zeros_like(embedding) if self.token is None else embedding
 
 
 def embedding_module(model: nn.Module) -> nn.Module:
@@ -163,17 +172,14 @@ def replacement(
             raise InvalidInputError(
                 f"got a replacement of shape {tuple(chosen.shape)} and {chosen.dtype}; expected an embedding ({width},)"
             )
-        given = chosen.detach().clone()
-        return Replacement("given", lambda: given)
+        return Replacement("given", module, given=chosen.detach().clone())
     if isinstance(chosen, int) and not isinstance(chosen, bool):
         return _of_token(f"id:{chosen}", module, chosen)
     if not isinstance(chosen, str) or chosen not in get_args(StandIn):
         expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
         raise InvalidInputError(f"got the replacement {shown(chosen)}; expected {expected}")
-    if chosen == "mean":
-        return Replacement("mean", lambda: _mean(module))
-    if chosen == "zero":
-        return Replacement("zero", lambda: torch.zeros_like(_embedding(module, 0)))
+    if chosen in ("mean", "zero"):
+        return Replacement(chosen, module)
     token = ids[chosen]
     if token is None:
         raise InvalidInputError(
@@ -186,7 +192,7 @@ def replacement(
 def _of_token(name: str, module: nn.Module, token: int) -> Replacement:
     if not 0 <= token < _size(module):
         raise InvalidInputError(f"got the token id {token}; the model knows the ids 0 to {_size(module) - 1}")
-    return Replacement(name, lambda: _embedding(module, token))
+    return Replacement(name, module, token)
 
 
 def _token_id(kind: str, model: nn.Module, tokenizer: SpecialTokens | None) -> int | None:

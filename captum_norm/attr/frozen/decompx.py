@@ -124,6 +124,10 @@ class DecompX(AttentionMapAttribution):
         self._propagate = as_truth("propagate", propagate) or bias != "apart"
         self._modules: HookedModules | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is known about a model does not leave the process: see Session.
+        return vars(self) | {"_modules": None}
+
     def decompose(
         self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
     ) -> Decomposition:
