@@ -6,7 +6,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -63,7 +63,8 @@ class Monitor:
             try:
                 yield monitor
             except BaseException as error:
-                monitor.event("failed", error=f"{type(error).__name__}: {error}", **monitor.status())
+                with suppress(InvalidInputError):  # the log's, which would hide this one
+                    monitor.event("failed", error=f"{type(error).__name__}: {error}", **monitor.status())
                 raise
             monitor.event("finished", **monitor.status())
 
@@ -134,7 +135,8 @@ class Monitor:
         if self._log is None:
             return
         try:
-            with self._log.open("a", encoding="utf-8") as file:
+            # Names that are not Unicode become escapes of JSON.
+            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{json.dumps({'event': name, 'time': time.time(), **facts}, ensure_ascii=False)}\n")
         except OSError as error:
             raise InvalidInputError(f"cannot write the log {self._log}: {error.strerror or error}") from error

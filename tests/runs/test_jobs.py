@@ -1,5 +1,6 @@
 """Jobs of one's own."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -57,6 +58,33 @@ def plain(numbers: list[float]) -> float:
     for number in numbers:
         found += number
     return found
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_what_failed(tmp_path: Path) -> None:
+    class Failing(Sum):
+        def worker(self) -> Callable[[Attempt], Record]:
+            def fail(_: Attempt) -> Record:
+                (tmp_path / "logs" / "log").unlink()
+                (tmp_path / "logs").rmdir()
+                raise InvalidInputError("no number")
+
+            return fail
+
+    path = tmp_path / "text"
+    path.write_text("1\n")
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(InvalidInputError, match="no number"):
+        run_job(Failing(str(path)), log=tmp_path / "logs" / "log")
+    with pytest.raises(InvalidInputError, match=r"cannot write the log .*log: No such file or directory"):
+        run_job(Sum(str(path)), log=tmp_path / "logs" / "log")
+
+
+def test_names_that_are_not_unicode_are_logged(tmp_path: Path) -> None:
+    path, log = tmp_path / "text\udc80", tmp_path / "log"
+    path.write_text("1\n")
+    run_job(Sum(str(path)), log=log)
+    first, _ = map(json.loads, log.read_text(encoding="utf-8").splitlines())
+    assert first["output"] == str(path)
 
 
 def test_what_cannot_be_loaded_is_refused_before_anything_is_written(tmp_path: Path) -> None:
