@@ -28,9 +28,11 @@ class Folder(Protocol):
 
     Attributes:
         threads: how many files are best read at a time.
+        locks: whether it can be locked.
     """
 
     threads: int
+    locks: bool
 
     def exists(self) -> bool:
         """Whether it exists.
@@ -65,7 +67,7 @@ class Folder(Protocol):
         """Remove the folder, if it is empty."""
 
     def locked(self) -> AbstractContextManager[object]:
-        """Keep other runs out inside the context, where the system can.
+        """Keep other runs out inside the context, if it can be locked.
 
         Raises:
             filelock.Timeout: another run holds the lock.
@@ -76,6 +78,7 @@ class LocalFolder:
     """A folder of this machine, or of a shared file system. Links are not followed."""
 
     threads = 1
+    locks = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,6 +142,7 @@ class RemoteFolder:
     """A folder by its URL. There are no locks: runs of the same job write the same files."""
 
     threads = 16
+    locks = False
 
     def __init__(self, url: str) -> None:
         self.remote = Remote(url)

@@ -132,11 +132,14 @@ class Journal:
                 raise self._foreign(f"it has {strange}, but no {_JOB}")
 
     def has_job(self) -> bool:
-        """Whether the folder has the work of a run; finishes a removal that was interrupted."""
+        """Whether the folder has the work of a run; finishes a removal that was interrupted.
+
+        Where there are no locks, the removal may be another run's, which is about to start.
+        """
         try:
             self.check()
             with self.plainly():
-                if self._content(_VOID) is not None and self._content(_JOB) is None:
+                if self._folder.locks and self._content(_VOID) is not None and self._content(_JOB) is None:
                     with self._locked():
                         self.remove()
                 return self._read_job(_JOB) is not None

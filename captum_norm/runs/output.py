@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import BinaryIO, cast
 
 from captum_norm.errors import InvalidInputError
@@ -25,20 +26,24 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
         overwrite: whether it may exist.
 
     Raises:
-        InvalidInputError: it has come to exist and may not, or it cannot be written.
+        InvalidInputError: it has come to exist, with other content, and may not; or it cannot be written.
     """
 
-    def check(exists: bool) -> None:
-        if exists and not overwrite:
-            raise InvalidInputError(f"{output} has come to exist; move it away and start again: no work is lost")
+    def check(other: BinaryIO, sha256: str) -> None:
+        # A worker that died when it had published the output leaves the same content.
+        with other:
+            if hashlib.file_digest(other, "sha256").hexdigest() != sha256:
+                raise InvalidInputError(f"{output} has come to exist; move it away and start again: no work is lost")
 
     with journal.plainly():
         if is_url(output):
             remote = Remote(output)
-            with remote.whole(Remote(journal.folder) / "merged") as stream:
+            # Another name for each process: one that was believed dead may still be writing.
+            with remote.whole(Remote(journal.folder) / f"merged-{token_hex(4)}") as stream:
                 counted = _Counted(stream)
                 yield cast(BinaryIO, counted)
-                check(remote.kind() is not None)
+                if not overwrite and remote.kind() is not None:
+                    check(remote.open(), counted.sha256.hexdigest())
             told = {"output": output, "bytes": counted.bytes, "sha256": counted.sha256.hexdigest(), "job": journal.job}
             Remote(f"{output}.manifest.json").write(json.dumps(told, indent=1).encode())
         else:
@@ -46,7 +51,9 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
             file, merged = Path(output), Path(journal.folder, "merged")
             with whole_file(merged) as opened:
                 yield opened
-            check(file.exists())
+            if not overwrite and file.exists():
+                with merged.open("rb") as content:
+                    check(file.open("rb"), hashlib.file_digest(content, "sha256").hexdigest())
             merged.replace(file)
             sync(file.parent)
 

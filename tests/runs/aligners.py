@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alignment.pipeline import Answer
+from alignment.pipeline import Answer, ExtractionCounts
+from alignment.pipeline.extraction import Extraction
+from captum_norm.runs import Parts
 from tests.runs.extractions import Batch, align
 
 
@@ -26,9 +28,7 @@ class Deadly:
 
     def __call__(self, pairs: Batch) -> list[Answer]:
         if any(self.word in source for source, _ in pairs):
-            for life in sorted(self.lives.iterdir()):
-                life.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+            die(self.lives)
         return list(align(pairs))
 
 
@@ -46,12 +46,27 @@ class DeadlyAfterwards:
         def watch(event: str, arguments: tuple[Any, ...]) -> None:
             # By PEP 578: what is left of an unfinished block is removed after the block is finished.
             if event == "os.remove" and "half-" in str(arguments[0]):
-                for life in sorted(self.lives.iterdir()):
-                    life.unlink()
-                    os.kill(os.getpid(), signal.SIGKILL)
+                die(self.lives)
 
         sys.addaudithook(watch)
         return list(align(pairs))
+
+
+class DyingAtTheEnd(Extraction):
+    """Kills its process when the output is there, before anybody hears of it, as often as there are files in a folder.
+
+    Args:
+        lives: the folder; each death takes one of its files.
+    """
+
+    def __init__(self, lives: Path, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.lives = lives
+
+    def finish(self, parts: Parts) -> ExtractionCounts:
+        counts = super().finish(parts)
+        die(self.lives)
+        return counts
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,13 @@ class Unloadable:
 
     def __call__(self, pairs: Batch) -> list[Answer]:
         return list(align(pairs))
+
+
+def die(lives: Path) -> None:
+    """Kill this process, if a file is left, and take it."""
+    for life in sorted(lives.iterdir()):
+        life.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fail() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import alignment.cli
 from alignment import Alignment
 from alignment.pipeline import extract
 from captum_norm import InvalidInputError
-from captum_norm.runs import journal
+from captum_norm.commands.workers import status_of
+from captum_norm.runs import Journal, journal, published
 from captum_norm.urls import Remote
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
@@ -190,6 +192,31 @@ def test_an_output_that_somebody_else_makes_meanwhile_is_not_replaced(place: str
     assert Remote(out).read() == b"of the user"
     Remote(out).remove()
     run(source, out, align=None)
+    check_result(place, PAIRS)
+
+
+def test_an_output_with_the_same_content_is_no_other(place: str) -> None:
+    out = f"{place}/out"
+    Remote(f"{out}.parts").make()
+    for content in (b"links", b"links", b"other"):
+        refused = pytest.raises(InvalidInputError, match="has come to exist") if content == b"other" else nullcontext()
+        with refused, published(out, Journal(out, {}), overwrite=False) as file:
+            file.write(content)
+        assert Remote(out).read() == b"links"
+    assert names(f"{out}.parts") == []
+
+
+def test_a_removal_that_another_run_may_be_doing_is_left_to_it(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 1)
+    folder = Remote(f"{out}.parts")
+    put(f"{folder}/job.void", (folder / "job.json").read())
+    (folder / "job.json").remove()
+    before = tree(str(folder))
+    with pytest.raises(InvalidInputError, match="there is neither"):
+        status_of(out)
+    assert tree(str(folder)) == before
+    run(source, out)
     check_result(place, PAIRS)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from alignment.pipeline import ExtractionCounts, extract
+from alignment.pipeline.blocks import BlockAligner
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import Journal, RayBackend, describe, ray_driver, run_job
 from tests.object_store import free_port
 from tests.runs import extractions
-from tests.runs.aligners import Deadly, DeadlyAfterwards, Unloadable
+from tests.runs.aligners import Deadly, DeadlyAfterwards, DyingAtTheEnd, Unloadable
 from tests.runs.extractions import align, check_result, expected, interrupt, run, write_text
 from tests.runs.test_jobs import Sum
 
@@ -135,6 +136,18 @@ def test_a_worker_that_dies_before_it_says_that_a_block_is_finished_is_not_the_f
     backend = replace(ray, workers=1, retries=0)
     run(source, out, align=DeadlyAfterwards(lives(tmp_path, 1)), backend=backend)
     check_result(source, out, pairs)
+
+
+def test_a_worker_that_dies_when_it_has_published_the_output_has_published_it(tmp_path: Path, ray: RayBackend) -> None:
+    pairs = extractions.text(9)
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    aligner = BlockAligner(align, 8, stop=False)
+    job = DyingAtTheEnd(lives(tmp_path, 2), str(out), [str(source)], aligner, {}, 4, overwrite=False)
+    log = tmp_path.with_suffix(".jsonl")
+    assert run_job(job, ray, log=log).lines == 9
+    check_result(source, out, pairs)
+    last = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["event"], last["retries"]) == ("finished", 2)
 
 
 def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend, monkeypatch: Any) -> None:
