@@ -9,6 +9,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.runs.blocks import cut
 from captum_norm.runs.job import Attempt, Job
 from captum_norm.runs.worker import load_job
+from captum_norm.texts import quoted
 from captum_norm.versions import versions
 
 Rows = Mapping[str, Sequence[Any]]
@@ -84,8 +85,8 @@ class _Column(BytesIO):
 def _file(name: str, batch: Rows) -> _Column:
     if name not in batch:
         raise InvalidInputError(f"got rows with the columns {', '.join(batch)}; expected {name}")
-    texts = [str(text) for text in batch[name]]
+    texts = batch[name]
     for text in texts:
-        if "\n" in text:
-            raise InvalidInputError(f"got a {name} with a line feed; expected one line in each row: {text[:80]!r}")
+        if not isinstance(text, str) or "\n" in text:
+            raise InvalidInputError(f"got {quoted(text)} as {name}; expected a string of one line in each row")
     return _Column("".join(f"{text}\n" for text in texts).encode(errors="surrogatepass"), name)

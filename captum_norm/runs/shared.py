@@ -25,7 +25,7 @@ def dumps(value: object) -> tuple[bytes, Arrays]:
 
     torch = sys.modules.get("torch")  # if nothing has imported it, there are no tensors
     arrays: Arrays = []
-    indices: dict[int, int] = {}
+    indices: dict[tuple[int, int], int] = {}
 
     class Pickler(cloudpickle.Pickler):
         def persistent_id(self, item: Any) -> Any:
@@ -34,10 +34,11 @@ def dumps(value: object) -> tuple[bytes, Arrays]:
             storage = item.untyped()
             if storage.device.type != "cpu" or storage.nbytes() < _LEAST_BYTES:
                 return None
-            if storage.data_ptr() not in indices:
-                indices[storage.data_ptr()] = len(arrays)
+            place = storage.data_ptr(), storage.nbytes()
+            if place not in indices:
+                indices[place] = len(arrays)
                 arrays.append(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
-            return indices[storage.data_ptr()], item.dtype
+            return indices[place], item.dtype
 
     stream = BytesIO()
     with _quiet():

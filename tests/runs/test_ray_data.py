@@ -52,7 +52,8 @@ def test_an_empty_batch_has_no_block(worker: BlockWorker) -> None:
     ("batch", "message"),
     [
         ({"text": ["a"]}, "got rows with the columns text; expected left"),
-        ({"left": ["a\nb"], "right": ["x"]}, "got a left with a line feed; expected one line in each row: 'a.nb'"),
+        ({"left": ["a\nb"], "right": ["x"]}, r"got 'a\\nb' as left; expected a string of one line in each row"),
+        ({"left": ["a"], "right": [None]}, "got None as right; expected a string"),
     ],
 )
 def test_rows_that_are_no_lines_are_refused(worker: BlockWorker, batch: Any, message: str) -> None:

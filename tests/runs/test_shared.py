@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
@@ -65,6 +66,14 @@ def test_weights_come_once_and_are_shared() -> None:
     first.small.add_(1)
     assert not torch.equal(first.small, second.small)
     assert torch.equal(second.small, model.small)
+
+
+def test_memory_that_starts_at_the_same_place_may_end_elsewhere() -> None:
+    memory = np.arange(1 << 16)
+    values = torch.from_numpy(memory[: 1 << 15]), torch.from_numpy(memory)
+    assert values[0].data_ptr() == values[1].data_ptr()
+    for found, value in zip(loads(*read_only(values)), values, strict=True):
+        assert torch.equal(found, value)
 
 
 def test_meters_that_were_used_can_be_pickled() -> None:
