@@ -167,9 +167,11 @@ def analyze(
             frequencies=frequencies,
             count=None if backend == "local" else count,
         )
+        # Tokens that workers did not survive are not counted, in this run, maybe, but not in the next.
+        ranks = None if setup.ranks is None else hashlib.blake2b(setup.ranks.numpy(), digest_size=16).hexdigest()
         job = AnalysisJob(
             output,
-            identity,
+            {**identity, "ranks": ranks},
             setup,
             metadata,
             batch_tokens=batch_tokens,

@@ -166,9 +166,9 @@ class AnalysisJob(Job[Record]):
         analysis, counts = merged(self._setup.kind, self._context, records)
         return Record({"counts": counts}, join_content(analysis.state()))
 
-    def set_aside(self, block: Block) -> Record:  # noqa: ARG002
-        """Return a record of nothing."""
-        return Record({"counts": {}}, b"")
+    def set_aside(self, block: Block) -> Record:
+        """Return a record of nothing but the number of texts that were left out."""
+        return Record({"counts": {"set_aside": block.texts}}, b"")
 
     def finish(self, parts: Parts) -> Record:
         """Add up the statistics of all blocks, and write the tokens if they are stored."""
@@ -177,7 +177,13 @@ class AnalysisJob(Job[Record]):
         return parts.combined()
 
     def result(self, whole: Record) -> AnalysisResult:
-        """Evaluate the statistics of all blocks."""
+        """Evaluate the statistics of all blocks.
+
+        Raises:
+            InvalidInputError: all were set aside.
+        """
+        if "texts" not in whole.notes["counts"]:
+            raise InvalidInputError("all blocks of the corpus were set aside; nothing is left to analyze")
         analysis = self._setup.kind(self._context)
         analysis.restore(split_content(whole.content)[0])
         corpus = self._metadata["corpus"] | whole.notes["counts"]

@@ -167,7 +167,8 @@ def show(result: "AnalysisResult", console: "Terminal") -> None:
     """Print the description of a result and its tables, except long ones."""
     about, corpus = result.metadata, result.metadata["corpus"]
     read = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
-    console.say(f"{result.analysis}: {about['model']}, {read}")
+    left_out = f"; {corpus['set_aside']:,} texts were set aside" if "set_aside" in corpus else ""
+    console.say(f"{result.analysis}: {about['model']}, {read}{left_out}")
     console.print(result.description, "", sep="\n")
     for table in result.tables:
         if len(table.rows) <= _SHOWN_ROWS:

@@ -8,14 +8,17 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from captum_norm.analysis import job
 from captum_norm.analysis.analysis import Analysis
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.dispersion import Dispersion
 from captum_norm.analysis.engine import analyze
+from captum_norm.analysis.job import AnalysisJob, set_up
 from captum_norm.analysis.results import AnalysisResult
+from captum_norm.analysis.special_tokens import SpecialTokens
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import load_tokenizer
-from captum_norm.runs import RayBackend
+from captum_norm.runs import RayBackend, run_job
 from tests.analysis.processes import run, start
 from tests.analysis.small import TEXTS, bert, tokenizer, write_texts
 from tests.runs.clock import Clock, killed_after
@@ -38,6 +41,44 @@ def test_killed_and_started_again_or_by_workers_is_the_same(tmp_path: Path, name
         for file in files:
             if not file.endswith((".png", ".pdf")):
                 assert (other / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
+    class Survivors(AnalysisJob):
+        def worker(self) -> Any:
+            work = super().worker()
+            return lambda attempt: self.set_aside(attempt.block) if attempt.block.index in bad else work(attempt)
+
+    def result(corpus: Path, **metadata: Any) -> AnalysisResult:
+        setup = set_up(SpecialTokens, bert(), tokenizer(), Corpus(corpus))
+        whole = Survivors(str(tmp_path / "out"), {}, setup, {"corpus": metadata}, batch_tokens=64, block_texts=3)
+        return whole.result(run_job(whole))
+
+    bad = {1}
+    found = result(write_texts(tmp_path / "text"))
+    bad = set()
+    rest = result(write_texts(tmp_path / "rest", TEXTS[:3] + TEXTS[6:]), set_aside=3)
+    assert found.tables == rest.tables
+    assert found.metadata == rest.metadata
+    bad = {0, 1, 2, 3}
+    with pytest.raises(InvalidInputError, match="all blocks of the corpus were set aside; nothing is left to analyze"):
+        result(tmp_path / "text")
+
+
+def test_blocks_analyzed_with_other_frequencies_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    text, out = write_texts(tmp_path / "text"), tmp_path / "out"
+    arguments: Any = ("frequency", bert(), tokenizer(), Corpus(text))
+    # As if one block had been set aside when tokens were counted.
+    count = job._count
+    monkeypatch.setattr(job, "_count", lambda encoder, _: count(encoder, Corpus(text, limit=5)))
+    with pytest.raises(KeyboardInterrupt):
+        analyze(*arguments, out=out, save=stop)
+    monkeypatch.undo()
+    with pytest.raises(InvalidInputError, match="holds an unfinished run with ranks"):
+        analyze(*arguments, out=out)
 
 
 def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
