@@ -240,11 +240,15 @@ class Remote:
             request["ContinuationToken"] = page["NextContinuationToken"]
 
 
-class _Reader(RawIOBase):
-    """Reads an open file of fsspec, whose position others may share."""
+class _Opened(RawIOBase):
+    """An open file of fsspec, and how far it was read or written."""
 
     def __init__(self, file: Any, url: str) -> None:
         self._file, self._url, self._position = file, url, 0
+
+
+class _Reader(_Opened):
+    """Reads an open file, whose position others may share."""
 
     def readable(self) -> bool:
         return True
@@ -263,11 +267,8 @@ class _Reader(RawIOBase):
         super().close()
 
 
-class _Writer(RawIOBase):
-    """Writes into an open file of fsspec, and leaves it open."""
-
-    def __init__(self, file: Any, url: str) -> None:
-        self._file, self._url, self._written = file, url, 0
+class _Writer(_Opened):
+    """Writes into an open file, and leaves it open."""
 
     def writable(self) -> bool:
         return True
@@ -275,9 +276,9 @@ class _Writer(RawIOBase):
     def write(self, content: Any, /) -> int:
         with reaching(self._url):
             written: int = self._file.write(content)
-        self._written += written
+        self._position += written
         if hasattr(self._file, "blocksize"):
-            self._file.blocksize = max(self._file.blocksize, self._written // _PARTS)
+            self._file.blocksize = max(self._file.blocksize, self._position // _PARTS)
         return written
 
 

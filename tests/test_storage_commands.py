@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import alignment.cli
 import captum_norm.cli
@@ -15,7 +14,7 @@ from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.engine import analyze
 from captum_norm.urls import Remote
 from tests.alignment.commands.texts import ENGLISH, FRENCH
-from tests.analysis.small import TEXTS, bert, tokenizer
+from tests.analysis.small import TEXTS, bert, tokenizer, write_model
 from tests.object_store import FULL, ObjectStore
 
 
@@ -65,10 +64,7 @@ def test_extract_from_and_to_a_bucket(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    bert(dtype=torch.float32).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return str(folder)
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def test_analyze_from_and_to_a_bucket(

@@ -63,3 +63,10 @@ def randomized(model: Model, dtype: torch.dtype) -> Model:
 def write_texts(path: Path, texts: tuple[str, ...] = TEXTS) -> Path:
     path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     return path
+
+
+def write_model(folder: Path) -> str:
+    """Save the BERT with its tokenizer, in single precision; return the folder's path."""
+    bert(dtype=torch.float32).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)

@@ -18,16 +18,13 @@ from captum_norm.analysis.registry import ANALYSES
 from captum_norm.commands.analyze import NAMES
 from captum_norm.loading import load
 from captum_norm.runs import journal
-from tests.analysis.small import TEXTS, bert, tokenizer, write_texts
+from tests.analysis.small import TEXTS, bert, tokenizer, write_model, write_texts
 from tests.runs.damage import tree
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    bert(dtype=torch.float32).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return str(folder)
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)
