@@ -109,6 +109,38 @@ def encoder_decoder_rollouts(
         yield source, prefix
 
 
+def encoder_decoder_relevance(encoder: Tensor, decoder: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+    """Relevance of source and target prefix for the decoder's positions [Chefer et al. 2021, eq. 6 to 10].
+
+    With Ā the maps, E the encoder's relevance, from I, and in the decoder P = I and S = 0, each layer makes
+
+        E ← E + Ā E                     in the encoder,
+        P ← P + Ā P,   S ← S + Ā S      in the decoder's self-attention,
+        S ← S + R(P)ᵀ Ā R(E)            in cross-attention,
+
+    where R(X) = I + (X − I) / (row sums of X − I), or I in rows that X − I leaves 0.
+
+    Args:
+        encoder: (B, L, S, S), not negative.
+        decoder: (B, L, T, T), the same.
+        cross: (B, L, T, S), the same.
+
+    Returns:
+        (B, T, S) and (B, T, T).
+    """
+    own_source, own_prefix = (torch.eye(maps.shape[-1]).to(maps) for maps in (encoder, decoder))
+    through_encoder, prefix = own_source.expand_as(encoder[:, 0]), own_prefix.expand_as(decoder[:, 0])
+    for layer in encoder.unbind(1):
+        through_encoder = through_encoder + layer @ through_encoder
+    read = own_source + normalize_rows(through_encoder - own_source)
+    source = torch.zeros_like(cross[:, 0])
+    for self_map, cross_map in zip(decoder.unbind(1), cross.unbind(1), strict=True):
+        prefix, source = prefix + self_map @ prefix, source + self_map @ source
+        reading = own_prefix + normalize_rows(prefix - own_prefix)
+        source = source + reading.mT @ (cross_map @ read)
+    return source, prefix
+
+
 def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
     for layer in reversed(maps.unbind(1)):
         rows = rows @ normalize_rows(layer)

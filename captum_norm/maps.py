@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -23,6 +24,22 @@ class MapUnits:
     together: str | None = None
     aggregation: str | None = None
     target: str | None = None
+
+
+class SourceAndPrefix(NamedTuple):
+    """Scores of an encoder–decoder model's two inputs: the source and the target prefix that the decoder reads.
+
+    Attributes:
+        source: scores of the source positions, (B, S), or (B, T, S) in every decoder position.
+        prefix: scores of the decoder's own input positions, (B, T), or (B, T, T).
+    """
+
+    source: Tensor
+    prefix: Tensor
+
+
+Scores = Tensor | SourceAndPrefix
+"""Scores of a model's input positions, (B, S); of an encoder–decoder model, those of both inputs."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,23 @@ class AttributionMaps:
                 "and .cross of maps(), or explain the encoder alone (in transformers: model.get_encoder())"
             )
         return stack
+
+    @property
+    def of_three_stacks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The maps of an encoder–decoder model's encoder, decoder and cross-attention.
+
+        Raises:
+            InvalidInputError: if a stack is missing, or the decoder's layers do not have one cross-attention each.
+        """
+        if self.encoder is None or self.decoder is None or self.cross is None:
+            found = [name for name in ("encoder", "decoder", "cross") if getattr(self, name) is not None]
+            raise InvalidInputError(f"got maps of the stacks {', '.join(found)}; expected encoder, decoder and cross")
+        if self.decoder.shape[1] != self.cross.shape[1]:
+            raise InvalidInputError(
+                f"got maps of {self.decoder.shape[1]} decoder layers and {self.cross.shape[1]} of cross-attention; "
+                "expected one of both in each layer: explain single layers by maps()"
+            )
+        return self.encoder, self.decoder, self.cross
 
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":
         """Return the same maps with the texts of the tokens, a sequence for each example."""

@@ -8,8 +8,8 @@ import transformers as hf
 from torch import Tensor
 
 from captum_norm import (
+    ALTI,
     AttentionBlockAttribution,
-    AttentionRollout,
     AttentionWeights,
     InvalidInputError,
     NormAttribution,
@@ -170,11 +170,32 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_one_row_over_all_layers_is_refused_where_there_is_not_one_stack() -> None:
+def test_scores_of_both_sequences_from_single_layers_and_their_mean() -> None:
     model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
-    for method in (NormAttribution(model), AttentionRollout(model)):
-        with pytest.raises(InvalidInputError, match=r"stacks cannot be aggregated; read \.encoder"):
+    for method in (NormAttribution(model), AttentionBlockAttribution(model), AttentionWeights(model)):
+        maps: Any = method.maps(inputs)
+        stacks = (maps.cross, maps.decoder)
+        for found, stack in zip(method.attribute(inputs, layer=1, position=2), stacks, strict=True):
+            assert torch.equal(found, stack[:, 1, 2])
+        method.aggregation = "mean"
+        scores = method.attribute(inputs)
+        assert torch.equal(scores.source, maps.cross.mean(1)[:, -1])
+        assert torch.equal(scores.prefix, maps.decoder.mean(1)[:, -1])
+        # As many inputs as attributions, as Captum's tools expect; the mask lies between them in the model's arguments.
+        named = tuple(inputs[name] for name in ("input_ids", "decoder_input_ids"))
+        mask = torch.ones_like(named[0])
+        assert torch.equal(method.attribute((named[0], mask, named[1]))[1], scores.prefix)
+
+
+def test_stacks_that_a_method_does_not_chain_are_refused() -> None:
+    model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
+    methods = (NormAttribution(model), AttentionWeights(model, aggregation="rollout"), ALTI(model, "product"))
+    for method in methods:
+        with pytest.raises(InvalidInputError, match="does not chain its three stacks: pass layer=") as refusal:
             method.attribute(inputs)
+        assert len(str(refusal.value)) <= 400
+    with pytest.raises(InvalidInputError, match="got maps of the stacks decoder, cross; expected encoder"):
+        ALTI(model).scores(ALTI(model).maps(inputs, stacks=["decoder", "cross"]))
     encoder = NormAttribution(model.get_encoder()).attribute(inputs["input_ids"])
     torch.testing.assert_close(encoder.sum(-1), torch.ones(2))
 

@@ -1,6 +1,6 @@
 """The attribution methods, one per file."""
 
-from captum_norm.attr.alti import ALTI, SourceAndPrefix
+from captum_norm.attr.alti import ALTI
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
 from captum_norm.attr.base import AttentionMapAttribution
@@ -14,6 +14,7 @@ from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.attr.value_zeroing import ValueZeroing
 from captum_norm.attr.weights import AttentionWeights
 from captum_norm.forward.checks import TOLERANCE
+from captum_norm.maps import SourceAndPrefix
 
 __all__ = [
     "ALTI",

@@ -1,7 +1,7 @@
 """Computes ALTI and ALTI+: how close each token's vector is to the attention block's output, rolled out."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,22 +12,9 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.forward.layer import Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import l1_distances, nearness
-from captum_norm.maps import AttributionMaps, MapUnits, only_layer
-from captum_norm.models.heads import Position, position_rows
+from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
-
-
-class SourceAndPrefix(NamedTuple):
-    """Shares of the source and of the target prefix in each decoder position; of a real one they sum to 1.
-
-    Attributes:
-        source: shares of the source positions, (B, T, S).
-        prefix: shares of the decoder's own input positions, (B, T, T).
-    """
-
-    source: Tensor
-    prefix: Tensor
 
 
 class ALTI(AttentionMapAttribution):
@@ -38,8 +25,8 @@ class ALTI(AttentionMapAttribution):
     residual connection if j = i. Rows sum to 1, or are 0 if no vector is closer to y_i than 0 is. In cross-attention
     the residual connection is a further vector, of no key: rows of ``cross`` sum to 1 minus its share.
 
-    In an encoder–decoder model (ALTI+), ``attribute`` returns the share of each source position in one decoder
-    position; the rest to 1 is the target prefix's. :meth:`source_and_prefix` returns both, at all positions.
+    In an encoder–decoder model (ALTI+), ``attribute`` returns the shares of source and target prefix in one decoder
+    position, which sum to 1; :meth:`source_and_prefix` those in all positions.
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
@@ -76,13 +63,13 @@ class ALTI(AttentionMapAttribution):
             CaptumNormError: see :meth:`maps`.
         """
         maps = self.maps(inputs, additional_forward_args, layers=layers)
-        if maps.encoder is None or maps.decoder is None or maps.cross is None:
+        if maps.cross is None:
             raise InvalidInputError(
                 f"got {type(self.model).__name__}, which is not an encoder–decoder model; use attribute or maps"
             )
         refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):
-            return SourceAndPrefix(*encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross))
+            return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Compute c_ij of one layer, (B, Q, K)."""
@@ -102,15 +89,8 @@ class ALTI(AttentionMapAttribution):
         distances.diagonal(dim1=1, dim2=2).copy_((whole - layer.own_vectors()).abs().sum(-1))
         return normalize_rows(nearness(distances, size))
 
-    def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
-        """Compute each source position's share in an encoder–decoder model; the usual scores in others."""
-        if maps.encoder is None or maps.decoder is None or maps.cross is None or maps.decoder_real is None:
-            return super().scores_of(maps, position, aggregate=aggregate)
-        if not aggregate:
-            source = only_layer(maps.cross)
-        elif self.aggregation == "mean":
-            source = maps.cross.mean(1)
-        else:
-            source, _ = encoder_decoder_rollout(maps.encoder, maps.decoder, maps.cross)
-        rows = position_rows(position, "last", maps.decoder_real, source, self.model).unsqueeze(1)
-        return (rows @ source).squeeze(1)
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Roll out the contributions to every decoder position."""
+        if self.aggregation != "rollout":
+            return super().chain(maps)
+        return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))

@@ -7,20 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_norm.aggregation import encoder_decoder_relevance
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
-from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import stacked_maps
-from captum_norm.maps import AttributionMaps, MapUnits
+from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.projections import accumulation_dtype
-from captum_norm.models.stacks import StackName
+from captum_norm.models.stacks import Role, StackName
 
 
 class AttentionTimesGradient(AttentionMapAttribution):
@@ -30,8 +31,11 @@ class AttentionTimesGradient(AttentionMapAttribution):
     a row of (I + Ā_L) ··· (I + Ā_1), whose rows do not sum to 1. ``target`` selects t, by default the one that the
     model predicts; if there are outputs at each position, at the position explained.
 
+    In an encoder–decoder model, the maps of all three stacks come from one backward pass, and the paper's rules chain
+    them: see :func:`captum_norm.aggregation.encoder_decoder_relevance`.
+
     Args:
-        model: a Hugging Face model or a fairseq encoder; left unchanged.
+        model: a Hugging Face model or a fairseq model; left unchanged.
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
         readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         differentiable: let gradients flow through the maps.
@@ -50,7 +54,6 @@ class AttentionTimesGradient(AttentionMapAttribution):
     name, title, target = "attention-gradient", "attention × gradient", "always"
     units = MapUnits("weight × gradient", "relevance")
     decomposes = False
-    one_stack = True
     single_heads = True
 
     def __init__(
@@ -82,7 +85,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
             additional_forward_args: the model's further positional arguments (attention mask first).
             layers: 0-based indices of the layers, negative ones from the last; all if None.
             per_head: compute one map per head instead of one per layer.
-            stacks: None; there is one stack.
+            stacks: as for every method.
             target: which output to explain: see :meth:`attribute`.
             position: its position, if the model has outputs at each.
 
@@ -102,28 +105,41 @@ class AttentionTimesGradient(AttentionMapAttribution):
         self.session.expect_room(call, Request(weights=True, per_head=True))
         with gradients_on():
             call = call.outside_inference()
-            stacks, every = call.stacks(), list[Tensor]()
+            stacks, every = call.stacks(), dict[Role, list[Tensor]]()
 
             def attend(attention: AttentionCall) -> Tensor:
                 if not attention.query.requires_grad:
                     # With frozen parameters, the graph begins here.
                     attention = replace(attention, query=attention.query.detach().requires_grad_())
-                output, weights = stacks.attend(attention)
-                every.append(weights)
+                with stacks.attending(attention) as place:
+                    output, weights = attention.run()
+                    stacks.look(weights)
+                every.setdefault(place.role, []).append(weights)
                 return output
 
             with call.attention_through(attend):
                 output = call.run()
             if not every:
                 raise UnsupportedModelError(no_attention(self.model))
+            check_seen(call, every, request)
             scores = output_scores(call, output, request.position, self._readout)
             number = explained_number(scores, chosen_target(request.target, scores))
             expect_number(self.model, number)
-            weights = [every[index] for index in layer_indices(request.layers, len(every))]
+            kept = {
+                role: [layers[index] for index in layer_indices(request.layers, len(layers))]
+                for role, layers in every.items()
+                if request.has_stack(role)
+            }
+            weights = [layer for layers in kept.values() for layer in layers]
             gradients = torch.autograd.grad(number.sum(), weights, allow_unused=True, create_graph=differentiable)
-            maps = [self._map(*pair, per_head=request.per_head) for pair in zip(weights, gradients, strict=True)]
-        maps = maps if differentiable else [layer.detach() for layer in maps]
-        return stacked_maps(call, {"self": maps}, {}, causal=stacks.causal)
+            given = iter(gradients)
+            maps = {
+                role: [self._map(layer, next(given), per_head=request.per_head) for layer in layers]
+                for role, layers in kept.items()
+            }
+        if not differentiable:
+            maps = {role: [layer.detach() for layer in layers] for role, layers in maps.items()}
+        return stacked_maps(call, maps, {}, causal=stacks.causal)
 
     def _map(self, weights: Tensor, gradient: Tensor | None, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
@@ -135,6 +151,12 @@ class AttentionTimesGradient(AttentionMapAttribution):
         dtype = accumulation_dtype(weights.dtype)
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)
         return positive if per_head else positive.mean(1)
+
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Combine the maps of three stacks by the paper's rules."""
+        if self.aggregation != "rollout":
+            return super().chain(maps)
+        return SourceAndPrefix(*encoder_decoder_relevance(*maps.of_three_stacks))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of (I + Ā_L) ··· (I + Ā_1)."""

@@ -22,7 +22,7 @@ from captum_norm.forward.recording import Reducer
 from captum_norm.forward.request import Request, as_layers, as_stacks
 from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import stacked_maps
-from captum_norm.maps import AttributionMaps, MapUnits, only_layer
+from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
@@ -66,7 +66,7 @@ class AttentionMapAttribution(Attribution, ABC):
             ``"always"`` (by default the one that the model predicts).
         decomposes: of the class: whether its maps come from vectors that add up to what the model computed, whose
             completeness error is then the convergence delta.
-        one_stack: of the class: whether ``maps`` refuses encoder–decoder models, as ``attribute`` does.
+        one_stack: of the class: whether it refuses encoder–decoder models.
         single_heads: of the class: whether it has maps of single heads.
         batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
             only Hugging Face models allow.
@@ -126,7 +126,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Tensor | Mapping[str, Any],
+        inputs: Tensor,
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -138,7 +138,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Tensor | Mapping[str, Any],
+        inputs: Tensor,
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -150,14 +150,14 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: tuple[Tensor, ...],
+        inputs: tuple[Tensor, ...] | Mapping[str, Any],
         target: Any = None,
         additional_forward_args: Any = None,
         *,
         position: Position = None,
         layer: int | None = None,
         return_convergence_delta: bool = False,
-    ) -> tuple[Any, ...]: ...
+    ) -> Any: ...
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -169,7 +169,7 @@ class AttentionMapAttribution(Attribution, ABC):
         position: Position = None,
         layer: int | None = None,
         return_convergence_delta: bool = False,
-    ) -> Tensor | tuple[Any, ...]:
+    ) -> Scores | tuple[Any, ...]:
         """Compute how much each input position contributes to one output position.
 
         Args:
@@ -179,14 +179,16 @@ class AttentionMapAttribution(Attribution, ABC):
             additional_forward_args: the model's further positional arguments (attention mask first).
             position: the output position to explain: an index (negative from the end), one index per example,
                 ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: what the model's
-                head reads; for a model with an output at every position, the last if it is causal, else the mean.
+                head reads; for a model with an output at every position, the last if it is causal, else the mean. In
+                an encoder–decoder model a position of the decoder, by default the last.
             layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
                 aggregates all layers.
             return_convergence_delta: also return the largest completeness error over layers, (B,).
 
         Returns:
             (B, S), one non-negative score per input position, 0 at padding; rows of a rollout or product sum to 1.
-            A 1-tuple if ``inputs`` is a tuple, as everywhere in Captum.
+            A 1-tuple if ``inputs`` is a tuple, as everywhere in Captum. For an encoder–decoder model, which has two
+            inputs, the tuple :class:`captum_norm.SourceAndPrefix` of their scores, (B, S) and (B, T).
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
@@ -199,12 +201,12 @@ class AttentionMapAttribution(Attribution, ABC):
         call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
         scores, delta = finite_results(self.model, self.explain(call, request))
         # As everywhere in Captum, a tuple in gives a tuple out.
-        attributions = (scores,) if isinstance(inputs, tuple) else scores
+        attributions = (scores,) if isinstance(inputs, tuple) and isinstance(scores, Tensor) else scores
         if delta is None or not return_convergence_delta:
             return attributions
         return attributions, delta
 
-    def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Tensor:
+    def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Any:
         """Compute the scores of :meth:`attribute` from existing maps: of long inputs, or for several positions.
 
         (Not those of :class:`captum_norm.DecompX` with a target, which come from no map.)
@@ -215,11 +217,12 @@ class AttentionMapAttribution(Attribution, ABC):
             aggregate: combine all layers; False explains the only layer in ``maps``.
 
         Returns:
-            (B, S).
+            (B, S); a :class:`captum_norm.SourceAndPrefix` for maps of an encoder–decoder model.
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
-                one position nor the mean, or several layers without ``aggregate``.
+                one position nor the mean, several layers without ``aggregate``, or maps of an encoder–decoder model
+                that the aggregation cannot combine.
             UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
@@ -234,7 +237,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return count_layers(self.session, inputs, additional_forward_args)
 
     def compute_convergence_delta(
-        self, attributions: Tensor | tuple[Tensor], inputs: Inputs, additional_forward_args: Any = None
+        self, attributions: Tensor | tuple[Tensor, ...], inputs: Inputs, additional_forward_args: Any = None
     ) -> Tensor:
         """Compute the largest completeness error over layers.
 
@@ -278,7 +281,7 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map, name))
 
-    def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
+    def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
         maps = self._maps_and_head(call, request)
         scores = self.scores(maps, request.position, aggregate=request.layers is None)
@@ -354,12 +357,32 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         return known or "mean"
 
-    def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Tensor:
+    def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:
         """Compute what :meth:`captum_norm.NormAttribution.scores` returns, without checks."""
+        if maps.cross is not None and maps.decoder_real is not None:
+            _, decoder, cross = maps.of_three_stacks
+            both = self.chain(maps) if aggregate else SourceAndPrefix(only_layer(cross), only_layer(decoder))
+            rows = position_rows(position, "last", maps.decoder_real, both.source, self.model).unsqueeze(1)
+            return SourceAndPrefix(*((rows @ scores).squeeze(1) for scores in both))
         stack = maps.self_attention
         head = self._head_position(maps) if position is None else None
         rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)
         return (self.aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
+
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Aggregate the maps of an encoder–decoder model: scores in every decoder position, (B, T, S) and (B, T, T).
+
+        By default ``"mean"`` averages those of cross-attention and of the decoder's self-attention; other aggregations,
+        which must know how much of its own stream a layer keeps beside cross-attention, are refused.
+        """
+        _, decoder, cross = maps.of_three_stacks
+        if self.aggregation != "mean":
+            raise InvalidInputError(
+                f'got the encoder–decoder model {self.session.name} and aggregation="{self.aggregation}"; '
+                f'{type(self).__name__} does not chain its three stacks: pass layer= or aggregation="mean", or use '
+                'AttentionRollout or, with "rollout", ALTI, ValueZeroing or AttentionTimesGradient'
+            )
+        return SourceAndPrefix(cross.mean(1), decoder.mean(1))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers: maps (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""

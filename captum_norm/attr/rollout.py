@@ -11,7 +11,7 @@ from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
 from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.maps import AttributionMaps, MapUnits
+from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.stacks import StackName
@@ -26,7 +26,7 @@ class AttentionRollout(AttentionWeights):
     In an encoder–decoder model, decoder layers draw on both sequences: ``cross`` holds the share of each source
     position, through encoder, cross-attention and decoder layers, ``decoder`` that of each position of the decoder's
     own input, chained by :func:`captum_norm.aggregation.encoder_decoder_rollout` with half of each row of
-    cross-attention. Together, both rows of a real position sum to 1.
+    cross-attention. Together, both rows of a real position sum to 1; ``attribute`` returns them.
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
@@ -67,6 +67,11 @@ class AttentionRollout(AttentionWeights):
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, the product of all layers."""
         return rows @ stack[:, -1]
+
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Select the last layer's maps, which are chained."""
+        _, decoder, cross = maps.of_three_stacks
+        return SourceAndPrefix(cross[:, -1], decoder[:, -1])
 
 
 def _rolled(maps: dict[StackName, Tensor]) -> dict[StackName, Tensor]:

@@ -142,11 +142,21 @@ def expect_number(model: nn.Module, number: Tensor) -> None:
         raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")
 
 
-def delta_for(attributions: Tensor | tuple[Tensor], delta: Tensor) -> Tensor:
-    """Return the completeness error, (B,), for attributions of as many examples."""
-    given: Any = attributions[0] if isinstance(attributions, tuple) and len(attributions) == 1 else attributions
-    if not isinstance(given, Tensor) or given.is_nested or given.dim() == 0:
+def delta_for(attributions: Tensor | tuple[Tensor, ...], delta: Tensor) -> Tensor:
+    """Return the completeness error, (B,), for attributions of as many examples.
+
+    Args:
+        attributions: (B, S); in a tuple, alone or with those of a target prefix, (B, T).
+        delta: (B,).
+    """
+    given: Any = attributions if isinstance(attributions, tuple) else (attributions,)
+    if len(given) not in (1, 2) or not all(_is_batched(each) for each in given):
         raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")
-    if len(given) != len(delta):
-        raise InvalidInputError(f"got attributions of {len(given)} examples for {len(delta)} inputs")
+    for each in given:
+        if len(each) != len(delta):
+            raise InvalidInputError(f"got attributions of {len(each)} examples for {len(delta)} inputs")
     return delta
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_nested and value.dim() > 0

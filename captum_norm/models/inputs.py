@@ -70,6 +70,11 @@ class ModelCall:
         queries = self.decoder if role in ("decoder", "cross") else self.positions
         return queries, self.decoder if role == "decoder" else self.positions
 
+    @property
+    def output_positions(self) -> Positions:
+        """Positions of the outputs: those of the decoder's inputs in an encoder–decoder model."""
+        return self.positions if self.encoder is None else self.decoder
+
     def run(self) -> Any:
         """Run the model; errors of its own code become :class:`~captum_norm.InvalidInputError`."""
         try:

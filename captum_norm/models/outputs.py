@@ -56,25 +56,28 @@ def read_mask(call: ModelCall, position: Position) -> Tensor | None:
     if isinstance(position, str) and position == "mean":
         raise InvalidInputError('got position="mean"; an output is read at one position of each example')
     real = real_positions(call)
-    shown = call.positions.shift_back(real, 1)
+    shown = call.output_positions.shift_back(real, 1)
     chosen = torch.zeros_like(shown)
     chosen[torch.arange(call.batch, device=chosen.device), positions_of_examples(position, shown)] = True
-    shifted: Tensor = call.positions.shift_left(chosen)
+    shifted: Tensor = call.output_positions.shift_left(chosen)
     return shifted
 
 
 def real_positions(call: ModelCall) -> Tensor:
-    """Return True at real positions of a sequence, (B, S), on the inputs' device.
+    """Return True at the real positions of the outputs, (B, S) or in an encoder–decoder model (B, T), on their device.
 
     Raises:
         InvalidInputError: if the input is not a sequence.
     """
-    if call.positions.real is not None:
-        return call.positions.real
+    positions = call.output_positions
+    if positions.real is not None:
+        return positions.real
     main = next(value for value in call.arguments.values() if isinstance(value, Tensor))
-    if call.positions.length is None:
+    if positions.length is None:
+        if call.encoder is not None:
+            raise InvalidInputError(f"got no input of the decoder; {call.library.without_decoder}")
         raise InvalidInputError(f"got inputs of shape {tuple(main.shape)}; expected token ids or their embeddings")
-    return torch.ones(call.batch, call.positions.length, dtype=torch.bool, device=main.device)
+    return torch.ones(call.batch, positions.length, dtype=torch.bool, device=main.device)
 
 
 def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None, readout: Readout | None) -> Tensor:
@@ -100,7 +103,11 @@ def output_scores(call: ModelCall, output: Any, position: Position, readout: Rea
 
     ``position`` matters only if there are logits at every position.
     """
-    sequence = call.positions.real is not None or call.positions.length is not None
+    positions = call.output_positions
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    # Classifiers may make the decoder's inputs from the source.
+    lacks_decoder = call.encoder is not None and isinstance(logits, Tensor) and logits.dim() > 2
+    sequence = positions.real is not None or positions.length is not None or lacks_decoder
     real = real_positions(call) if sequence else torch.ones(call.batch, 1, dtype=torch.bool, device="cpu")
     scores = _scores(call.model, output, real, readout)
     return scores if scores.dim() < 3 else _at(scores, call.model, real, read_mask(call, position))

@@ -88,10 +88,18 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
         assert (found.source[example] - source).abs().max() < tolerance
         assert (found.prefix[example] - prefix).abs().max() < tolerance
     torch.testing.assert_close(found.source.sum(-1) + found.prefix.sum(-1), torch.ones(2, 6, dtype=dtype))
-    torch.testing.assert_close(method.attribute(inputs), found.source[:, -1])
-    torch.testing.assert_close(method.attribute(inputs, position=[2, 4]), found.source[[0, 1], [2, 4]])
-    torch.testing.assert_close(method.attribute(inputs, layer=0, position=1), maps.cross[:, 0, 1])
-    torch.testing.assert_close(ALTI(model, "mean").attribute(inputs, position=1), maps.cross.mean(1)[:, 1])
+    last, delta = method.attribute(inputs, return_convergence_delta=True)
+    assert torch.equal(delta, method.compute_convergence_delta(last, inputs))
+    places = [0, 1], [2, 4]
+    for one, whole in zip(last, found, strict=True):
+        torch.testing.assert_close(one, whole[:, -1])
+    for one, whole in zip(method.attribute(inputs, position=[2, 4]), found, strict=True):
+        torch.testing.assert_close(one, whole[places])
+    for one, stack in zip(method.attribute(inputs, layer=0, position=1), (maps.cross, maps.decoder), strict=True):
+        torch.testing.assert_close(one, stack[:, 0, 1])
+    averaged = ALTI(model, "mean").attribute(inputs, position=1)
+    for one, stack in zip(averaged, (maps.cross, maps.decoder), strict=True):
+        torch.testing.assert_close(one, stack.mean(1)[:, 1])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -116,7 +124,10 @@ def test_padding_of_either_sequence_changes_nothing(side: str) -> None:
     torch.testing.assert_close(together.prefix[1][target][:, target], alone.prefix[0], rtol=1e-4, atol=1e-5)
     assert not together.source[1][:, ~source].any()
     assert not together.prefix[1][~target].any()
-    torch.testing.assert_close(method.attribute(batch)[1, source], method.attribute(short)[0], rtol=1e-4, atol=1e-5)
+    both = zip(method.attribute(batch), method.attribute(short), (source, target), strict=True)
+    for padded, scores, real in both:
+        torch.testing.assert_close(padded[1, real], scores[0], rtol=1e-4, atol=1e-5)
+        assert not padded[1, ~real].any()
 
 
 def test_what_has_no_source_is_refused() -> None:

@@ -10,6 +10,7 @@ from transformers.models.bert import modeling_bert
 
 from captum_norm import AttentionTimesGradient, Difference, InvalidInputError, UnsupportedModelError
 from tests import encoder_decoders, families
+from tests.classifiers import randomized
 from tests.families import TEXT
 
 
@@ -171,6 +172,108 @@ def test_wrong_targets_are_refused(target: Any, message: str) -> None:
         AttentionTimesGradient(classifier()).attribute(families.inputs("bert"), target)
 
 
+def weighted_by_gradients(model: Any, inputs: dict[str, Tensor], chosen: Any) -> list[Tensor]:
+    """Ā of the encoder, the decoder and cross-attention by the model's own eager attention, (L, B, Q, K) each."""
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    output = model(**inputs, output_attentions=True, use_cache=False)
+    model.set_attn_implementation(implementation)
+    stacks = [output.encoder_attentions, output.decoder_attentions, output.cross_attentions]
+    weights = [layer for stack in stacks for layer in stack]
+    gradients = iter(torch.autograd.grad(chosen(output.logits).sum(), weights))
+    return [torch.stack([(layer * next(gradients)).clamp(min=0).mean(1).detach() for layer in s]) for s in stacks]
+
+
+def rules(encoder: Tensor, decoder: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
+    """One example, Ā (L, Q, K) of each stack: what the paper's equations 6 to 11 make of it, (T, S) and (T, T)."""
+
+    def normalized(relevance: Tensor) -> Tensor:
+        result = torch.eye(len(relevance), dtype=relevance.dtype)  # eq. 8, 9
+        for row in range(len(relevance)):
+            own = relevance[row].clone()
+            own[row] -= 1
+            if own.sum() > 0:
+                result[row] += own / own.sum()
+        return result
+
+    targets, sources = cross.shape[1:]
+    r_ss, r_tt = (torch.eye(count, dtype=cross.dtype) for count in (sources, targets))
+    r_ts, r_st = torch.zeros(targets, sources).to(cross), torch.zeros(sources, targets).to(cross)
+    for layer in encoder:
+        r_ss, r_st = r_ss + layer @ r_ss, r_st + layer @ r_st  # eq. 6, 7
+    for own, across in zip(decoder, cross, strict=True):
+        r_tt, r_ts = r_tt + own @ r_tt, r_ts + own @ r_ts  # eq. 6, 7
+        r_ts, r_tt = r_ts + normalized(r_tt).T @ across @ normalized(r_ss), r_tt + across @ r_st  # eq. 10, 11
+    assert not r_st.any()  # the encoder reads nothing of the decoder's
+    return r_ts, r_tt
+
+
+@pytest.mark.parametrize(("seed", "name"), [(0, "bart"), (1, "bart"), (2, "t5"), (3, "m2m100"), (4, "whisper")])
+def test_encoder_decoders_equal_the_papers_equations(seed: int, name: str) -> None:
+    if name == "bart":
+        config = hf.BartConfig(**encoder_decoders.BART | {"encoder_layers": 3})
+        model = randomized(hf.BartForConditionalGeneration(config), seed)
+    else:
+        model = encoder_decoders.build(name, seed, torch.float64)
+    inputs, method = encoder_decoders.inputs(name, seed, dtype=torch.float64), AttentionTimesGradient(model)
+    for position, target, rows, columns in (
+        (None, 7, [-1, -1], [7, 7]),
+        ([2, 4], Difference(9, [5, 6]), [2, 4], [9, 9]),
+    ):
+
+        def chosen(logits: Tensor, rows: Any = rows, columns: Any = columns, target: Any = target) -> Tensor:
+            value = logits[[0, 1], rows, columns]
+            return value - logits[[0, 1], rows, target.other] if isinstance(target, Difference) else value
+
+        stacks = weighted_by_gradients(model, inputs, chosen)
+        maps = method.maps(inputs, target=target, position=position)
+        for found, stack in zip((maps.encoder, maps.decoder, maps.cross), stacks, strict=True):
+            torch.testing.assert_close(found, stack.transpose(0, 1), rtol=1e-6, atol=1e-12)
+        scores = method.attribute(inputs, target, position=position)
+        for example in range(2):
+            both = rules(*(stack[:, example] for stack in stacks))
+            for found, expected in zip(scores, both, strict=True):
+                assert expected[rows[example]].abs().max() > 1e-6
+                torch.testing.assert_close(found[example], expected[rows[example]], rtol=1e-6, atol=1e-12)
+
+
+def test_stacks_layers_and_gradients_of_an_encoder_decoder() -> None:
+    model, inputs = encoder_decoders.build("bart", dtype=torch.float64), encoder_decoders.inputs("bart")
+    method = AttentionTimesGradient(model, differentiable=True)
+    whole: Any = method.maps(inputs, target=3)
+    chosen: Any = method.maps(inputs, target=3, stacks=["cross"], layers=[-1])
+    assert chosen.encoder is None
+    assert torch.equal(chosen.cross[:, 0], whole.cross[:, 1])
+    (gradient,) = torch.autograd.grad(whole.encoder.sum(), model.lm_head.weight)
+    assert gradient.abs().max() > 0
+    for found, stack in zip(method.attribute(inputs, 3, layer=0, position=2), ("cross", "decoder"), strict=True):
+        own = getattr(method.maps(inputs, target=3, position=2), stack)[:, 0, 2]
+        assert torch.equal(found, own)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_either_sequence_changes_nothing(side: str) -> None:
+    model = encoder_decoders.build("t5")
+    long, short = (encoder_decoders.inputs("t5", seed, 1, 9 - 4 * seed, 6 - 2 * seed) for seed in (0, 1))
+    batch, places = {}, []
+    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        missing = long[name].shape[1] - short[name].shape[1]
+        pad = (missing, 0) if side == "left" else (0, missing)
+        batch[name] = torch.cat([long[name], torch.nn.functional.pad(short[name], pad, value=1)])
+        batch[mask] = torch.ones_like(batch[name])
+        batch[mask][1] = torch.nn.functional.pad(torch.ones_like(short[name][0]), pad)
+        places.append(batch[mask][1].bool())
+    method = AttentionTimesGradient(model)
+    for padded, alone, real in zip(method.attribute(batch, 2), method.attribute(short, 2), places, strict=True):
+        torch.testing.assert_close(padded[1, real], alone[0], rtol=1e-4, atol=1e-5)
+        assert not padded[1, ~real].any()
+
+
 def test_what_is_not_supported_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
-        AttentionTimesGradient(encoder_decoders.build("bart")).maps(encoder_decoders.inputs("bart"), target=1)
+    model = encoder_decoders.build("bart")
+    with pytest.raises(InvalidInputError, match=r"got no input of the decoder; pass decoder_input_ids in a mapping"):
+        AttentionTimesGradient(model).attribute(encoder_decoders.inputs("bart")["input_ids"], 1, position=2)
+    with pytest.raises(InvalidInputError, match="got position 6; the sequence has 6 positions"):
+        AttentionTimesGradient(model).attribute(encoder_decoders.inputs("bart"), 1, position=6)
+    with pytest.raises(UnsupportedModelError, match="returns no logits"):
+        AttentionTimesGradient(model.model).attribute(encoder_decoders.inputs("bart"), 1)

@@ -64,6 +64,11 @@ def test_shares_of_both_sequences_in_every_layer(seed: int, name: str) -> None:
         for stack, of_stack in expected.items():
             torch.testing.assert_close(getattr(maps, stack).detach(), of_stack, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(maps.cross.sum(-1) + maps.decoder.sum(-1), torch.ones(2, 2, 6).double())
+    method = AttentionRollout(model)
+    for found, stack in zip(method.attribute(inputs), ("cross", "decoder"), strict=True):
+        torch.testing.assert_close(found, expected[stack][:, -1, -1], rtol=1e-6, atol=1e-9)
+    for found, stack in zip(method.attribute(inputs, position=[1, 3], layer=0), ("cross", "decoder"), strict=True):
+        torch.testing.assert_close(found, expected[stack][[0, 1], 0, [1, 3]], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("stacks", [["encoder"], ["decoder"], ["cross"], ["encoder", "cross"], ["decoder", "cross"]])

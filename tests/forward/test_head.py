@@ -58,7 +58,8 @@ def distributed() -> Iterator[None]:
 
 def expected(model: Any, position: Any) -> Tensor:
     """Of the classifier itself, at a position that is named."""
-    return NormAttribution(model).attribute(BATCH, position=position)
+    scores: Tensor = NormAttribution(model).attribute(BATCH, position=position)
+    return scores
 
 
 def test_torchs_wrappers_change_no_position() -> None:

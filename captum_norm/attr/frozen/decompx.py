@@ -20,7 +20,7 @@ from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
-from captum_norm.maps import AttributionMaps, MapUnits
+from captum_norm.maps import AttributionMaps, MapUnits, Scores
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
@@ -186,7 +186,7 @@ class DecompX(AttentionMapAttribution):
 
     def compute_convergence_delta(
         self,
-        attributions: Tensor | tuple[Tensor],
+        attributions: Tensor | tuple[Tensor, ...],
         inputs: Inputs,
         additional_forward_args: Any = None,
         *,
@@ -216,7 +216,7 @@ class DecompX(AttentionMapAttribution):
     def _explains_output(self, target: Target) -> bool:
         return target is not None or self._readout is not None
 
-    def explain(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor | None]:
+    def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested; without one, explain by the norms of contributions to hidden states."""
         if not self._explains_output(request.target):
             return super().explain(call, request)
