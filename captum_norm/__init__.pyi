@@ -37,6 +37,7 @@ from .methods import register_method as register_method
 from .models import Difference as Difference
 from .models import FeedForwardLayout as FeedForwardLayout
 from .models import Layout as Layout
+from .models import SentenceSimilarity as SentenceSimilarity
 from .models import Site as Site
 from .models import register_feed_forward as register_feed_forward
 from .models import register_layout as register_layout

@@ -39,6 +39,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
         readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         differentiable: let gradients flow through the maps.
+        tokenizer: see :class:`captum_norm.MeterOptions`.
 
     The attention weights of all layers are held at once.
 
@@ -63,8 +64,9 @@ class AttentionTimesGradient(AttentionMapAttribution):
         *,
         readout: Readout | None = None,
         differentiable: bool = False,
+        tokenizer: Any = None,
     ) -> None:
-        super().__init__(model, aggregation, differentiable=differentiable)
+        super().__init__(model, aggregation, differentiable=differentiable, tokenizer=tokenizer)
         self._readout = readout
 
     def maps(

@@ -29,6 +29,7 @@ from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.objects import Texts
 from captum_norm.models.stacks import StackName, encoder_of
 
 
@@ -52,8 +53,8 @@ class AttentionMapAttribution(Attribution, ABC):
     A new method derives from it and computes a layer's map in :meth:`layer_map`.
 
     Args:
-        model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model; left
-            unchanged.
+        model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model; a pipeline of
+            transformers; or a SentenceTransformer, whose pooling is the default position. Left unchanged.
         aggregation: how ``attribute`` combines the layers' maps: ``"rollout"`` (product of the row-normalised maps),
             ``"product"`` (of the maps themselves, with the resulting row normalised) or ``"mean"``.
         options: see :class:`captum_norm.MeterOptions`.
@@ -87,10 +88,10 @@ class AttentionMapAttribution(Attribution, ABC):
     def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
         """See the class."""
         refuse_unknown(type(self), options)
-        super().__init__(model)
-        self.model = model
-        self.aggregation = one_of("aggregation", aggregation, AGGREGATIONS)
         self.session = Session(model, **options)
+        super().__init__(self.session.model)
+        self.model = self.session.model
+        self.aggregation = one_of("aggregation", aggregation, AGGREGATIONS)
         self._head: tuple[list[nn.Module], SeenPosition | None] | None = None
 
     def maps(
@@ -105,9 +106,10 @@ class AttentionMapAttribution(Attribution, ABC):
         """Compute the map of every layer.
 
         Args:
-            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
-                tokenizer's output. Examples of a left-padded batch are shifted to start at position 0, so each is
-                explained as it would be alone; this matters if positions are absolute (GPT-2, BERT).
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, a mapping such as a
+                tokenizer's output, or a text or a list of texts if the tokenizer is known. Examples of a
+                left-padded batch are shifted to start at position 0, so each is explained as it would be alone; this
+                matters if positions are absolute (GPT-2, BERT).
             additional_forward_args: the model's further positional arguments (attention mask first).
             layers: 0-based indices of the layers, negative ones from the last; all if None.
             per_head: compute one map per head instead of one per layer.
@@ -126,7 +128,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Texts,
         target: Any = None,
         additional_forward_args: Any = None,
         *,
@@ -138,7 +140,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Tensor,
+        inputs: Tensor | Texts,
         target: Any = None,
         additional_forward_args: Any = None,
         *,

@@ -29,6 +29,8 @@ class MeterOptions(TypedDict, total=False):
     """Options of how norms are computed.
 
     Attributes:
+        tokenizer: turns a text, or a list of texts, given as inputs into the model's arguments; not needed if the model
+            is a pipeline or a SentenceTransformer, which have one.
         accumulate: the least precise dtype to compute in, by default float32; use float64 if the heads' vectors nearly
             cancel.
         memory_budget: bytes that intermediate results may take at a time on each device, by default a quarter of the
@@ -39,6 +41,7 @@ class MeterOptions(TypedDict, total=False):
         differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; by default False.
     """
 
+    tokenizer: Any
     accumulate: torch.dtype
     memory_budget: int | None
     baseline: Baseline
@@ -72,8 +75,8 @@ class NormMeter:
 
     def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
         refuse_unknown(type(self), options)
-        self.model = model
         self._session = Session(model, **options)
+        self.model = self._session.model
 
     def measure(
         self,
@@ -91,9 +94,10 @@ class NormMeter:
         """Measure the model's layers in one forward pass.
 
         Args:
-            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, or a mapping such as a
-                tokenizer's output; for an encoder–decoder model, a mapping that also has ``decoder_input_ids``, and
-                ``decoder_attention_mask`` if these are padded.
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, a mapping such as a
+                tokenizer's output, or a text or a list of texts if the tokenizer is known; for an encoder–decoder
+                model, a mapping that also has ``decoder_input_ids``, and ``decoder_attention_mask`` if these are
+                padded.
             additional_forward_args: the model's further positional arguments (attention mask first).
             scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``, and through
                 the feed-forward network ``atb_ln``, ``atb_ff``, ``atb_ff_res``, ``atb_ff_res_ln``.

@@ -16,7 +16,6 @@ from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.functional import length
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
-    SpecialTokens,
     StandIn,
     embedding_module,
     ordinary_positions,
@@ -27,6 +26,7 @@ from captum_norm.models.embeddings import (
 from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.objects import opened
 from captum_norm.models.outputs import (
     Readout,
     Target,
@@ -65,7 +65,8 @@ class TokenAttribution(Attribution):
         baseline: the baseline of a token, for methods that have one: ``"mask"``, ``"pad"``, ``"zero"``, ``"mean"`` (of
             all tokens' embeddings), a token's id or an embedding (D,). None: the mask token, or else the padding token,
             or else the mean. It is part of :attr:`signature`.
-        tokenizer: knows mask, padding and special tokens; None to find the first two in the model's configuration.
+        tokenizer: tokenizes texts, and knows mask, padding and special tokens; None for that of a pipeline or a
+            SentenceTransformer; otherwise the mask and padding tokens are found in the model's configuration.
         keep_special: keep special tokens such as [CLS] in the baseline; with a baseline they then score exactly 0.
             Needs the tokenizer.
         reduction: for gradient methods, ``"l2"`` or ``"sum"``. None: the sum if the method multiplies by the inputs,
@@ -102,22 +103,21 @@ class TokenAttribution(Attribution):
         /,
         *,
         baseline: StandIn | int | Tensor | None = None,
-        tokenizer: SpecialTokens | None = None,
+        tokenizer: Any = None,
         keep_special: bool = False,
         reduction: Reduction | None = None,
         readout: Readout | None = None,
         batch_size: int = 32,
         **options: Any,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        model, tokenizer = opened(model, tokenizer)
         if reduction is not None:
             one_of("reduction", reduction, get_args(Reduction))
         if as_truth("keep_special", keep_special) and tokenizer is None:
             raise InvalidInputError("got keep_special=True without a tokenizer, which knows the special tokens")
         embedding_module(model)
         super().__init__(model)
-        self.model = model
+        self.model, self._tokenizer = model, tokenizer
         self._make = method
         probe = method(_Explained(model))
         parameters = inspect.signature(probe.attribute).parameters
@@ -193,7 +193,8 @@ class TokenAttribution(Attribution):
         if as_truth("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
             raise InvalidInputError(f"{self._name} has no convergence delta")
         with evaluating(self.model), torch.inference_mode(False):
-            call = bind_inputs(self.model, inputs, additional_forward_args).outside_inference()
+            call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)
+            call = call.outside_inference()
             subject = _subject(call, read_mask(call, position), target, self._readout)
             replaced = ordinary_positions(call, subject.real, self._special)
             vector = None if self.baseline is None else self.baseline.vector

@@ -38,7 +38,9 @@ from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
 from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.objects import opened
 from captum_norm.models.outputs import Difference, Readout, Target
+from captum_norm.models.sentences import SentenceEncoder
 from captum_norm.versions import versions
 
 
@@ -73,14 +75,16 @@ def compare(
 
     Args:
         model: a model of Hugging Face that reads one sequence; not changed.
-        inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, or a mapping such as a tokenizer's output.
+        inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, a mapping such as a tokenizer's output, or
+            texts.
         additional_forward_args: the model's further positional arguments (attention mask first).
         methods: names in :data:`captum_norm.methods.METHODS`, or a mapping from names for the results to such names or
             methods of your own, which have the same interface. None: all of :data:`captum_norm.methods.METHODS`.
         target: the class or next token to explain, as for every method; None for the model's prediction.
         position: where to read the logits if every position has some; None for the position that the head reads.
         readout: the output to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
-        tokenizer: knows mask, padding and special tokens, and the texts of tokens.
+        tokenizer: tokenizes texts, and knows mask, padding and special tokens, and the texts of tokens; None for that
+            of a pipeline or a SentenceTransformer.
         tokens: the texts of the tokens, S for each example; None to take them from the inputs or the tokenizer.
         labels: the right class of each example, for the model's accuracy.
         removal: how to remove a token, see :class:`captum_norm.evaluation.Perturbation`; also the baseline of Captum's
@@ -117,8 +121,10 @@ def compare(
         (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
     """
     chosen, seed = chosen_methods(methods), checked_seed(seed)
+    model, tokenizer = opened(model, tokenizer)
     embedding_module(model)
-    examples = Examples(bind_inputs(model, inputs, additional_forward_args), target, position)
+    call = bind_inputs(model, inputs, additional_forward_args, tokenizer=tokenizer)
+    examples = Examples(call, target, position)
     first = next(examples.batches(1))
     count = None if readout is not None else count_outputs(first)
     explained = "readout" if count is None else "logit"
@@ -131,7 +137,8 @@ def compare(
         _check_labels(labels, len(examples), count)
     if output is None:
         single = count is None or count < 2 or isinstance(target, Difference)
-        output = "logit" if single or has_sigmoids(model) else "probability"
+        exclusive = not (single or has_sigmoids(model) or isinstance(model, SentenceEncoder))
+        output = "probability" if exclusive else "logit"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)

@@ -11,6 +11,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.heads import has_labels
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.outputs import Difference, Readout, Target, real_positions
+from captum_norm.models.sentences import SentenceEncoder
 from captum_norm.models.wrappers import config_of
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
@@ -88,6 +89,8 @@ def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokeni
 
 
 def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
+    if isinstance(model, SentenceEncoder):
+        return model.texts[target]
     labels = getattr(config_of(model), "id2label", None) or {}
     if has_labels(model):
         return str(labels.get(target, target))

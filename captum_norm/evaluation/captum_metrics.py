@@ -14,6 +14,7 @@ from captum_norm.evaluation.scores import MOST, check_scores
 from captum_norm.models.embeddings import run_embedded
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.objects import opened
 
 
 def infidelity(
@@ -104,7 +105,8 @@ def max_sensitivity(
         InvalidInputError: an option is invalid.
     """
     samples, radius = as_count("samples", samples, MOST), as_number("radius", radius)
-    call = bind_inputs(model, inputs, additional_forward_args)
+    model, tokenizer = opened(model)
+    call = bind_inputs(model, inputs, additional_forward_args, tokenizer=tokenizer)
     with torch.no_grad(), evaluating(model):
         _, embeddings = run_embedded(call)
     generator = torch.Generator(embeddings.device).manual_seed(as_index("seed", seed))

@@ -10,7 +10,6 @@ from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.models.embeddings import (
     Replacement,
-    SpecialTokens,
     StandIn,
     embedding_module,
     ordinary_positions,
@@ -21,6 +20,7 @@ from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.objects import opened
 from captum_norm.models.outputs import (
     Difference,
     Readout,
@@ -31,7 +31,7 @@ from captum_norm.models.outputs import (
     read_output,
     real_positions,
 )
-from captum_norm.models.wrappers import config_of
+from captum_norm.models.wrappers import config_of, unwrapped
 
 Output = Literal["probability", "logit"]
 """The output of a class: its probability, or its logit (or the number that a readout returns)."""
@@ -45,7 +45,8 @@ class Perturbation:
         removal: how to remove a token: ``"delete"`` deletes it from the sequence; anything else replaces its embedding,
             by that of the ``"mask"`` or ``"pad"`` token, the ``"mean"`` of all tokens' embeddings, ``"zero"``, a
             token's id or an embedding (D,). None: the mask token, or else the padding token, or else the mean.
-        tokenizer: knows mask, padding and special tokens.
+        tokenizer: tokenizes texts, and knows mask, padding and special tokens; None for that of a pipeline or a
+            SentenceTransformer.
         keep_special: never remove nor count special tokens such as [CLS]. Needs the tokenizer.
         output: ``"probability"``, for mutually exclusive classes, or ``"logit"``.
         readout: the output to observe instead of logits, see :data:`captum_norm.models.outputs.Readout`.
@@ -61,14 +62,13 @@ class Perturbation:
         model: nn.Module,
         removal: StandIn | Literal["delete"] | int | Tensor | None = "mask",
         *,
-        tokenizer: SpecialTokens | None = None,
+        tokenizer: Any = None,
         keep_special: bool = True,
         output: Output = "probability",
         readout: Readout | None = None,
         batch_size: int = 64,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
+        model, tokenizer = opened(model, tokenizer)
         one_of("output", output, get_args(Output))
         if output == "probability" and readout is None and has_sigmoids(model):
             raise InvalidInputError(
@@ -81,11 +81,11 @@ class Perturbation:
                 "keep_special=False"
             )
         embedding_module(model)
-        self.model = model
+        self.model, self._tokenizer = model, tokenizer
         self.replacement: Replacement | None = None
         if isinstance(removal, str) and removal == "delete":
             mask = library_of(model).mask
-            if mask not in inspect.signature(model.forward).parameters:
+            if mask not in inspect.signature(unwrapped(model).forward).parameters:
                 raise InvalidInputError(f"{type(model).__name__} takes no attention mask, so no token can be deleted")
         else:
             self.replacement = replacement(model, removal, tokenizer)
@@ -126,7 +126,8 @@ class Perturbation:
         """
         if self.output == "probability" and isinstance(target, Difference):
             raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
-        return PerturbedInputs(self, bind_inputs(self.model, inputs, additional_forward_args), target, position)
+        call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)
+        return PerturbedInputs(self, call, target, position)
 
 
 class PerturbedInputs:

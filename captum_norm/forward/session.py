@@ -12,7 +12,6 @@ from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.bars import bar, is_asked
 from captum_norm.errors import (
     IncompleteDecompositionError,
-    InvalidInputError,
     NonFiniteError,
     UnsupportedModelError,
     UnsupportedScopeError,
@@ -28,6 +27,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.known import KnownModel
 from captum_norm.models.libraries.registry import no_attention
+from captum_norm.models.objects import opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
 from captum_norm.models.verification import on_excerpt, stack_sizes, verify
@@ -64,14 +64,15 @@ class Session:
 
     Args:
         model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
-            mode and dtype, on any device; left as it is.
+            mode and dtype, on any device; a pipeline of transformers; or a SentenceTransformer. Left as it is.
+        tokenizer: see :class:`captum_norm.MeterOptions`.
         accumulate: see :class:`captum_norm.MeterOptions`.
         memory_budget: see :class:`captum_norm.MeterOptions`.
         baseline: see :class:`captum_norm.MeterOptions`.
         differentiable: see :class:`captum_norm.MeterOptions`.
 
     Raises:
-        InvalidInputError: for a model that is no module, or an unknown option.
+        InvalidInputError: for a model of another kind, or an unknown option.
 
     Example:
         >>> import torch
@@ -85,16 +86,15 @@ class Session:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         *,
+        tokenizer: Any = None,
         accumulate: torch.dtype = torch.float32,
         memory_budget: int | None = None,
         baseline: Baseline = "zero",
         differentiable: bool = False,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a torch.nn.Module")
-        self.model = model
+        self.model, self.tokenizer = opened(model, tokenizer)
         self.accumulate = one_of("accumulate", accumulate, (torch.float32, torch.float64))
         self.memory_budget = None if memory_budget is None else as_count("memory_budget", memory_budget)
         self.baseline: Baseline = one_of("baseline", baseline, get_args(Baseline))
@@ -123,7 +123,9 @@ class Session:
             UnsupportedModelError: the model computes something else than with attention weights.
             NonFiniteError: its weights contain NaN or infinity.
         """
-        call = bind_inputs(self.model, inputs, additional_forward_args, MemoryBudget(self.memory_budget))
+        call = bind_inputs(
+            self.model, inputs, additional_forward_args, MemoryBudget(self.memory_budget), self.tokenizer
+        )
         if call.known.sizes is None:
             with self._naming_weights():
                 verify(call)

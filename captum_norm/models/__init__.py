@@ -6,12 +6,14 @@ from captum_norm.models.layout_files import register_layouts
 from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
 from captum_norm.models.main_input import check_sequence
 from captum_norm.models.outputs import Difference
+from captum_norm.models.sentences import SentenceSimilarity
 
 __all__ = [
     "Difference",
     "FeedForwardLayout",
     "Layout",
     "Scope",
+    "SentenceSimilarity",
     "Site",
     "Stage",
     "check_sequence",

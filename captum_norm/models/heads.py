@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import as_index, as_indices
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.sentences import SentenceEncoder
 from captum_norm.models.wrappers import config_of, unwrapped
 
 ReadPosition = Literal["first", "last", "mean"]
@@ -16,8 +17,10 @@ ReadPosition = Literal["first", "last", "mean"]
 Position = int | ReadPosition | Sequence[int] | Tensor | None
 """Output positions to explain, in the forms that users may pass."""
 
-HeadPosition = ReadPosition | Literal["patches", "first and patches"]
-"""Image heads may read the mean of all patches, without the tokens before them, alone or with the first token."""
+HeadPosition = ReadPosition | Literal["patches", "first and patches", "weighted mean"]
+"""Image heads may read the mean of all patches, without the tokens before them, alone or with the first token.
+
+Sentence encoders may weight each real position by its number, from 1."""
 
 # They have logits at every position.
 TAGGERS = ("ForMaskedLM", "ForTokenClassification")
@@ -63,6 +66,8 @@ def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
         unless they pool several positions, ``"mean"`` of the real tokens for models with an output at every position.
         None for classes outside transformers, and for those whose heads differ.
     """
+    if isinstance(model, SentenceEncoder):
+        return model.head_position
     model = unwrapped(model)
     name, config = type(model).__name__, config_of(model)
     if not type(model).__module__.startswith("transformers."):
@@ -78,25 +83,33 @@ def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
     return _IMAGES.get(name, "first") if getattr(config, "use_mean_pooling", True) else "first"
 
 
-def pooled_rows(position: str, real: Tensor, model: nn.Module) -> Tensor | None:
+def pooled_rows(position: str, real: Tensor, model: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor | None:
     """Weight of each position if the head reads several, (B, S); None if it reads one.
 
     Args:
         position: what the head reads.
         real: True at real positions, (B, S).
         model: the model; its configuration has the number of tokens before the patches.
+        dtype: the dtype of the weights.
     """
     if position == "mean":
-        return real / real.sum(1, keepdim=True)
+        return _shares(real, dtype)
+    if position == "weighted mean":
+        return _shares(real.cumsum(1) * real, dtype)
     if position not in ("patches", "first and patches"):
         return None
     before = 1 + getattr(config_of(model), "num_register_tokens", 0)
     patches = real & (torch.arange(real.shape[1], device=real.device) >= before)
-    rows = patches / patches.sum(1, keepdim=True)
+    rows = _shares(patches, dtype)
     if position == "first and patches":
         rows = rows / 2
         rows[:, 0] = 0.5
     return rows
+
+
+def _shares(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    numbers = numbers.to(dtype)
+    return numbers / numbers.sum(1, keepdim=True)
 
 
 def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, real: Tensor) -> Tensor:
@@ -150,7 +163,7 @@ def position_rows(
     chosen = head if position is None else position
     # Users may name only one pooled position: the mean.
     if isinstance(chosen, str) and (position is None or chosen == "mean"):
-        pooled = pooled_rows(chosen, real, model)
+        pooled = pooled_rows(chosen, real, model, like.dtype)
         if pooled is not None:
             return pooled.to(like)
     rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)

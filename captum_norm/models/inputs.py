@@ -17,11 +17,12 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel, known_model
 from captum_norm.models.libraries.library import Library, SequencesSeen
 from captum_norm.models.main_input import check_shape, check_tensors
+from captum_norm.models.objects import Texts, are_texts, tokenized
 from captum_norm.models.positions import Positions, check_some_real, read_positions
 from captum_norm.models.stacks import Role, Stacks
 from captum_norm.models.wrappers import unwrapped
 
-Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any]
+Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
 
 
 @dataclass(frozen=True)
@@ -158,16 +159,21 @@ def _is_ours(error: Exception) -> bool:
 
 
 def bind_inputs(
-    model: nn.Module, inputs: Inputs, additional_forward_args: Any = None, budget: MemoryBudget | None = None
+    model: nn.Module,
+    inputs: Inputs,
+    additional_forward_args: Any = None,
+    budget: MemoryBudget | None = None,
+    tokenizer: Any = None,
 ) -> ModelCall:
     """Bind inputs to a model.
 
     Args:
         model: the model.
         inputs: token ids (B, S), embeddings (B, S, D), pixel values (B, C, height, width), a tuple of tensors (the
-            model's first positional arguments), or a mapping of argument names to tensors.
+            model's first positional arguments), a mapping of argument names to tensors, or texts.
         additional_forward_args: the model's further positional arguments: a value, or a tuple of values.
         budget: memory that each piece of a computation may take.
+        tokenizer: the tokenizer for texts.
 
     Returns:
         the call. Left-padded examples are shifted to begin at position 0, as they would alone;
@@ -179,6 +185,8 @@ def bind_inputs(
     """
     known, budget = known_model(model), MemoryBudget() if budget is None else budget
     library = known.library
+    if are_texts(inputs):
+        inputs = tokenized(model, inputs, tokenizer)
     main, arguments = _named(model, library.inputs, inputs, additional_forward_args)
     check_tensors(arguments)
     _remove_caches(arguments)
@@ -220,7 +228,7 @@ def _named(
         main, *rest = tensors
         if not isinstance(main, Tensor):
             got = "an empty tuple" if isinstance(main, tuple) and not main else f"inputs of type {type(main).__name__}"
-            raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors or a mapping")
+            raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors, a mapping or texts")
         arguments = _arguments_by_name(model, parameters, main, [*rest, *positional])
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False

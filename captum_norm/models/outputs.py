@@ -11,12 +11,16 @@ from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
 from captum_norm.models.inputs import ModelCall
+from captum_norm.models.sentences import SentenceEncoder
 
 Readout = Callable[[Any, Tensor], Tensor]
 """What to explain: from a model's output and where its inputs are real, (N, S), to scores (N, C) or (N,)."""
 
 Choice = int | Sequence[int] | Tensor
 """A class or token for all examples, or one for each example."""
+
+
+_HEAD = "take a model with a head, or choose what to explain by readout="
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,8 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
         return scores
     logits = output.get("logits") if isinstance(output, Mapping) else output
     if not isinstance(logits, Tensor):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} returns no logits; take a model with a head, or choose what to explain by readout="
-        )
+        way = "compare it with texts: SentenceSimilarity(model, text)" if isinstance(model, SentenceEncoder) else _HEAD
+        raise UnsupportedModelError(f"{type(model).__name__} returns no logits; {way}")
     if logits.dim() not in (1, 2, 3) or logits.shape[: logits.dim() - 1] != real.shape[: logits.dim() - 1]:
         raise InvalidInputError(
             f"{type(model).__name__} returns {tuple(logits.shape)} for {len(real)} examples of {real.shape[1]} "

@@ -12,12 +12,17 @@ _WRAPPED = {
     "DistributedDataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "OptimizedModule": "_orig_mod",
+    "SentenceEncoder": "transformer",
+    "SentenceSimilarity": "transformer",
 }
+
+
+_LIBRARIES = ("torch.", "captum_norm.")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside torch's wrappers (parallel, sharded or compiled models), or the model itself."""
-    while type(model).__module__.startswith("torch.") and type(model).__name__ in _WRAPPED:
+    while type(model).__module__.startswith(_LIBRARIES) and type(model).__name__ in _WRAPPED:
         model = getattr(model, _WRAPPED[type(model).__name__])
     return model
 

@@ -90,6 +90,7 @@ class DecompX(AttentionMapAttribution):
         readout: the values to explain instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
         memory_budget: bytes that propagated vectors may take at a time; None: a quarter of the free memory.
+        tokenizer: see :class:`captum_norm.MeterOptions`.
 
     Raises:
         InvalidInputError: for an unknown treatment of biases.
@@ -117,8 +118,9 @@ class DecompX(AttentionMapAttribution):
         propagate: bool = False,
         readout: Readout | None = None,
         memory_budget: int | None = None,
+        tokenizer: Any = None,
     ) -> None:
-        super().__init__(model, "mean", memory_budget=memory_budget)
+        super().__init__(model, "mean", memory_budget=memory_budget, tokenizer=tokenizer)
         self.bias: Bias = one_of("bias", bias, get_args(Bias))
         self._readout = readout
         self._propagate = as_truth("propagate", propagate) or bias != "apart"

@@ -57,7 +57,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
             eager = call.eager if products is None else products.unwatched(call.eager)
             return function(replace(call, eager=eager, cross=call.module in crossing))
 
-        models = [model, *(module for module in modules if isinstance(module, PreTrainedModel))]
+        models = [unwrapped(model), *(module for module in modules if isinstance(module, PreTrainedModel))]
         products = None if all(map(_uses_interface, models)) else AttentionProducts(model, attend)
         token = _current.set(attend)
         before = [getattr(config, CONFIG_KEY) for config, _ in choices]

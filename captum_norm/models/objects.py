@@ -1,0 +1,77 @@
+"""Finds the module to explain, and its tokenizer, in what people hold: a model, a pipeline, a SentenceTransformer."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import nn
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.models.sentences import SentenceEncoder, is_sentence_transformer
+from captum_norm.texts import quoted
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding
+
+Texts = str | list[str]
+"""A text, or several, for a model whose tokenizer is known."""
+
+
+def opened(model: Any, tokenizer: Any = None) -> tuple[nn.Module, Any]:
+    """Return the module to explain and its tokenizer, ``tokenizer`` if one is given; None if none is known.
+
+    Args:
+        model: a module, a pipeline of transformers, or a SentenceTransformer.
+        tokenizer: the tokenizer.
+
+    Raises:
+        InvalidInputError: it is something else.
+        UnsupportedModelError: it is a SentenceTransformer that does not begin with a Transformer.
+    """
+    if is_sentence_transformer(model):
+        model = SentenceEncoder(model)
+    found: Any = model
+    if _is_pipeline(model):
+        found = model.model
+    if not isinstance(found, nn.Module):
+        expected = "a torch.nn.Module, a pipeline of transformers or a SentenceTransformer"
+        raise InvalidInputError(f"got a model of type {type(found).__name__}; expected {expected}")
+    if tokenizer is None and (found is not model or isinstance(model, SentenceEncoder)):
+        tokenizer = model.tokenizer
+    return found, tokenizer
+
+
+def are_texts(inputs: object) -> TypeGuard[Texts]:
+    """Whether inputs are a text or a list of texts."""
+    listed = [inputs] if isinstance(inputs, str) else inputs
+    return isinstance(listed, list) and bool(listed) and all(isinstance(text, str) for text in listed)
+
+
+def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, Any]:
+    """Turn texts into the arguments of a model, on its device; none is truncated, but by a SentenceTransformer's limit.
+
+    Raises:
+        InvalidInputError: there is no tokenizer, or it cannot tokenize them.
+    """
+    listed = [texts] if isinstance(texts, str) else texts
+    if tokenizer is None:
+        raise InvalidInputError(
+            f"got the text {quoted(listed[0])} and no tokenizer; create the method with tokenizer=, or pass what the "
+            'tokenizer returns: tokenizer(texts, return_tensors="pt")'
+        )
+    if isinstance(model, SentenceEncoder) and tokenizer is model.tokenizer:
+        return model.features(listed)
+    try:
+        options = {"padding": len(listed) > 1, "truncation": False, "verbose": False}
+        found: BatchEncoding = tokenizer(listed, return_tensors="pt", **options)
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInputError(f"{type(tokenizer).__name__} cannot tokenize the inputs: {reason[:300]}") from error
+    parameter = next(model.parameters(), torch.empty(0, device="cpu"))
+    return found.to(parameter.device)
+
+
+def _is_pipeline(value: object) -> bool:
+    return any(
+        kind.__name__ == "Pipeline" and kind.__module__.startswith("transformers.") for kind in type(value).__mro__
+    )
