@@ -20,7 +20,7 @@ from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
-from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role, StackName
 
 

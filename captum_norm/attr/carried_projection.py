@@ -9,6 +9,7 @@ from torch import Tensor
 from captum_norm.functional import Carry, length, random_directions, weight_gram
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import FactorValue
+from captum_norm.models.projections import version_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dtyp
     if torch.is_grad_enabled():
         return _carried_projection(block, carry, heads, dtype)
     kept, key = _kept.setdefault(block, {}), carry.norms
-    state = (dtype, *(_state(weight) for weight in _weights(block)))
+    state = (dtype, block.projection.version(), *(_state(weight) for weight in _weights(block)))
     if key not in kept or kept[key][0] != state:
         kept[key] = (state, _carried_projection(block, carry, heads, dtype))
     return kept[key][1]
@@ -52,16 +53,14 @@ def _carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dty
 def _weights(block: Block) -> list[FactorValue | None]:
     second = None if block.feed_forward is None else block.feed_forward.final_norm
     norms = [reader.module for reader in (block.branch_norm, block.norm_behind, second) if reader is not None]
-    name, projection = block.layout.branch_factor, block.projection.module
+    name = block.layout.branch_factor
     factor = None if name is None else block.factor(name)
-    weights = [getattr(module, "weight", None) for module in (projection, *norms)]
-    return [*weights, getattr(projection, "bias", None), None if factor is None else factor.stored]
+    weights = [getattr(module, "weight", None) for module in norms]
+    return [*weights, None if factor is None else factor.stored]
 
 
 def _state(weight: FactorValue | None) -> object:
-    if not isinstance(weight, Tensor):
-        return weight
-    return weight.data_ptr(), 0 if weight.is_inference() else weight._version
+    return version_of(weight) if isinstance(weight, Tensor) else weight
 
 
 def carried_rows(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> Tensor:

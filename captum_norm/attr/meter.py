@@ -21,7 +21,7 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
-from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Place, StackName, encoder_of
 
 

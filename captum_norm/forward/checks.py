@@ -14,12 +14,13 @@ from captum_norm.models.offloading import loaded
 from captum_norm.models.stacks import Place
 
 TOLERANCE: Mapping[torch.dtype, float] = MappingProxyType(
-    {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+    {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.int8: 1e-1}
 )
-"""Largest relative completeness error accepted, by the model's dtype.
+"""Largest relative completeness error accepted, by the model's precision.
 
 Vectors are added up in float32 or better, so the error of half-precision models is that of the model's own rounding: a
-few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states.
+few units in the last place (2⁻¹¹ and 2⁻⁸ of the value) of the attention weights, values and hidden states. Linear maps
+that round their inputs to eight bits (``torch.int8``) err by steps of 1/127 of each input's largest entry.
 """
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.hooks import Received, evaluating, first_argument, hooked, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.projections import coarsest
+from captum_norm.models.precision import coarsest
 from captum_norm.models.stacks import Stacks
 
 

@@ -12,7 +12,8 @@ from captum_norm.functional import Carry
 from captum_norm.models.factors import Factor, multiplied, read_factor, scaled_norm
 from captum_norm.models.feed_forward import FeedForwardBlock
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.projections import NormReader, Projection, coarsest, equal, reproduces
+from captum_norm.models.precision import coarsest
+from captum_norm.models.projections import NormReader, Projection, equal, reproduces
 from captum_norm.models.search.trace import ModuleCall, Trace
 
 
@@ -112,7 +113,7 @@ class Block:
     @cached_property
     def _precisions(self) -> tuple[torch.dtype, torch.dtype]:
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        attention = coarsest(self.dtype, *norms)
+        attention = coarsest(self.projection.precision, *norms)
         return attention, attention if self.feed_forward is None else coarsest(attention, *self.feed_forward.dtypes)
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
@@ -170,7 +171,7 @@ def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> B
     if _module(trace, layout.attention) is not caller:
         raise UnsupportedModelError(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
     projected = _call(trace, layout.projection)
-    projection = projected.projection()
+    projection = projected.projection
     if projection is None:
         raise UnsupportedModelError(f'"{layout.projection}" does not compute input @ weight + bias')
     branch_norm = final_norm = None
@@ -200,7 +201,7 @@ def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> B
         minus=None if layout.minus is None else layout.minus.inside(trace.layer),
         branch_norm=branch_norm,
         final_norm=final_norm,
-        dtype=projection.parameter.dtype,
+        dtype=projection.dtype,
         queries_first=_is_queries_first(projected.inputs, context),
         overwritten=trace.overwritten,
     )
@@ -259,7 +260,7 @@ def _norm(trace: Trace, part: str, expected: Tensor) -> NormReader:
     call = _call(trace, part)
     if not equal(call.inputs, expected):
         raise UnsupportedModelError(f'"{part}" does not receive the tensor that it should normalise')
-    reader = call.norm()
+    reader = call.norm
     if reader is None:
         raise UnsupportedModelError(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
     return reader

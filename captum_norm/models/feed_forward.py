@@ -115,7 +115,7 @@ class Gating:
 
 def affine(projection: Projection) -> Affine:
     """Return a linear module's weight and bias in its own dtype."""
-    dtype = projection.parameter.dtype
+    dtype = projection.dtype
     return Affine(projection.weight(dtype), projection.bias(dtype))
 
 
@@ -255,10 +255,10 @@ class FeedForwardBlock:
     @cached_property
     def neurons(self) -> list[int]:
         """The number of neurons of each network in it (of one expert in a mixture), counting both factors of a gate."""
-        inner = [projection.parameter for reader in self.dense for projection in reader.inner]
+        neurons = [projection.outputs for reader in self.dense for projection in reader.inner]
         if self.experts is not None:
-            inner.append(self.experts.module.get_parameter(self.experts.inner)[0])
-        return [parameter.numel() // self.width for parameter in inner]
+            neurons.append(self.experts.module.get_parameter(self.experts.inner)[0].numel() // self.width)
+        return neurons
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps after the networks' output that a scope includes."""
@@ -279,6 +279,6 @@ class FeedForwardBlock:
     def dtypes(self) -> list[torch.dtype]:
         """The dtypes in which its modules compute."""
         norms = [norm.precision for norm in (self.norm, self.branch_norm, self.final_norm) if norm is not None]
-        outer = [reader.outer.parameter.dtype for reader in self.dense]
+        outer = [reader.outer.precision for reader in self.dense]
         experts = [] if self.experts is None else [self.experts.module.get_parameter(self.experts.outer).dtype]
         return [*norms, *outer, *experts]

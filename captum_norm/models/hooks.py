@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
 from typing import Any, Literal
@@ -53,6 +54,24 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)]
 
 
+_observing = ContextVar("observing", default=True)
+
+
+def is_observed() -> bool:
+    """Whether modules run as part of the model, not under :func:`unobserved`."""
+    return _observing.get()
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Call no function of :func:`hooked` while the context is open: its modules are run on inputs of our own."""
+    token = _observing.set(False)
+    try:
+        yield
+    finally:
+        _observing.reset(token)
+
+
 @contextmanager
 def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
     """Hook modules for the calling thread while the context is open.
@@ -66,13 +85,13 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
 
     # If the hook is removed meanwhile, other threads call it with fewer arguments.
     def at_start(hook: Hook, chosen: Callable[[Any, Any], Any], *seen: Any) -> Any:
-        if get_ident() != thread:
+        if get_ident() != thread or not is_observed():
             return None
         module, args, kwargs = seen
         return hook(module, chosen(args, kwargs))
 
     def at_output(hook: Hook, chosen: Callable[[Any], Any], *seen: Any) -> Any:
-        if get_ident() != thread:
+        if get_ident() != thread or not is_observed():
             return None
         module, _, output = seen
         return hook(module, chosen(output))

@@ -1,4 +1,4 @@
-"""Reads the parameters of linear maps and normalisations from modules of any class.
+"""Reads the parameters of linear maps and normalisations from modules that store them.
 
 Module classes store their parameters in different ways (Conv1D's weight is that of Linear transposed, Gemma's RMSNorm
 adds 1 to its weight). A reading must reproduce what the module computed. If a bias or a gain is far larger than the
@@ -6,6 +6,7 @@ rest, several readings do; so the right one must also be known from the module's
 module with random parameters and inputs, which tell all readings apart.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from captum_norm.functional import Normalization, normalize
 from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import loaded
+from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.search.copies import copy_with, drawn, forward_of, output_of
 
 LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
@@ -28,17 +30,6 @@ NORMS: Mapping[Any, bool] = MappingProxyType({nn.LayerNorm.forward: True, nn.RMS
 # How many random inputs a linear map is tried on.
 PROBED = 8
 EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to compute norms in: float32, or the model's own if that is wider."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def coarsest(*dtypes: torch.dtype) -> torch.dtype:
-    """Return the least precise dtype."""
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-
 
 Same = Callable[..., bool]
 """Whether a computed tensor equals one of the model's, given the summands it was computed from."""
@@ -83,17 +74,14 @@ def _read(module: nn.Module, name: str) -> Tensor | None:
         return tensor_of(module, name)
 
 
-@dataclass(frozen=True)
-class Projection:
+class Projection(ABC):
     """An affine map that a module computes: inputs @ weight + bias.
 
     Attributes:
         module: the module.
-        transposed: True if its ``weight`` is (outputs, inputs) as in ``nn.Linear``, False as in GPT-2's ``Conv1D``.
     """
 
     module: nn.Module
-    transposed: bool
 
     @property
     def output(self) -> Site[nn.Module]:
@@ -101,29 +89,85 @@ class Projection:
         return Site(self.module, "output")
 
     @property
-    def parameter(self) -> Tensor:
-        """The module's weight as it stores it; on the meta device if it is offloaded."""
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """The dtype that the module computes in."""
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The precision of its output."""
+        return self.dtype
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """Number of output features."""
+
+    @abstractmethod
+    def weight(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight, (inputs, outputs)."""
+
+    @abstractmethod
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the bias, (outputs,), or None."""
+
+    @abstractmethod
+    def version(self) -> object:
+        """Return what changes whenever weight or bias do."""
+
+
+@dataclass(frozen=True)
+class StoredProjection(Projection):
+    """A map whose matrix is its module's ``weight``.
+
+    Attributes:
+        module: the module.
+        transposed: True if ``weight`` is (outputs, inputs) as in ``nn.Linear``, False as in GPT-2's ``Conv1D``.
+    """
+
+    module: nn.Module
+    transposed: bool
+
+    @property
+    def _parameter(self) -> Tensor:
+        """The weight as the module stores it; on the meta device if it is offloaded."""
         weight: Tensor = self.module.weight  # type: ignore[assignment]
         return weight
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._parameter.dtype
+
+    @property
+    def outputs(self) -> int:
+        return self._parameter.shape[0 if self.transposed else 1]
+
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight, (inputs, outputs)."""
         weight = cast(Tensor, _read(self.module, "weight")).to(dtype)
         return weight.T if self.transposed else weight
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """Return the bias, (outputs,), or None."""
         bias = _read(self.module, "bias")
         return None if bias is None else bias.to(dtype)
 
+    def version(self) -> object:
+        return [version_of(tensor_of(self.module, name)) for name in ("weight", "bias")]
 
-def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Projection | None:
-    """Return the affine map from ``inputs`` (..., C) to ``outputs`` (..., D); None if the weight gives none."""
+
+def version_of(tensor: Tensor | None) -> object:
+    """Return what changes when a tensor is replaced or written to."""
+    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+
+
+def stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> StoredProjection | None:
+    """Return the map from ``inputs`` (..., C) to ``outputs`` (..., D) that the module's ``weight`` gives, or None."""
     weight = tensor_of(module, "weight")
-    if weight is None or weight.dim() != 2:
+    # What a subclass of Tensor holds, and what its products compute, is its own affair.
+    plain = type(weight) in (Tensor, nn.Parameter)
+    if weight is None or not plain or not weight.is_floating_point() or weight.dim() != 2:
         return None
     for transposed in (True, False):
-        projection = Projection(module, transposed)
+        projection = StoredProjection(module, transposed)
         if (weight.T if transposed else weight).shape != (inputs.shape[-1], outputs.shape[-1]):
             continue
         # In a sharded model, inputs are on the device of the layer before.
@@ -138,7 +182,7 @@ def read_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Proje
     return None
 
 
-def _is_linear(projection: Projection, matrix: Tensor) -> bool:
+def _is_linear(projection: StoredProjection, matrix: Tensor) -> bool:
     """Whether a module computes inputs @ weight + bias with its weight in this orientation, for any parameters."""
     module = projection.module
     known = LINEAR.get(forward_of(module))

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from captum_norm.functional import Elementwise
 from captum_norm.models.feed_forward import ExpertsReader
-from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, reproduces, tensor_of
+from captum_norm.models.measured_projections import read_projection
+from captum_norm.models.projections import NormReader, Projection, read_norm, reproduces, tensor_of
 
 # How many positions a reading is checked on.
 ROWS = 8

@@ -33,7 +33,8 @@ from captum_norm.models.outputs import (
     output_scores,
     rounded_size,
 )
-from captum_norm.models.projections import NormReader, Projection, accumulation_dtype, coarsest
+from captum_norm.models.precision import accumulation_dtype, coarsest
+from captum_norm.models.projections import NormReader, Projection
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 
@@ -342,7 +343,7 @@ class DecompX(AttentionMapAttribution):
             return
         steps = () if self._modules is None else self._modules.steps.values()
         norms = (step.precision for step in steps if isinstance(step, NormReader))
-        weights = (step.parameter.dtype for step in steps if isinstance(step, Projection))
+        weights = (step.precision for step in steps if isinstance(step, Projection))
         precision = coarsest(delta.dtype, *norms, *weights)
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(

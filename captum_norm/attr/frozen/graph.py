@@ -19,7 +19,7 @@ from captum_norm.functional import (
 )
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.precision import accumulation_dtype
 
 
 class GraphNetwork(FrozenNetwork):

@@ -24,7 +24,8 @@ from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
-from captum_norm.models.projections import NormReader, Projection, accumulation_dtype, tensor_of
+from captum_norm.models.precision import accumulation_dtype
+from captum_norm.models.projections import NormReader, Projection, tensor_of
 from captum_norm.models.search.experts import read_routed, routed_rows, routers_beside, routing_of, stacked_maps
 from captum_norm.models.steps import Step, read_step
 

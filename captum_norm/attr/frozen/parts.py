@@ -22,7 +22,7 @@ from captum_norm.functional import (
 )
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.hooks import Hook, first_tensor
-from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Stacks
 
 

@@ -8,7 +8,7 @@ layer's own output must follow from that sum. The smallest module in which all t
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind, sum_of
 from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors, with_scales
-from captum_norm.models.hooks import first_tensor, hooked
+from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
 from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.libraries.replaced_forward import not_compared
+from captum_norm.models.measured_projections import affine_map, may_be_affine
 from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
@@ -34,13 +35,27 @@ RANDOMIZED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
 """The modules whose outputs are replaced by random numbers during the search."""
 
 
+class _OpenCall(NamedTuple):
+    """A call of attention whose block is not found yet.
+
+    Attributes:
+        module: the module that attends.
+        context: attention's output, (B, Q, H·d).
+        order: the number of events before it.
+    """
+
+    module: nn.Module
+    context: Tensor
+    order: int
+
+
 @dataclass
 class _Probe:
     """Watches all modules during one forward pass and finds each layer's block when the layer returns.
 
-    Random numbers replace the outputs of embeddings and linear maps, so no equation holds by accident: no summand is
+    Random numbers replace the outputs of embeddings and affine maps, so no equation holds by accident: no summand is
     negligible beside another, no activation is seen only near 0, and no two tensors are equal unless the model's code
-    makes them so.
+    makes them so. The largest modules that are affine count as one map each, whatever they consist of.
     """
 
     model: nn.Module
@@ -49,19 +64,22 @@ class _Probe:
     feed_forwards: FeedForwardSearch | None
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    open_calls: list[ModuleCall] = field(default_factory=list)
+    entered: list[tuple[int, Tensor | None]] = field(default_factory=list)
+    affine: nn.Module | None = None
+    open_calls: list[_OpenCall] = field(default_factory=list)
     last_trace: Trace | None = None
     device: torch.device | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def attention(self, call: AttentionCall) -> Tensor:
+        if not is_observed():
+            raise RuntimeError("attention is not affine")
         if self.feed_forwards is not None:
             self.feed_forwards.attention_begins(call.module, cross=call.cross)
         output, _ = self.stacks.attend(call)
         if call.module not in self.blocks:
             context = output.to(self._device_for(output)).flatten(2)
-            self.open_calls.append(ModuleCall(call.module, call.query, context, len(self.events)))
+            self.open_calls.append(_OpenCall(call.module, context, len(self.events)))
         return output
 
     def hooks(self) -> Iterator[Any]:
@@ -73,14 +91,20 @@ class _Probe:
                 yield module, "arguments", self.feed_forwards.routed
 
     def enter(self, module: nn.Module, tensor: Tensor | None) -> None:
-        self.starts.append(len(self.events))
-        self._note(module, "input", tensor)
+        if self.affine is not None:
+            return
+        self.entered.append((len(self.events), self._note(module, "input", tensor)))
+        if tensor is not None and may_be_affine(module) and affine_map(module, tensor) is not None:
+            self.affine = module
 
     def leave(self, module: nn.Module, result: Any) -> Tensor | None:
-        start, tensor, chosen = self.starts.pop(), first_tensor(result), None
-        if tensor is not None and tensor is result and isinstance(module, RANDOMIZED):
+        if self.affine not in (None, module):
+            return None
+        (start, received), tensor, chosen = self.entered.pop(), first_tensor(result), None
+        if tensor is not None and tensor is result and (module is self.affine or isinstance(module, RANDOMIZED)):
             chosen = torch.randn(tensor.shape, generator=self.generator, device="cpu").to(tensor)
-        self._note(module, "output", tensor if chosen is None else chosen, None if chosen is None else tensor)
+        self.affine = None
+        self._note(module, "output", tensor if chosen is None else chosen, received, None if chosen is None else tensor)
         inside = [call for call in self.open_calls if call.order >= start]
         feed_forwards = self.feed_forwards
         if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
@@ -100,11 +124,23 @@ class _Probe:
             self.events[start:] = [event for event in self.events[start:] if event.site.module is module]
         return chosen
 
-    def _note(self, module: nn.Module, end: Any, tensor: Tensor | None, computed: Tensor | None = None) -> None:
-        if tensor is not None:
-            device = self._device_for(tensor)
-            computed = None if computed is None else computed.to(device, copy=True)
-            self.events.append(Event(Site(module, end), tensor.to(device, copy=True), tensor, computed))
+    def _note(
+        self,
+        module: nn.Module,
+        end: Literal["input", "output"],
+        tensor: Tensor | None,
+        received: Tensor | None = None,
+        computed: Tensor | None = None,
+    ) -> Tensor | None:
+        """Note a tensor, and at the end of a call what the module received and computed; return the copy noted."""
+        if tensor is None:
+            return None
+        device = self._device_for(tensor)
+        computed = None if computed is None else computed.to(device, copy=True)
+        copy = tensor.to(device, copy=True)
+        call = None if received is None else ModuleCall(module, received, copy, computed)
+        self.events.append(Event(Site(module, end), copy, tensor, call))
+        return copy
 
     def _device_for(self, tensor: Tensor) -> torch.device:
         """Return the one device on which the tensors of a sharded model are compared."""
@@ -112,17 +148,17 @@ class _Probe:
             self.device = tensor.device
         return self.device
 
-    def _settle(self, trace: Trace, call: ModuleCall, start: int) -> Block | None:
+    def _settle(self, trace: Trace, call: _OpenCall, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
         # Sums that the model adds in our order are exact, so these are tried first. In a newly initialised model, whose
         # layers change next to nothing, a comparison up to rounding cannot tell a stream from its norm.
         found = (
             layout
             for same, factored in product((equal, reproduces), (False, True))
-            for layout in _candidates(trace, call.module, call.output, call.order - start, same, factored=factored)
+            for layout in _candidates(trace, call.module, call.context, call.order - start, same, factored=factored)
         )
         layout = declared or next(found, None)
-        return None if layout is None else bind(trace, layout, call.module, call.output)
+        return None if layout is None else bind(trace, layout, call.module, call.context)
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
@@ -169,12 +205,12 @@ def _candidates(
         size = output.numel()
         streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
         before = _distinct(event for event in streams if event in trace.events[:order])
-        after = [event for event in streams if event in trace.events[projection.order + 1 :]]
+        after = [event for event in streams if event in trace.after(projection)]
         # If a norm receives attention's output, the layer adds the norm, even where rounding hides the difference.
         branches: list[tuple[str | None, Tensor]] = [
             (trace.name(call.module), call.output)
             for call in trace.calls_on(projection.output)
-            if call.norm() is not None
+            if call.norm is not None
         ]
         branches.append((None, projection.output))
         received = trace.call_of(attention)
@@ -210,7 +246,7 @@ def _projections(trace: Trace, context: Tensor) -> Iterator[ModuleCall]:
     orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
     for received in orders:
         for call in trace.calls_on(received):
-            if call.projection() is not None:
+            if call.projection is not None:
                 yield call
 
 
@@ -230,7 +266,7 @@ def _end(
         if _continues(trace, total, after, same, factors):
             return trace.site(sums[0]), None, None
         for call in trace.calls_on(sums[0].tensor):
-            normed = call.output if call.norm() else None
+            normed = call.output if call.norm else None
             if normed is not None and _continues(trace, normed, after, same, factors):
                 name = trace.name(call.module)
                 return Site(name, "input"), None, name
@@ -272,9 +308,9 @@ def _distinct(events: Iterator[Event]) -> list[Event]:
     return [event for same in kept.values() for event in same]
 
 
-def _description(probe: _Probe, trace: Trace, call: ModuleCall) -> str:
-    projections = [trace.name(projection.module) for projection in _projections(trace, call.output)]
-    norms = [trace.name(c.module) for c in trace.calls if c.norm()]
+def _description(probe: _Probe, trace: Trace, call: _OpenCall) -> str:
+    projections = [trace.name(projection.module) for projection in _projections(trace, call.context)]
+    norms = [trace.name(c.module) for c in trace.calls if c.norm]
     found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'
     if projections:
         missing = "a residual sum of its output from which the layer's output follows"

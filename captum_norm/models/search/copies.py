@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from captum_norm.models.offloading import loaded
 
+FAILURES = (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError)
+"""What modules raise that are given something else than they expect."""
+
 
 def forward_of(module: nn.Module) -> Callable[..., Any] | None:
     """Return a module's forward function without hooks; None if it cannot run on a copy of the module."""
@@ -50,7 +53,7 @@ def output_of(copy: nn.Module | None, *args: Any, **kwargs: Any) -> Tensor | Non
     try:
         with torch.no_grad():
             output = None if copy is None else copy.forward(*args, **kwargs)
-    except (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError):
+    except FAILURES:
         return None
     return output if isinstance(output, Tensor) else None
 

@@ -13,7 +13,8 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, written_by
 from captum_norm.models.feed_forward import ExpertsReader, Gating, Routing
 from captum_norm.models.hooks import Received, first_tensor, tensors_in
-from captum_norm.models.projections import accumulation_dtype, equal, reproduces
+from captum_norm.models.precision import accumulation_dtype
+from captum_norm.models.projections import equal, reproduces
 from captum_norm.models.search.copies import copy_with, drawn, output_of
 from captum_norm.models.search.networks import KNOWN, cuts_of, is_elementwise
 from captum_norm.models.search.trace import Trace

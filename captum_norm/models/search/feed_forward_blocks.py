@@ -154,7 +154,7 @@ class FeedForwardSearch:
         self, trace: Trace, pending: _Pending, declared: Declared, same: Same, *, factored: bool
     ) -> Iterator[FeedForwardBlock]:
         for norm, read in _reads(trace, pending.stream, declared):
-            inner = [call for call in trace.calls_on(read) if call.projection()]
+            inner = [call for call in trace.calls_on(read) if call.projection]
             if inner:
                 pending.seen = f"linear maps {[trace.name(call.module) for call in inner]} of its output"
             for dense, experts, written, event in self._networks(trace, read, inner, declared, same):
@@ -219,7 +219,7 @@ def _reads(trace: Trace, stream: Tensor, declared: Declared) -> Iterator[tuple[N
     if permits(declared, "norm", trace, None):
         yield None, stream
     for call in trace.calls_on(stream):
-        norm = call.norm()
+        norm = call.norm
         if norm is not None and permits(declared, "norm", trace, call.module):
             yield norm, call.output
 
@@ -227,7 +227,7 @@ def _reads(trace: Trace, stream: Tensor, declared: Declared) -> Iterator[tuple[N
 def _branches(trace: Trace, written: Tensor, declared: Declared) -> Iterator[tuple[NormReader | None, Tensor]]:
     """Yield the norms of what was written, then what was written: rounding may hide the norms behind the stream."""
     for call in trace.calls_on(written):
-        norm = call.norm()
+        norm = call.norm
         if norm is not None and permits(declared, "branch_norm", trace, call.module):
             yield norm, call.output
     if permits(declared, "branch_norm", trace, None):
@@ -273,7 +273,7 @@ def _end(
             return event.site, None
         for call in trace.calls_on(summed):
             if equal(call.output, output) and permits(declared, "final_norm", trace, call.module):
-                norm = call.norm()
+                norm = call.norm
                 if norm is not None:
                     return event.site, norm
     return None

@@ -47,7 +47,7 @@ def dense_networks(
         if not permits(declared, "outer", trace, outer.module):
             continue
         for chosen, gating in _gatings(trace, inner, outer.inputs, declared):
-            projections = [call.projection() for call in (*chosen, outer)]
+            projections = [call.projection for call in (*chosen, outer)]
             *into, out = [projection for projection in projections if projection is not None]
             if declared is not None and {trace.name(call.module) for call in chosen} != set(declared.inner):
                 continue
@@ -120,6 +120,6 @@ def with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[
     yield None, output
     for call in trace.calls_on(read):
         if call.output.shape[-1] == 1:
-            gate = call.projection()
+            gate = call.projection
             if gate is not None:
                 yield gate, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.layouts import Site
-from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
+from captum_norm.models.measured_projections import read_projection
+from captum_norm.models.projections import NormReader, Projection, read_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,13 +21,13 @@ class Event:
         site: where.
         tensor: a copy of it.
         source: the model's own tensor, which the model may have changed since.
-        computed: what the module itself computed, if ``tensor`` replaced it.
+        call: the call that this output ends; None for an input.
     """
 
     site: Site[nn.Module]
     tensor: Tensor
     source: Tensor
-    computed: Tensor | None = None
+    call: "ModuleCall | None" = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,23 +38,23 @@ class ModuleCall:
         module: the module.
         inputs: its first input tensor; of a call of attention, the queries.
         output: its first output tensor.
-        order: the index of the output among the events.
         computed: what the module itself computed, if ``output`` replaced it.
     """
 
     module: nn.Module
     inputs: Tensor
     output: Tensor
-    order: int
     computed: Tensor | None = None
 
+    @cached_property
     def norm(self) -> NormReader | None:
-        """Return the normalisation that the module computed, if it is one."""
+        """The normalisation that the module computed, if it is one."""
         return read_norm(self.module, self.inputs, self.output)
 
+    @cached_property
     def projection(self) -> Projection | None:
-        """Return the affine map that the module computed, if it is one."""
-        return read_projection(self.module, self.inputs, self.output if self.computed is None else self.computed)
+        """The affine map that the module computed, if it is one."""
+        return None if self.computed is None else read_projection(self.module, self.inputs, self.computed)
 
 
 class Trace:
@@ -65,7 +66,7 @@ class Trace:
         self.events = events
         self._modules = dict(layer.named_modules())
         self._names: dict[nn.Module, str] = {module: name for name, module in self._modules.items()}
-        self.calls = list(self._calls())
+        self.calls = [event.call for event in events if event.call is not None]
         self._times_called = Counter(call.module for call in self.calls)
 
     def site(self, event: Event) -> Site[str]:
@@ -99,6 +100,11 @@ class Trace:
         """The layer's output, or None if it returned no tensor."""
         return self.at(Site("", "output"))
 
+    def after(self, call: ModuleCall) -> Sequence[Event]:
+        """Return the events after the end of a call."""
+        place = next(place for place, event in enumerate(self.events) if event.call is call)
+        return self.events[place + 1 :]
+
     def call_of(self, module: nn.Module) -> ModuleCall | None:
         """Return the first call of a module, or None."""
         return next((call for call in self.calls if call.module is module), None)
@@ -108,12 +114,3 @@ class Trace:
         for call in self.calls:
             if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
                 yield call
-
-    def _calls(self) -> Iterator[ModuleCall]:
-        opened: dict[nn.Module, Tensor] = {}
-        for order, event in enumerate(self.events):
-            module = event.site.module
-            if event.site.end == "input":
-                opened[module] = event.tensor
-            elif module in opened:
-                yield ModuleCall(module, opened.pop(module), event.tensor, order, event.computed)
