@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.hooks import Received, evaluating, first_argument, hooked, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.precision import coarsest
+from captum_norm.models.measured_projections import affine_map, may_be_affine
+from captum_norm.models.precision import EIGHT_BITS, coarsest, step_of
+from captum_norm.models.projections import plain_matrix
 from captum_norm.models.stacks import Stacks
 
 
@@ -43,9 +45,11 @@ def expect_same_output(call: ModelCall) -> Stacks:
         compared = list(zip(own, explained, strict=False))[: None if len(own) == len(explained) else 1]
         precision = coarsest(torch.float32, *(_precision(call.model, first) for first, _ in compared))
         # Half the digits: rounding differs between attention functions and adds up over layers.
-        accepted = _eps(precision) ** 0.5
         error = max((_error(first, second, call) for first, second in compared), default=0.0)
-        if error > accepted and _eps(precision) > _eps(torch.float32):
+        if error > step_of(precision) ** 0.5 and _rounds_inputs(call):
+            precision = EIGHT_BITS
+        accepted = step_of(precision) ** 0.5
+        if error > accepted and precision not in (torch.float32, torch.float64):
             # A router may choose other experts, and a head may cancel everything but rounding.
             error = max(_errors_of_modules(call, stacks.queries), default=error)
     if error > accepted:
@@ -107,8 +111,23 @@ def _precision(model: nn.Module, output: Tensor) -> torch.dtype:
     return coarsest(torch.float32, output.dtype, *dtypes)
 
 
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
+def _rounds_inputs(call: ModelCall) -> bool:
+    """Whether any linear map of the model rounds its inputs to eight bits."""
+    found: list[nn.Module] = []
+
+    def test(module: nn.Module, inputs: Tensor | None) -> None:
+        if inputs is not None and not found:
+            read = affine_map(module, inputs)
+            found.extend([module] if read is not None and read.precision == EIGHT_BITS else [])
+
+    modules = [
+        module
+        for module in call.model.modules()
+        if plain_matrix(module) is None and (isinstance(module, nn.Linear) or may_be_affine(module))
+    ]
+    with hooked((module, "input", test) for module in modules):
+        _run(call)
+    return bool(found)
 
 
 def _error(own: Tensor, explained: Tensor, call: ModelCall) -> float:

@@ -38,21 +38,22 @@ class MeasuredProjection(Projection):
         module: the module.
         received: no rows of its inputs, (0, C), for their dtype and device.
         returned: no rows of its outputs, (0, D).
-        rounds: whether it rounds its inputs to eight bits.
+        rounding: the precision of its products: the dtype of its outputs, ``torch.bfloat16`` if it computes in that
+            between others, or :data:`captum_norm.models.precision.EIGHT_BITS` if it rounds its inputs to eight bits.
     """
 
     module: nn.Module
     received: Tensor
     returned: Tensor
-    rounds: bool
+    rounding: torch.dtype
+
+    @property
+    def precision(self) -> torch.dtype:
+        return self.rounding
 
     @property
     def dtype(self) -> torch.dtype:
         return self.returned.dtype
-
-    @property
-    def precision(self) -> torch.dtype:
-        return EIGHT_BITS if self.rounds else self.dtype
 
     @property
     def outputs(self) -> int:
@@ -200,36 +201,48 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def affine_map(module: nn.Module, like: Tensor) -> MeasuredProjection | None:
     """Return the affine map that a module computes of tensors such as ``like`` (..., C); None if it computes none.
 
-    An affine map preserves sums of vectors, up to its bias. One that rounds its inputs does so for zeros and ones
-    alone, which every quantisation by the largest entry represents exactly. Element-wise maps do not count.
+    An affine map preserves sums of vectors, up to its bias, and treats each row alone. Element-wise maps do not count.
     """
     width = like.shape[-1]
-    normal, other = drawn(like.new_empty(0), (4, width), (4, width))
-    # Zeros and ones, whose sums are zeros and ones again.
-    first = (normal > 0).to(like)
-    second = ((normal <= 0) & (other > 0)).to(like)
     try:
         with torch.no_grad():
             zero = _run(module, like.new_zeros(1, width))
-            if _is_elementwise(module, normal):
-                return None
-            of_binary = _products(module, zero, first, second)
-            alone = [_run(module, first[:2]) - zero, torch.zeros_like(zero), of_binary[0][:2]]
-            of_normal = _products(module, zero, normal, other)
-            # With small weights, activations are linear near zero.
-            sizes = (size for size in LARGE if size < torch.finfo(like.dtype).max ** 0.5)
-            larger = (_products(module, zero, size * normal, size * other) for size in sizes)
-            of_large = next((found for found in larger if found[-1].isfinite().all()), of_normal)
+            precision = _precision(module, like, zero)
     except FAILURES:
         return None
-    accepted = 4 * torch.finfo(zero.dtype).eps + 32 * torch.finfo(accumulation_dtype(zero.dtype)).eps
-    errors = [_error(products, zero) for products in (of_normal, of_large)]
-    # A row's output must not depend on other rows.
-    certain = all(_error(products, zero) <= accepted for products in (of_binary, alone))
-    if not certain or not all(error <= TOLERATED for error in errors):
+    return None if precision is None else MeasuredProjection(module, like.new_empty(0, width), zero[:0], precision)
+
+
+def _precision(module: nn.Module, like: Tensor, zero: Tensor) -> torch.dtype | None:
+    """Return the precision in which a module preserves sums of rows and ignores other rows; None if it does not."""
+    normal, other = drawn(like.new_empty(0), *2 * [(4, like.shape[-1])])
+    if _is_elementwise(module, normal):
         return None
-    exact = all(error <= accepted for error in errors)
-    return MeasuredProjection(module, like.new_empty(0, width), zero[:0], rounds=not exact)
+    # Zeros and ones, whose sums are zeros and ones again.
+    first = (normal > 0).to(like)
+    second = ((normal <= 0) & (other > 0)).to(like)
+    of_normal, of_binary = _products(module, zero, normal, other), _products(module, zero, first, second)
+    alone = [_run(module, first[:2]) - zero, torch.zeros_like(zero), of_binary[0][:2]]
+    # With small weights, activations are linear near zero.
+    sizes = (size for size in LARGE if size < torch.finfo(like.dtype).max ** 0.5)
+    larger = (_products(module, zero, size * normal, size * other) for size in sizes)
+    of_large = next((found for found in larger if found[-1].isfinite().all()), of_normal)
+    real, binary = (
+        max(_error(products, zero) for products in several) for several in ((of_normal, of_large), (of_binary, alone))
+    )
+    exact = 4 * torch.finfo(zero.dtype).eps + 32 * torch.finfo(accumulation_dtype(zero.dtype)).eps
+    if real <= exact and binary <= exact:
+        return zero.dtype
+    # Quantisation by the largest entry represents zeros and ones exactly.
+    if real <= TOLERATED and binary <= exact:
+        return EIGHT_BITS
+    # Rounding of products commutes with powers of two and with the sign.
+    twice, negative = (
+        _error([(_run(module, factor * normal) - zero) / factor, torch.zeros_like(zero), of_normal[0]], zero)
+        for factor in (2, -1)
+    )
+    rounded = max(real, binary) <= 4 * torch.finfo(torch.bfloat16).eps and max(twice, negative) <= exact
+    return torch.bfloat16 if rounded else None
 
 
 def _products(module: nn.Module, zero: Tensor, *rows: Tensor) -> list[Tensor]:
@@ -238,11 +251,11 @@ def _products(module: nn.Module, zero: Tensor, *rows: Tensor) -> list[Tensor]:
 
 
 def _error(products: Sequence[Tensor], zero: Tensor) -> float:
-    """Return the largest relative error of x W + y W as (x + y) W."""
+    """Return the largest relative error of x W + y W as (x + y) W; infinity if there is NaN."""
     first, second, total = (product.double() for product in products)
     sizes = sum(part.norm(dim=-1) for part in (first, second, total, zero.double()))
     error = (first + second - total).norm(dim=-1)
-    return float(torch.where(error == 0, error, error / sizes).max())
+    return float(torch.where(error == 0, error, error / sizes).nan_to_num(torch.inf).max())
 
 
 def _is_elementwise(module: nn.Module, rows: Tensor) -> bool:

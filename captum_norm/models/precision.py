@@ -13,6 +13,9 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def coarsest(*precisions: torch.dtype) -> torch.dtype:
     """Return the least precise of some precisions: floating-point dtypes, or :data:`EIGHT_BITS`."""
-    if EIGHT_BITS in precisions:
-        return EIGHT_BITS
-    return max(precisions, key=lambda dtype: torch.finfo(dtype).eps)
+    return max(precisions, key=step_of)
+
+
+def step_of(precision: torch.dtype) -> float:
+    """Return the distance of neighbouring numbers relative to the number, or to the largest one of eight bits."""
+    return 1 / torch.iinfo(precision).max if precision == EIGHT_BITS else torch.finfo(precision).eps

@@ -159,12 +159,18 @@ def version_of(tensor: Tensor | None) -> object:
     return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
 
 
-def stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> StoredProjection | None:
-    """Return the map from ``inputs`` (..., C) to ``outputs`` (..., D) that the module's ``weight`` gives, or None."""
+def plain_matrix(module: nn.Module) -> Tensor | None:
+    """Return a module's ``weight`` if it is a matrix of floating-point numbers, None if it is quantised."""
     weight = tensor_of(module, "weight")
     # What a subclass of Tensor holds, and what its products compute, is its own affair.
     plain = type(weight) in (Tensor, nn.Parameter)
-    if weight is None or not plain or not weight.is_floating_point() or weight.dim() != 2:
+    return weight if weight is not None and plain and weight.is_floating_point() and weight.dim() == 2 else None
+
+
+def stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> StoredProjection | None:
+    """Return the map from ``inputs`` (..., C) to ``outputs`` (..., D) that the module's ``weight`` gives, or None."""
+    weight = plain_matrix(module)
+    if weight is None:
         return None
     for transposed in (True, False):
         projection = StoredProjection(module, transposed)

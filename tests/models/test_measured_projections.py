@@ -70,7 +70,7 @@ class Rounding(nn.Module):
         return self.map(self.rounding(inputs))  # type: ignore[no-any-return]
 
 
-def applied(function: Callable[[LowRank, Tensor], Tensor]) -> nn.Module:
+def applied(function: Callable[[LowRank, Tensor], Tensor]) -> LowRank:
     """A module that computes ``function`` of a map and its input."""
 
     class Applied(LowRank):
@@ -146,7 +146,8 @@ def test_gradients_reach_the_parameters_where_they_are_enabled() -> None:
     (expected.base.weight + 0.5 * up @ down).square().sum().backward()
     for name in ("base", "up.one", "down.one"):
         gradient, wanted = (one.get_submodule(name).weight.grad for one in (module, expected))
-        assert isinstance(gradient, Tensor) and isinstance(wanted, Tensor)
+        assert gradient is not None
+        assert wanted is not None
         assert (gradient - wanted).abs().max() < 1e-4 * wanted.abs().max(), name
 
 
@@ -177,6 +178,16 @@ def test_inputs_rounded_to_eight_bits(name: str, rounding: Callable[[Tensor], Te
     rows = torch.randn(64, IN)
     error = (module(rows) - module.map(rows)).norm(dim=-1) / (module.map(rows) - module.map.bias).norm(dim=-1)
     assert TOLERATED / 20 < error.max() < TOLERATED
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_products_in_half_precision_between_float32(bias: float) -> None:
+    module = applied(lambda own, inputs: own.base(inputs.bfloat16()).float() + bias)
+    module.base.bfloat16()
+    torch.nn.init.zeros_(module.base.bias)
+    found = read(module, torch.randn(2, 5, IN))
+    assert (found.dtype, found.precision) == (torch.float32, torch.bfloat16)
+    assert (found.weight(torch.float32) - module.base.weight.T.float()).abs().max() < 1e-6
 
 
 REFUSED = {
