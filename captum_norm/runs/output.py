@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.files import sync, whole_file
@@ -29,7 +29,7 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
         InvalidInputError: it has come to exist, with other content, and may not; or it cannot be written.
     """
 
-    def check(other: BinaryIO, sha256: str) -> None:
+    def check(other: Any, sha256: str) -> None:
         # A worker that died when it had published the output leaves the same content.
         with other:
             if hashlib.file_digest(other, "sha256").hexdigest() != sha256:

@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Callable
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -21,9 +22,9 @@ class LowRank(nn.Module):
     def __init__(self, seed: int = 0, width: int = IN) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.base = nn.Linear(width, OUT)
-        self.down = nn.ModuleDict({name: nn.Linear(width, 3, bias=False) for name in ("one", "two")})
-        self.up = nn.ModuleDict({name: nn.Linear(3, OUT, bias=False) for name in ("one", "two")})
+        self.base: Any = nn.Linear(width, OUT)
+        self.down: Any = nn.ModuleDict({name: nn.Linear(width, 3, bias=False) for name in ("one", "two")})
+        self.up: Any = nn.ModuleDict({name: nn.Linear(3, OUT, bias=False) for name in ("one", "two")})
         self.active: str | None = "one"
         self.scaling = {"one": 0.5, "two": 2.0}
 
@@ -40,7 +41,8 @@ class LowRank(nn.Module):
         if self.active is not None:
             up, down = (maps[self.active].weight.double() for maps in (self.up, self.down))
             weight = weight + self.scaling[self.active] * up @ down
-        return weight.T
+        matrix: Tensor = weight.T
+        return matrix
 
 
 def rounded(inputs: Tensor, levels: int, dim: int | None) -> Tensor:
@@ -96,7 +98,9 @@ def test_the_matrix_is_the_merged_one(seed: int, bias: float) -> None:
     found = read(module, torch.randn(2, 5, ROWS + 7))
     matrix = found.weight(torch.float64)
     assert (matrix - module.merged()).abs().max() < 1e-6 * module.merged().abs().max()
-    assert torch.equal(found.bias(torch.float32), module.base.bias.detach())
+    stored = found.bias(torch.float32)
+    assert stored is not None
+    assert torch.equal(stored, module.base.bias.detach())
     assert (found.dtype, found.precision, found.outputs) == (torch.float32, torch.float32, OUT)
 
 
@@ -145,9 +149,8 @@ def test_gradients_reach_the_parameters_where_they_are_enabled() -> None:
     up, down = expected.up["one"].weight, expected.down["one"].weight
     (expected.base.weight + 0.5 * up @ down).square().sum().backward()
     for name in ("base", "up.one", "down.one"):
-        gradient, wanted = (one.get_submodule(name).weight.grad for one in (module, expected))
-        assert gradient is not None
-        assert wanted is not None
+        parts: list[Any] = [one.get_submodule(name) for one in (module, expected)]
+        gradient, wanted = (part.weight.grad for part in parts)
         assert (gradient - wanted).abs().max() < 1e-4 * wanted.abs().max(), name
 
 
