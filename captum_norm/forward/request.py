@@ -10,6 +10,7 @@ from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
+from captum_norm.models.outputs import Difference
 from captum_norm.models.stacks import Place, Role, Sizes, StackName, StackSize, encoder_of
 
 
@@ -112,3 +113,23 @@ def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> Non
             f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; choose others, "
             f"stacks={[name for name in get_args(StackName) if name in seen]}"
         )
+
+
+def request_for(request: Request, index: int, batch: int) -> Request:
+    """Select one example's request from that of a batch.
+
+    Raises:
+        InvalidInputError: if targets or positions are neither one nor as many as the examples.
+    """
+
+    def one(value: Any, what: str) -> Any:
+        if isinstance(value, Difference):
+            return Difference(one(value.target, what), one(value.other, what))
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            return value
+        if len(value) not in (1, batch):
+            raise InvalidInputError(f"got {len(value)} {what} for {batch} examples")
+        return value[index % len(value)]
+
+    return replace(request, target=one(request.target, "targets"), position=one(request.position, "positions"))

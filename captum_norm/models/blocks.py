@@ -35,6 +35,7 @@ class Block:
         dtype: the dtype of the projection when the block was read.
         queries_first: whether its tensors have the axes (Q, B, D) or (Q·B, D), not (B, Q, D) or (B·Q, D).
         overwritten: the sites whose tensors the model changes afterwards.
+        cross: whether it reads another sequence.
         feed_forward: the feed-forward block behind it, or None.
         without_feed_forward: why none was found; None if one was, or if none was searched for.
     """
@@ -52,6 +53,7 @@ class Block:
     dtype: torch.dtype
     queries_first: bool
     overwritten: frozenset[Site[nn.Module]]
+    cross: bool = False
     feed_forward: FeedForwardBlock | None = None
     without_feed_forward: str | None = None
 

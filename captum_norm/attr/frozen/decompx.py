@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -12,20 +11,20 @@ from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.graph import GraphNetwork
 from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.bars import bar
-from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import TOLERANCE, delta_for, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
-from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.request import Request, layer_indices, request_for
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
-from captum_norm.maps import AttributionMaps, MapUnits, Scores
+from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.outputs import (
-    Difference,
     Readout,
     Target,
     chosen_target,
@@ -33,17 +32,22 @@ from captum_norm.models.outputs import (
     output_scores,
     rounded_size,
 )
+from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.projections import NormReader, Projection
+from captum_norm.models.stacks import Role
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
+# The tokens' number by sequence, their scores (B, K), the biases' part, the value and its size (B,), and the deviation.
+_Found = tuple[Sequence[int], Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Decomposition(NamedTuple):
     """One output value per example, decomposed.
 
     Attributes:
-        scores: each token's contribution, (B, S), 0 at padding.
+        scores: each token's contribution, (B, S), 0 at padding; for an encoder–decoder model a
+            :class:`captum_norm.SourceAndPrefix` of those of the source, (B, S), and the target prefix, (B, T).
         bias: the biases' contribution, (B,); 0 if they are shared among the tokens.
         number: the value, (B,).
         convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
@@ -51,7 +55,7 @@ class Decomposition(NamedTuple):
             these are larger, since they were rounded.
     """
 
-    scores: Tensor
+    scores: Any
     bias: Tensor
     number: Tensor
     convergence_delta: Tensor
@@ -80,8 +84,12 @@ class DecompX(AttentionMapAttribution):
     one backward pass of the frozen network, gradient × input. Without, it propagates vectors and returns the norms of
     the tokens' contributions to the last layer's output (or ``layer``'s) at the explained position; so does ``maps``.
 
+    In an encoder–decoder model, what enters the first layers of encoder and decoder is decomposed together: source and
+    target prefix have parts in every decoder state and in the output. ``cross`` holds the source's parts of a decoder
+    layer's output, ``decoder`` the prefix's.
+
     Args:
-        model: a Hugging Face model with one stack of layers; left unchanged.
+        model: a Hugging Face model; left unchanged.
         bias: treatment of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias among
             the tokens' vectors where it is added (attention's before the residual connection): in proportion to their
             products with it (``"absdot"``), their cosines (``"abssim"``) or their norms (``"norm"``), equally
@@ -108,7 +116,6 @@ class DecompX(AttentionMapAttribution):
 
     name, title, target = "decompx", "DecompX", "optional"
     units = MapUnits("norm", "norm", aggregation="propagated", target="part of the output")
-    one_stack = True
     batch_first = True
 
     def __init__(
@@ -159,7 +166,7 @@ class DecompX(AttentionMapAttribution):
     def vectors(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
     ) -> TokenVectors:
-        """Decompose each layer's output, at (S + 2) times the cost of a forward pass: for small inputs.
+        """Decompose each layer's output, at (S + 2) times the cost of a forward pass: for small inputs and one stack.
 
         Args:
             inputs: as for :meth:`maps`.
@@ -173,13 +180,18 @@ class DecompX(AttentionMapAttribution):
             CaptumNormError: see :meth:`decompose`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(layers))
+        if call.encoder is not None:
+            raise UnsupportedModelError(
+                f"got the encoder–decoder model {self.session.name}; vectors() decomposes one stack: pass the encoder "
+                "alone, or take the parts' norms in all stacks from maps(), and those of an output from decompose()"
+            )
         call, positions = self._prepared(call), call.positions
 
         def work() -> TokenVectors:
             count = max(stack.layers for stack in self.session.sizes(call).values())
             layers = layer_indices(request.layers, count)
             found, _ = self._parts(call, torch.clone, layers)
-            self._deltas(found, layers, call)
+            self._deltas(found, layers, call.positions)
             vectors = by_layer([parts.kept for parts in found], layers)
             bias = by_layer([parts.bias for parts in found], layers)
             vectors = positions.restore(positions.restore(vectors.transpose(2, 3), 2), 3)
@@ -232,14 +244,34 @@ class DecompX(AttentionMapAttribution):
         """Select rows of the last layer's map, which includes all layers."""
         return rows @ stack[:, -1]
 
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Select the decoder's last maps, which include all layers."""
+        _, decoder, cross = maps.of_three_stacks
+        return SourceAndPrefix(cross[:, -1], decoder[:, -1])
+
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
-        found, causal = self._parts(call, length)
-        layers = layer_indices(request.layers, len(found[0].kept))
-        deltas = self._deltas(found, layers, call)
-        maps = by_layer([parts.kept for parts in found], layers).transpose(2, 3)
-        return stacked_maps(call, {"self": maps.unbind(1)}, {"self": deltas.unbind(1)}, causal=causal)
+        found, network = self._parts(call, length)
+        maps, deltas = dict[Role, Sequence[Tensor]](), dict[Role, Sequence[Tensor]]()
+        for role, (first, end, tokens) in self._stacks(call, len(found[0].kept), network.lengths).items():
+            if request.has_stack(role):
+                layers = [first + index for index in layer_indices(request.layers, end - first)]
+                queries, _ = call.positions_of(role)
+                maps[role] = by_layer([parts.kept for parts in found], layers)[:, :, tokens].transpose(2, 3).unbind(1)
+                deltas[role] = self._deltas(found, layers, queries).unbind(1)
+        return stacked_maps(call, maps, deltas, causal=network.stacks.causal)
+
+    def _stacks(self, call: ModelCall, layers: int, lengths: Sequence[int]) -> dict[Role, tuple[int, int, slice]]:
+        """Each stack's first and last layer, of all in the order of their calls, and the tokens that its maps show."""
+        if call.encoder is None:
+            return {"self": (0, layers, slice(None))}
+        encoder, source = self.session.sizes(call)["encoder"].layers, slice(0, lengths[0])
+        return {
+            "encoder": (0, encoder, source),
+            "decoder": (encoder, layers, slice(lengths[0], None)),
+            "cross": (encoder, layers, source),
+        }
 
     def _prepared(self, call: ModelCall) -> ModelCall:
         """Take the call out of inference mode; refuse models whose layers cannot be chained."""
@@ -249,6 +281,11 @@ class DecompX(AttentionMapAttribution):
 
     def _hooked_modules(self, call: ModelCall) -> HookedModules:
         blocks = self.session.blocks(call)
+        if any(block.queries_first for block in blocks.values()):
+            raise UnsupportedModelError(
+                f"the layers of {self.session.name} receive (positions, batch, width); {type(self).__name__} supports "
+                "layers with the batch first"
+            )
         if self._modules is None or self._modules.blocks is not blocks:
             self._modules = HookedModules(self.model, blocks)
         return self._modules
@@ -260,9 +297,10 @@ class DecompX(AttentionMapAttribution):
     @contextmanager
     def _propagation(self, call: ModelCall) -> Iterator[Propagation]:
         """Propagate the parts of a call's examples, with a progress bar."""
-        name, length = type(self.model).__name__, call.positions.length
+        lengths = [positions.length for positions in _sequences(call)]
+        tokens = None if None in lengths else call.batch * sum(length or 0 for length in lengths)
         sharing, budget = None if self.bias == "apart" else self.bias, call.budget
-        with bar(f"parts of {name}", length and call.batch * length, "tokens") as shown:
+        with bar(f"parts of {self.session.name}", tokens, "tokens") as shown:
             yield Propagation(self.model, self._hooked_modules(call), sharing, budget, shown.update)
 
     def _decomposed(self, call: ModelCall, request: Request) -> Decomposition:
@@ -272,66 +310,70 @@ class DecompX(AttentionMapAttribution):
                     self._propagated_number(propagation, call.example(index), request_for(request, index, call.batch))
                     for index in range(call.batch)
                 ]
-            scores, bias, number, rounded, deviation = map(torch.cat, zip(*each, strict=True))
+            lengths = each[0][0]
+            scores, bias, number, rounded, deviation = map(torch.cat, zip(*(one[1:] for one in each), strict=True))
         else:
-            scores, bias, number, rounded, deviation = self._gradient(call, request)
+            lengths, scores, bias, number, rounded, deviation = self._gradient(call, request)
         expect_number(self.model, number)
-        if call.positions.real is not None:
-            scores = scores.where(call.positions.real.to(scores.device), 0)
+        sequences = list(zip(scores.split(lengths, 1), _sequences(call), strict=True))
+        halves = [_at_real(half, positions) for half, positions in sequences]
+        scores = torch.cat(halves, 1)
         size = torch.maximum(scores.abs().sum(1) + bias.abs(), rounded).clamp(min=torch.finfo(scores.dtype).tiny)
         delta = torch.maximum((scores.sum(1) + bias - number).abs() / size, deviation)
         finite_results(self.model, (scores, bias, delta))
         self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
-        return Decomposition(call.positions.shift_back(scores, 1), bias, number, delta)
+        shown = [positions.shift_back(half, 1) for half, (_, positions) in zip(halves, sequences, strict=True)]
+        return Decomposition(shown[0] if len(shown) == 1 else SourceAndPrefix(*shown), bias, number, delta)
 
-    def _gradient(self, call: ModelCall, request: Request) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _gradient(self, call: ModelCall, request: Request) -> _Found:
         with gradients_on():
             network = GraphNetwork(self._hooked_modules(call), call)
             found = output_scores(call, network.run(call), request.position, self._readout)
             chosen = chosen_target(request.target, found)
             number = explained_number(found, chosen)
-            (gradient,) = torch.autograd.grad(number.sum(), network.stream)
+            gradients = torch.autograd.grad(number.sum(), network.streams, materialize_grads=True)
         number, dtype = number.detach(), accumulation_dtype(number.dtype)
-        scores = (gradient.to(dtype) * network.stream.detach().to(dtype)).sum(-1)
+        pairs = zip(gradients, network.streams, strict=True)
+        scores = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(number.device) for g, x in pairs], 1)
         bias = (
             torch.stack([part.to(scores) for part in network.biases]).sum(0)
             if network.biases
             else scores.new_zeros(call.batch)
         )
         rounded = rounded_size(found.detach(), chosen).to(dtype)
-        return scores, bias, number.to(dtype), rounded, torch.stack(network.deviations).max().to(scores)
+        lengths = [stream.shape[1] for stream in network.streams]
+        return lengths, scores, bias, number.to(dtype), rounded, torch.stack(network.deviations).max().to(scores)
 
     def _parts(
         self,
         call: ModelCall,
         keep: Callable[[Tensor], Tensor],
         layers: Collection[int] | None = None,
-    ) -> tuple[list[LayerParts], bool]:
-        """Compute each example's parts at the layers, and whether the model is causal."""
-        found, causal = [LayerParts(keep, layers) for _ in range(call.batch)], False
+    ) -> tuple[list[LayerParts], PartsNetwork]:
+        """Compute each example's parts at the layers, and return the network that was run last."""
+        found = [LayerParts(keep, layers) for _ in range(call.batch)]
         with self._propagation(call) as propagation:
             for index, parts in enumerate(found):
-                for _, _, stacks in propagation.run(call.example(index), parts):
-                    causal = stacks.causal
-        return found, causal
+                *_, (_, _, network) = propagation.run(call.example(index), parts)
+        return found, network
 
-    def _propagated_number(
-        self, propagation: Propagation, example: ModelCall, request: Request
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _propagated_number(self, propagation: Propagation, example: ModelCall, request: Request) -> _Found:
         scores = []
-        for copies, output, _ in propagation.run(example):
+        for copies, output, network in propagation.run(example):
+            lengths = network.lengths
             found = output_scores(copies, output, request.position, self._readout)
             chosen = chosen_target(request.target, found[:1])
             numbers = explained_number(found, chosen)
             numbers = numbers.to(accumulation_dtype(numbers.dtype))
             scores.append(numbers[1:-1])
         rounded = rounded_size(found[:1], chosen).to(numbers)
-        return torch.cat(scores)[None], numbers[-1:], numbers[:1], rounded, torch.zeros_like(rounded)
+        no_deviation = torch.zeros_like(rounded)
+        return lengths, torch.cat(scores)[None], numbers[-1:], numbers[:1], rounded, no_deviation
 
-    def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], call: ModelCall) -> Tensor:
+    def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], queries: Positions) -> Tensor:
         """Compute the layers' completeness errors, (B, L)."""
         error = length(by_layer([parts.left for parts in found], layers))
-        size, real = by_layer([parts.size for parts in found], layers), call.positions.real
+        size, real = by_layer([parts.size for parts in found], layers), queries.real
         real = None if real is None else real[:, None].expand(error.shape).flatten(0, 1)
         delta = relative_error(error.flatten(0, 1), size.flatten(0, 1), real).reshape(error.shape[:2])
         finite_results(self.model, delta)
@@ -352,17 +394,10 @@ class DecompX(AttentionMapAttribution):
             )
 
 
-def request_for(request: Request, index: int, batch: int) -> Request:
-    """Select one example's request from that of a batch."""
+def _sequences(call: ModelCall) -> tuple[Positions, ...]:
+    """The positions of the sequences that enter layers."""
+    return (call.positions,) if call.encoder is None else (call.positions, call.decoder)
 
-    def one(value: Any, what: str) -> Any:
-        if isinstance(value, Difference):
-            return Difference(one(value.target, what), one(value.other, what))
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            return value
-        if len(value) not in (1, batch):
-            raise InvalidInputError(f"got {len(value)} {what} for {batch} examples")
-        return value[index % len(value)]
 
-    return replace(request, target=one(request.target, "targets"), position=one(request.position, "positions"))
+def _at_real(scores: Tensor, positions: Positions) -> Tensor:
+    return scores if positions.real is None else scores.where(positions.real.to(scores.device), 0)

@@ -31,7 +31,7 @@ class GraphNetwork(FrozenNetwork):
         rules: what to freeze.
 
     Attributes:
-        stream: the first layer's input, a leaf, (B, S, D).
+        streams: the first layer's input, a leaf, (B, S, D), in an encoder–decoder model for either half.
         biases: each constant's contribution to the value last differentiated, (B,) each.
         deviations: each step's relative deviation from the model's own.
         copies: 1.
@@ -41,16 +41,16 @@ class GraphNetwork(FrozenNetwork):
 
     def __init__(self, modules: HookedModules, call: ModelCall, rules: RuleSet = DECOMPX) -> None:
         super().__init__(modules)
-        self.stream: Tensor
+        self.streams: list[Tensor] = []
         self.biases: list[Tensor] = []
         self.deviations: list[Tensor] = []
         self._batch, self._stacks = call.batch, call.stacks()
         self._rules = rules
 
     def enter(self, stream: Tensor) -> Tensor:
-        self.stream = stream.detach().clone().requires_grad_()
+        self.streams.append(stream.detach().clone().requires_grad_())
         # The model may write in place, which a leaf does not allow.
-        return self.stream.clone()
+        return self.streams[-1].clone()
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, wrap_torch_function
 
-from captum_norm.errors import NonFiniteError
+from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
@@ -27,6 +27,7 @@ from captum_norm.models.layers import layer_of
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.projections import NormReader, Projection, tensor_of
 from captum_norm.models.search.experts import read_routed, routed_rows, routers_beside, routing_of, stacked_maps
+from captum_norm.models.stacks import encoder_of
 from captum_norm.models.steps import Step, read_step
 
 # Activations that model files call as functions.
@@ -37,6 +38,7 @@ ACTIVATIONS = frozenset(
     }
 )
 PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
+SUMS = frozenset({torch.add, torch.Tensor.add})
 # Modules that do nothing in ``eval()``.
 IDLE = (nn.Dropout, nn.Identity)
 
@@ -46,11 +48,13 @@ class HookedModules:
 
     Args:
         model: the model.
-        blocks: its attention blocks by attention module; the first of their layers to run begins the frozen part.
+        blocks: its attention blocks by attention module; the first of their layers to run begins the frozen part, in an
+            encoder–decoder model that of the encoder and that of the decoder.
 
     Attributes:
         blocks: the same.
         layers: the layers around them.
+        encoder: all modules of an encoder–decoder model's encoder.
         routers: the modules that score the experts of a mixture.
         experts: the modules with stacked maps.
         leaves: all other modules without children, except those that do nothing in ``eval()``.
@@ -61,7 +65,9 @@ class HookedModules:
     def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> None:
         modules = list(model.modules())
         self.blocks = blocks
-        self.layers = set(layer_of(model, blocks).values())
+        encoder, crossing = encoder_of(model), [module for module, block in blocks.items() if block.cross]
+        self.layers = set(layer_of(model, blocks, crossing).values())
+        self.encoder = frozenset(() if encoder is None else encoder.modules())
         self.routers = {router for module in modules for router in routers_beside(module)}
         self.experts = [module for module in modules if module not in self.routers and stacked_maps(module)]
         whole = self.routers.union(self.experts)
@@ -94,7 +100,8 @@ class FrozenNetwork(TorchFunctionMode, ABC):
     def __init__(self, modules: HookedModules) -> None:
         super().__init__()
         self.modules = modules
-        self._entered = False
+        # Whether the layers entered are an encoder's.
+        self._entered: set[bool] = set()
         # Our own code runs, in which nothing is replaced.
         self._replacing = False
         # A router, or experts, which are replaced as a whole.
@@ -111,7 +118,13 @@ class FrozenNetwork(TorchFunctionMode, ABC):
                     register = module.register_forward_hook if when == "after" else module.register_forward_pre_hook
                     stack.callback(register(hook, with_kwargs=True).remove)
             with self:
-                return call.run()
+                output = call.run()
+        if self.modules.encoder and True not in self._entered:
+            raise UnsupportedModelError(
+                f"the encoder of {type(call.model).__name__} did not run, so the source's parts are unknown; pass the "
+                "source itself, no encoder_outputs"
+            )
+        return output
 
     @abstractmethod
     def attention(self, call: AttentionCall) -> Tensor:
@@ -119,7 +132,7 @@ class FrozenNetwork(TorchFunctionMode, ABC):
 
     @abstractmethod
     def enter(self, stream: Tensor) -> Tensor:
-        """Replace the first layer's input."""
+        """Replace the first layer's input; that of the decoder comes after that of the encoder."""
 
     @abstractmethod
     def whole(self, tensor: Tensor) -> Tensor:
@@ -197,6 +210,8 @@ class FrozenNetwork(TorchFunctionMode, ABC):
             return output
         if func in PRODUCTS:
             return self._product(args, output)
+        if func in SUMS:
+            return self._sum(args, output)
         if func not in ACTIVATIONS or not isinstance(args[0], Tensor) or not self.carries(args[0]):
             return output
         inputs, rest = args[0], args[1:]
@@ -205,7 +220,7 @@ class FrozenNetwork(TorchFunctionMode, ABC):
     @property
     def is_active(self) -> bool:
         """Whether steps are replaced at this point of the forward pass."""
-        return self._entered and self._inside is None
+        return bool(self._entered) and self._inside is None
 
     def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if self._last_activation is None or len(args) != 2:
@@ -221,6 +236,16 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         weighs = active.shape[-1] == 1 and other.shape[:-1] == active.shape[:-1]
         return self.given(active) * other if weighs else output
 
+    def _sum(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Treat a constant vector that model code adds, such as a bias of the logits, like a linear map's bias."""
+        if len(args) != 2 or not all(isinstance(term, Tensor) for term in args):
+            return output
+        constants = [term for term in args if not self.carries(term) and term.numel() == output.shape[-1:].numel()]
+        if len(constants) != 1 or not self.carries(output) or not constants[0].is_floating_point():
+            return output
+        bias = constants[0].detach().flatten().to(accumulation_dtype(output.dtype))
+        return self.affine(bias, output) if bias.any() and bias.isfinite().all() else output
+
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         if inputs.isinf().any():
             raise NonFiniteError(
@@ -231,11 +256,12 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         self._last_activation = (active, function, inputs)
         return active
 
-    def _enter(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        stream = None if self._entered else first_argument(args, kwargs)
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        encodes = module in self.modules.encoder
+        stream = None if encodes in self._entered else first_argument(args, kwargs)
         if stream is None:
             return None
-        self._entered = True
+        self._entered.add(encodes)
         return with_argument(args, kwargs, stream, self.enter(stream))
 
     def _leaf(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -36,7 +36,7 @@ class PartsNetwork(FrozenNetwork):
 
     Args:
         modules: what to hook.
-        tokens: the K tokens whose parts to run; all if biases are shared.
+        tokens: the K tokens whose parts to run, the source before the target prefix; all if biases are shared.
         stacks: the model's stacks of layers.
         sharing: how to share biases among the tokens, a key of :data:`captum_norm.functional.BIAS_SHARES`; None keeps
             them apart.
@@ -45,6 +45,7 @@ class PartsNetwork(FrozenNetwork):
 
     Attributes:
         copies: number of copies, K + 2.
+        lengths: number of tokens of the sequences that have been entered.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class PartsNetwork(FrozenNetwork):
         super().__init__(modules)
         self.stacks = stacks
         self.copies = len(tokens) + 2
+        self.lengths: list[int] = []
         self._tokens = tokens
         self._sharing = sharing
         self._watch = watch
@@ -78,9 +80,12 @@ class PartsNetwork(FrozenNetwork):
 
     def enter(self, stream: Tensor) -> Tensor:
         parts = torch.zeros_like(stream)
-        tokens = torch.arange(self._tokens.start, self._tokens.stop, device=stream.device)
         parts[0] = stream[0]
-        parts[1 + tokens - self._tokens.start, tokens] = stream[0, tokens]
+        before = sum(self.lengths)
+        tokens = before + torch.arange(stream.shape[1], device=stream.device)
+        tokens = tokens[(tokens >= self._tokens.start) & (tokens < self._tokens.stop)]
+        parts[1 + tokens - self._tokens.start, tokens - before] = stream[0, tokens - before]
+        self.lengths.append(stream.shape[1])
         return parts
 
     def whole(self, tensor: Tensor) -> Tensor:

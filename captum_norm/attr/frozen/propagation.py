@@ -19,7 +19,6 @@ from captum_norm.models.hooks import tensors_in
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.search.experts import stacked_maps
-from captum_norm.models.stacks import Stacks
 
 # Number of tensors alive at a time: as large as the largest inside a layer, and as large as the model's output.
 LAYER_COPIES, OUTPUT_COPIES = 10, 3
@@ -46,8 +45,8 @@ class Propagation:
     budget: MemoryBudget
     advance: Callable[[int], object]
 
-    def run(self, example: ModelCall, watch: Watch = lambda *_: None) -> Iterator[tuple[ModelCall, Any, Stacks]]:
-        """Run one example's parts; for some tokens at a time, yield the copies, the model's output and its stacks.
+    def run(self, example: ModelCall, watch: Watch = lambda *_: None) -> Iterator[tuple[ModelCall, Any, PartsNetwork]]:
+        """Run one example's parts; for some tokens at a time, yield the copies, the model's output and the network.
 
         Raises:
             NotEnoughMemoryError: if all tokens must run together and do not fit.
@@ -60,12 +59,12 @@ class Propagation:
             with torch.no_grad():
                 output = network.run(copies)
             self.advance(len(tokens))
-            yield copies, output, network.stacks
+            yield copies, output, network
 
     def _tokens(self, example: ModelCall) -> tuple[int, int]:
-        """Return how many tokens the first layer receives, and the parts of how many to run at a time."""
-        stream, copy = self._measured(example)
-        tokens, device = stream.shape[1], stream.device
+        """Return how many tokens enter the first layers, and the parts of how many to run at a time."""
+        streams, copy = self._measured(example)
+        tokens, device = sum(stream.shape[1] for stream in streams), streams[0].device
         if self.sharing is None:
             return tokens, max(1, self.budget[device] // copy - 2)
         free, needed = free_bytes(device), (tokens + 2) * copy
@@ -77,8 +76,8 @@ class Propagation:
             )
         return tokens, tokens
 
-    def _measured(self, example: ModelCall) -> tuple[Tensor, int]:
-        """Run the example alone; return the first layer's input and the bytes that one copy of the example takes."""
+    def _measured(self, example: ModelCall) -> tuple[list[Tensor], int]:
+        """Run the example alone; return the first layers' inputs and the bytes that one copy of the example takes."""
         network, copy = GraphNetwork(self.modules, example), 0
         inside = {module for layer in self.modules.layers for module in layer.modules()}
 
@@ -96,7 +95,7 @@ class Propagation:
                 stack.callback(module.register_forward_hook(look).remove)
             with torch.no_grad():
                 network.run(example)
-        return network.stream, copy
+        return network.streams, copy
 
 
 class LayerParts:

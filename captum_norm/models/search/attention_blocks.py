@@ -63,6 +63,7 @@ class _Probe:
     names: dict[nn.Module, str]
     feed_forwards: FeedForwardSearch | None
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
+    crossing: set[nn.Module] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
     entered: list[tuple[int, Tensor | None]] = field(default_factory=list)
     affine: nn.Module | None = None
@@ -77,6 +78,8 @@ class _Probe:
         if self.feed_forwards is not None:
             self.feed_forwards.attention_begins(call.module, cross=call.cross)
         output, _ = self.stacks.attend(call)
+        if call.cross:
+            self.crossing.add(call.module)
         if call.module not in self.blocks:
             context = output.to(self._device_for(output)).flatten(2)
             self.open_calls.append(_OpenCall(call.module, context, len(self.events)))
@@ -112,6 +115,7 @@ class _Probe:
             for call in inside:
                 block = self._settle(trace, call, start)
                 if block is not None:
+                    block = replace(block, cross=call.module in self.crossing)
                     self.blocks[call.module] = block
                     self.open_calls.remove(call)
                     if feed_forwards is not None:

@@ -1,4 +1,4 @@
-"""DecompX by hand, in float64: vectors propagated through four models' formulas [Modarressi et al. 2023, eq. 3 to 16].
+"""DecompX by hand, in float64: vectors propagated through six models' formulas [Modarressi et al. 2023, eq. 3 to 16].
 
 Parts are (R, K + 1, D) at R positions, what each of K tokens gives and last what the biases give.
 """
@@ -96,19 +96,21 @@ def attention_vectors(
     return vectors, torch.einsum("hqs,hd,hde->qse", weights, bias_per_head, heads)
 
 
-def start(stream: Tensor) -> Tensor:
-    """(S, D) -> (S, S + 1, D)."""
-    parts = torch.zeros(len(stream), len(stream) + 1, stream.shape[1]).double()
-    parts[torch.arange(len(stream)), torch.arange(len(stream))] = stream
+def start(stream: Tensor, before: int = 0, behind: int = 0) -> Tensor:
+    """(S, D) -> (S, K + 1, D), with tokens of another sequence before or behind these S."""
+    places = torch.arange(len(stream))
+    parts = torch.zeros(len(stream), before + len(stream) + behind + 1, stream.shape[1]).double()
+    parts[places, before + places] = stream
     return parts
 
 
-def eager(model: Any, ids: Tensor) -> Any:
+def eager(model: Any, inputs: Tensor | dict[str, Tensor]) -> Any:
     """The model's output with attention weights and hidden states."""
+    inputs = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
     implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        output = model(ids, output_attentions=True, output_hidden_states=True)
+        output = model(**inputs, output_attentions=True, output_hidden_states=True)
     model.set_attn_implementation(implementation)
     return output
 
@@ -189,3 +191,62 @@ def llama_by_hand(model: Any, ids: Tensor, sharing: str) -> Tensor:
         written = step.attention(read, weights[0], attention.v_proj, attention.o_proj)
         parts = behind_attention(step, layer, parts + written)
     return step.affine(step.norm(parts, model.model.norm)[-1:], model.lm_head)[0]
+
+
+def both_starts(output: Any) -> tuple[Tensor, Tensor]:
+    """The parts of what enters an encoder, (S, S + T + 1, D), and a decoder, (T, S + T + 1, D)."""
+    source, target = output.encoder_hidden_states[0][0], output.decoder_hidden_states[0][0]
+    return start(source, behind=len(target)), start(target, before=len(source))
+
+
+def bart_by_hand(model: Any, inputs: dict[str, Tensor], sharing: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The parts of each encoder and decoder layer's output, and of all logits, (T, K + 1, V), of one example."""
+    output, step = eager(model, inputs), ByHand(sharing)
+
+    def attended(read: Tensor, weights: Tensor, module: Any, stream: Tensor, norm: Any) -> Tensor:
+        return step.norm(step.attention(read, weights[0], module.v_proj, module.out_proj) + stream, norm)
+
+    def fed_forward(stream: Tensor, layer: Any) -> Tensor:
+        inner = step.activation(step.affine(stream, layer.fc1), F.gelu)
+        return step.norm(step.affine(inner, layer.fc2) + stream, layer.final_layer_norm)
+
+    source, target = both_starts(output)
+    encoded, decoded = [], []
+    for layer, weights in zip(model.model.encoder.layers, output.encoder_attentions, strict=True):
+        source = attended(source, weights, layer.self_attn, source, layer.self_attn_layer_norm)
+        encoded.append(source := fed_forward(source, layer))
+    both = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+    for layer, (weights, across) in zip(model.model.decoder.layers, both, strict=True):
+        target = attended(target, weights, layer.self_attn, target, layer.self_attn_layer_norm)
+        target = attended(source, across, layer.encoder_attn, target, layer.encoder_attn_layer_norm)
+        decoded.append(target := fed_forward(target, layer))
+    return encoded, decoded, share(step.affine(target, model.lm_head), model.final_logits_bias[0], sharing)
+
+
+def t5_by_hand(model: Any, inputs: dict[str, Tensor], sharing: str) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The parts of each encoder and decoder layer's output, and of all logits, (T, K + 1, V), of one example."""
+    output, step = eager(model, inputs), ByHand(sharing)
+
+    def fed_forward(stream: Tensor, layer: Any) -> Tensor:
+        network = layer.DenseReluDense
+        inner = step.activation(step.affine(step.norm(stream, layer.layer_norm), network.wi), torch.relu)
+        return stream + step.affine(inner, network.wo)
+
+    def attended(stream: Tensor, weights: Tensor, layer: Any) -> Tensor:
+        attention = layer.SelfAttention
+        return stream + step.attention(step.norm(stream, layer.layer_norm), weights[0], attention.v, attention.o)
+
+    source, target = both_starts(output)
+    encoded, decoded = [], []
+    for block, weights in zip(model.encoder.block, output.encoder_attentions, strict=True):
+        source = fed_forward(attended(source, weights, block.layer[0]), block.layer[1])
+        encoded.append(source)
+    source = step.norm(source, model.encoder.final_layer_norm)
+    both = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+    for block, (weights, across) in zip(model.decoder.block, both, strict=True):
+        target, reader = attended(target, weights, block.layer[0]), block.layer[1].EncDecAttention
+        target = target + step.attention(source, across[0], reader.v, reader.o)
+        decoded.append(target := fed_forward(target, block.layer[2]))
+    target = step.norm(target, model.decoder.final_layer_norm)
+    scale = model.model_dim**-0.5 if model.config.scale_decoder_outputs else 1
+    return encoded, decoded, step.affine(target * scale, model.lm_head)

@@ -14,11 +14,10 @@ from captum_norm import (
     IncompleteDecompositionError,
     InvalidInputError,
     NotEnoughMemoryError,
-    UnsupportedModelError,
 )
 from captum_norm.attr.frozen import propagation
 from captum_norm.attr.frozen.decompx import Bias
-from tests import encoder_decoders, families
+from tests import families
 from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
 from tests.families import FAMILIES, GROUPED, TEXT
 
@@ -358,5 +357,3 @@ def test_what_is_not_supported_is_refused() -> None:
         DecompX(model).attribute(ids, 3)
     with pytest.raises(InvalidInputError, match="no maps of single heads"):
         DecompX(model).maps(ids, per_head=True)
-    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
-        DecompX(encoder_decoders.build("bart")).attribute(encoder_decoders.inputs("bart"), 1)
