@@ -4,18 +4,19 @@ import importlib.resources
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from captum_norm.adapters import TASKS, Adapter, adapter_at, in_base, number_of_labels
 from captum_norm.characters import spelled_out
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.texts import named, quoted
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Model = TypeVar("Model", bound="nn.Module")
@@ -40,13 +41,14 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
 
     Args:
         name_or_path: a folder written by ``save_pretrained``, a name on the Hugging Face hub, or
-            :data:`DEFAULT_MODEL`.
+            :data:`DEFAULT_MODEL`. That of a PEFT adapter loads its base model with the adapter on it, not merged.
 
     Returns:
         The model and its tokenizer.
 
     Raises:
-        InvalidInputError: there is no such model, its weights are damaged or incomplete, or it has no tokenizer.
+        InvalidInputError: there is no such model, its weights or those of the adapter are damaged or incomplete, or it
+            has no tokenizer.
 
     Example:
         >>> model, tokenizer = load()
@@ -54,7 +56,12 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
         ('BertModel', ['norms', 'explain', '.'])
     """
     # For an unknown name, complain about the model rather than the tokenizer.
-    _config(name_or_path)
+    adapter = _adapter(name_or_path)
+    if adapter is None:
+        _config(name_or_path)
+    else:
+        with _of_adapter(name_or_path):
+            _config(adapter.base)
     tokenizer = load_tokenizer(name_or_path)
     return load_model(name_or_path), tokenizer
 
@@ -65,6 +72,14 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     Raises:
         InvalidInputError: there is no such tokenizer.
     """
+    adapter = _adapter(name_or_path)
+    if adapter is None or adapter.has("tokenizer_config.json"):
+        return _tokenizer(name_or_path)
+    with _of_adapter(name_or_path):
+        return _tokenizer(adapter.base)
+
+
+def _tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     folder = _place(name_or_path)
     import transformers
 
@@ -86,27 +101,73 @@ def load_model(name_or_path: str) -> "PreTrainedModel":
     Raises:
         InvalidInputError: there is no such model, or its weights are damaged or incomplete.
     """
+    adapter = _adapter(name_or_path)
+    if adapter is not None:
+        return _load_adapted(name_or_path, adapter)
+    model, lacking = _pretrained(name_or_path)
+    _refuse_lacking(name_or_path, model, lacking)
+    return model.eval()
+
+
+def _load_adapted(name_or_path: str, adapter: Adapter) -> "PreTrainedModel":
+    with _said_plainly(f"cannot load the adapter {name_or_path}"), _quiet():
+        weights = adapter.weights()
+    with _of_adapter(name_or_path):
+        model, lacking = _pretrained(adapter.base, adapter, weights)
+        _refuse_lacking(adapter.base, model, {name for name in lacking if in_base(name) not in weights})
+    with _quiet(), _said_plainly(f"cannot load the adapter {name_or_path}"):
+        adapted: PreTrainedModel = adapter.put_on(model, weights)
+    return adapted.eval()
+
+
+def _pretrained(
+    name_or_path: str, adapter: Adapter | None = None, weights: "Mapping[str, Tensor] | None" = None
+) -> "tuple[PreTrainedModel, set[str]]":
+    """Load a model, for an adapter with these weights if given, and name what its files lack."""
     config = _config(name_or_path)
     import torch
 
     # Missing weights are random but reproducible, so a resumed run has the same weights.
     with torch.random.fork_rng(devices=[]), _quiet(), _said_plainly(f"cannot load the weights of {name_or_path}"):
         torch.default_generator.manual_seed(0)
-        kind = _class(config)
+        kind = _class(config, adapter)
         _check_room(config, kind, Path(_place(name_or_path)))
+        if weights is not None:
+            config.num_labels = number_of_labels(_empty(config, kind), weights)
         model, report = kind.from_pretrained(
-            _place(name_or_path), config=config, output_loading_info=True, ignore_mismatched_sizes=True
+            _place(name_or_path),
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            revision=(adapter and adapter.revision) or "main",
         )
     # transformers initialises these randomly, and their explanation would look like any other. Only the pooler, which
     # many checkpoints lack, does not matter: no attention block reads it.
     unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
-    unusable |= {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
-    if unusable:
+    return model, unusable | {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
+
+
+def _refuse_lacking(name_or_path: str, model: "PreTrainedModel", lacking: Collection[str]) -> None:
+    if lacking:
         raise InvalidInputError(
-            f"cannot load the weights of {name_or_path}: {len(unusable)} tensors of {type(model).__name__} are missing "
-            f"or of another shape, {min(unusable)} for one"
+            f"cannot load the weights of {name_or_path}: {len(lacking)} tensors of {type(model).__name__} are missing "
+            f"or of another shape, {min(lacking)} for one"
         )
-    return model.eval()  # type: ignore[no-any-return]
+
+
+def _adapter(name_or_path: str) -> Adapter | None:
+    folder = _place(name_or_path)
+    with _quiet(), _said_plainly(f"cannot load the adapter {name_or_path}"):
+        return adapter_at(folder)
+
+
+@contextmanager
+def _of_adapter(name_or_path: str) -> Iterator[None]:
+    """Say that an error is about the base model of an adapter."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{name_or_path} is an adapter: {error}") from error
 
 
 def _config(name_or_path: str) -> Any:
@@ -146,18 +207,23 @@ def _check_room(config: Any, kind: Any, folder: Path) -> None:
 
     Transformers would initialise the missing weights randomly, which may exceed the memory.
     """
-    import torch
-
     sizes = sorted((number for _, number in _numbers(config.to_dict())), reverse=True)[:2]
     if not folder.is_dir() or prod(sizes) < _LARGE:
         return
     stored = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
-    build = getattr(kind, "from_config", kind)  # AutoModel's
-    with torch.device("meta"):
-        parameters = sum(parameter.numel() for parameter in build(config).parameters())
+    parameters = sum(parameter.numel() for parameter in _empty(config, kind).parameters())
     if parameters > 8 * stored:  # less than a bit each
         found = f"its configuration describes {parameters:,} parameters"
         raise ValueError(f"{found}, and its files have {stored:,} bytes")
+
+
+def _empty(config: Any, kind: Any) -> "PreTrainedModel":
+    """The model of a configuration, without memory for its weights."""
+    import torch
+
+    with torch.device("meta"):
+        model: PreTrainedModel = getattr(kind, "from_config", kind)(config)  # AutoModel's
+    return model
 
 
 def _place(name_or_path: str) -> str:
@@ -190,10 +256,14 @@ def _default_folder() -> str:
     return str(folder)
 
 
-def _class(config: Any) -> Any:
+def _class(config: Any, adapter: Adapter | None) -> Any:
     import transformers
 
     names = config.architectures or []
+    if adapter is not None and adapter.model_class is not None:
+        if adapter.model_class in TASKS.values():
+            return getattr(transformers, adapter.model_class)
+        names = [adapter.model_class]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"got {quoted(names)} for the architectures in its configuration, expected their names")
     for name in names:

@@ -20,7 +20,7 @@ FILES = {
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
     {"aggregation", "arguments", "maps", "tables", "urls"},
-    {"files", "texts"},
+    {"adapters", "files", "texts"},
     {"runs"},
     {"loading", "models"},
     {"forward", "identity"},

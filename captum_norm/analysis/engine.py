@@ -168,9 +168,7 @@ def analyze(
             count=None if backend == "local" else count,
         )
         # Tokens that workers did not survive are not counted, in this run, maybe, but not in the next.
-        ranks = (
-            None if setup.ranks is None else hashlib.blake2b(bytes(setup.ranks.numpy()), digest_size=16).hexdigest()
-        )
+        ranks = None if setup.ranks is None else hashlib.blake2b(bytes(setup.ranks.numpy()), digest_size=16).hexdigest()
         job = AnalysisJob(
             output,
             {**identity, "ranks": ranks},

@@ -1,0 +1,162 @@
+"""PEFT adapters are loaded by their folder, onto their base model; a half-loaded one is refused in one sentence."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from captum_norm import cli
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import load, load_model
+from tests.analysis.small import randomized
+from tests.tiny import bert_config, save_tiny, tokenizer
+
+IDS = torch.tensor([[2, 5, 7, 3]])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = randomized(transformers.BertModel(bert_config()), torch.float32)
+    return save_tiny(model, tmp_path_factory.mktemp("base"))
+
+
+def adapted(base: Path, labels: int = 3, **options: Any) -> Any:
+    """An adapter of a classifier with random weights."""
+    torch.manual_seed(1)
+    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=labels)
+    options = {"task_type": "SEQ_CLS", "target_modules": ["query", "output.dense"], "r": 2, **options}
+    found = peft.get_peft_model(model, peft.LoraConfig(**options))
+    with torch.no_grad():
+        for name, parameter in found.named_parameters():
+            if "lora_" in name or "classifier" in name:
+                parameter.normal_(std=0.5)
+    return found.eval()
+
+
+@pytest.fixture
+def folder(base: Path, tmp_path: Path) -> Path:
+    adapted(base).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = folder / "adapter_config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    change(content)
+    file.write_text(json.dumps(content), encoding="utf-8")
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    file = folder / "adapter_model.safetensors"
+    content = load_file(file)
+    change(content)
+    save_file(content, file)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        load(str(folder))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) <= 400
+    return message
+
+
+@pytest.mark.parametrize("labels", [2, 3])
+def test_an_adapter_and_its_head_are_loaded_onto_the_base_model(base: Path, tmp_path: Path, labels: int) -> None:
+    whole = adapted(base, labels)
+    whole.save_pretrained(tmp_path / "adapter")
+    model, words = load(str(tmp_path / "adapter"))
+    assert not model.training
+    assert torch.equal(model(IDS).logits, whole(IDS).logits)
+    assert model.config.num_labels == labels
+    assert words.get_vocab() == tokenizer().get_vocab()
+
+
+def test_the_class_is_that_of_the_adapter(base: Path, tmp_path: Path) -> None:
+    plain = peft.get_peft_model(
+        transformers.BertModel.from_pretrained(base), peft.LoraConfig(target_modules=["value"], r=1)
+    )
+    plain.save_pretrained(tmp_path)
+    model = load_model(str(tmp_path))
+    assert type(model.get_base_model()) is transformers.BertModel  # type: ignore[operator]
+    torch.testing.assert_close(model(IDS)[0], plain.eval()(IDS)[0], rtol=0, atol=0)
+
+
+def test_the_base_model_may_be_named_relative_to_the_adapter(base: Path, folder: Path) -> None:
+    expected = load_model(str(folder))(IDS).logits
+    shutil.copytree(base, folder / "base")
+    edit(folder, lambda content: content.update(base_model_name_or_path="base"))
+    assert torch.equal(load_model(str(folder))(IDS).logits, expected)
+
+
+def test_a_tokenizer_beside_the_adapter_is_the_one(folder: Path) -> None:
+    words = tokenizer()
+    words.add_tokens(["wolf"])  # type: ignore[arg-type]
+    words.save_pretrained(folder)
+    assert load(str(folder))[1].tokenize("wolf") == ["wolf"]
+
+
+def test_an_adapter_that_is_half_there_is_refused(folder: Path) -> None:
+    name = "base_model.model.bert.encoder.layer.1.attention.self.query.lora_A.weight"
+    weights = load_file(folder / "adapter_model.safetensors")
+    assert name in weights
+
+    def check(change: Callable[[dict[str, Any]], object], message: str) -> None:
+        edit_weights(folder, change)
+        assert message in refusal(folder)
+        save_file(weights, folder / "adapter_model.safetensors")
+
+    short = name.replace(".weight", "")
+    check(
+        lambda found: found.pop(name),
+        f"cannot load the adapter {folder}: 1 tensors are missing in BertForSequenceClassification, {short}",
+    )
+    check(
+        lambda found: found.update({name.replace("layer.1", "layer.7"): found[name].clone()}),
+        "1 tensors are unknown in BertForSequenceClassification, base_model.model.bert.encoder.layer.7",
+    )
+    check(lambda found: found.update({name: torch.zeros(3, 8)}), "size mismatch for")
+    check(
+        lambda found: found.pop("base_model.model.classifier.weight"),
+        f"{folder} is an adapter: cannot load the weights of ",
+    )
+    (folder / "adapter_model.safetensors").unlink()
+    assert refusal(folder).startswith(f"cannot load the adapter {folder}: ")
+
+
+def test_an_adapter_without_its_base_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    edit(folder, lambda content: content.update(base_model_name_or_path=str(tmp_path / "gone")))
+    assert refusal(folder) == (
+        f"{folder} is an adapter: cannot load the model {tmp_path / 'gone'}: there is no such folder"
+    )
+    edit(folder, lambda content: content.update(base_model_name_or_path=None))
+    assert refusal(folder) == f"cannot load the adapter {folder}: its adapter_config.json names no base model"
+    edit(folder, lambda content: content.update(base_model_name_or_path=str(folder)))
+    assert "cannot load the model" in refusal(folder)
+    (folder / "adapter_config.json").write_text("{", encoding="utf-8")
+    assert refusal(folder).startswith(f"cannot load the adapter {folder}: ")
+
+
+def test_a_class_that_is_no_model_is_refused(folder: Path) -> None:
+    mapping = {"base_model_class": "AutoTokenizer", "parent_library": "transformers"}
+    edit(folder, lambda content: content.update(task_type=None, auto_mapping=mapping))
+    assert "names the architecture AutoTokenizer, which is no model" in refusal(folder)
+
+
+def test_peft_is_named_if_it_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    assert refusal(folder).endswith("is an adapter, which needs PEFT: pip install peft")
+
+
+def test_the_commands_take_an_adapter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "the dog sees a cat", "--model", str(folder), "--method", "weights"]) == 0
+    assert "sees" in capsys.readouterr().out
