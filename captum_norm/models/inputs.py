@@ -185,13 +185,15 @@ def bind_inputs(
     """
     known, budget = known_model(model), MemoryBudget() if budget is None else budget
     library = known.library
+    texts = _token_texts(inputs)
     if are_texts(inputs):
         inputs = tokenized(model, inputs, tokenizer)
+        texts = [tokenizer.convert_ids_to_tokens(ids) for ids in inputs["input_ids"].tolist()]
     main, arguments = _named(model, library.inputs, inputs, additional_forward_args)
     check_tensors(arguments)
     _remove_caches(arguments)
     halves = library.halves(model)
-    encoder, texts = None if halves is None else halves[0], _token_texts(inputs)
+    encoder = None if halves is None else halves[0]
     if library.sequences is not None:
         check_shape(main)
         call = ModelCall(model, known, encoder, arguments, len(main), Positions(), Positions(), texts, budget)

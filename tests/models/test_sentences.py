@@ -141,6 +141,7 @@ def test_methods_are_compared_on_a_similarity(model: Any) -> None:
     assert comparison.explained == "logit"
     assert comparison.tokens[1] == ["[CLS]", "a", "cat", "runs", ".", "[SEP]", "[PAD]"]
     assert not comparison.refused
+    assert NormAttribution(model).maps(TEXTS).tokens == comparison.tokens
 
 
 def test_the_model_is_left_as_it_was(model: Any) -> None:
