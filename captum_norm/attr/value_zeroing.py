@@ -1,6 +1,6 @@
 """Measures how much a layer's output changes direction when one token's value vector is zeroed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,20 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.forward.checks import TOLERANCE
 from captum_norm.forward.recording import CHUNK_BYTES, record
-from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import cosine_distance, length
-from captum_norm.maps import AttributionMaps, MapUnits
+from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of
+from captum_norm.models.stacks import Place, Role
 
 # Memory that a running layer takes, in units of its output, wide intermediate tensors included.
 LAYER_COPIES = 16
@@ -36,6 +39,10 @@ class ValueZeroing(AttentionMapAttribution):
     Entry (i, j) of a map is the cosine distance between the layer's output at i and what it would be if key j's value
     vectors were zero in this layer, with its attention weights and everything before it unchanged. The whole layer
     runs for every key, including residual connections, normalisations and feed-forward network.
+
+    A decoder layer of an encoder–decoder model runs for every key of its self-attention (``decoder``) and again for
+    every one of its cross-attention (``cross``). The rollout divides the distances in a row of both together by their
+    sum, then chains the stacks as :func:`captum_norm.aggregation.encoder_decoder_rollout` does.
 
     Args:
         model: a Hugging Face model; left unchanged.
@@ -53,28 +60,44 @@ class ValueZeroing(AttentionMapAttribution):
 
     name, title, units = "value-zeroing", "value zeroing", MapUnits("cosine distance")
     decomposes = False
-    one_stack = True
     batch_first = True
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the distances of the layers requested, running each once per key."""
         session = self.session
-        around = set(layer_of(self.model, session.blocks(call)).values())
+        blocks = session.blocks(call)
+        check_batch_first(self.model, blocks.values(), type(self).__name__)
+        around = set(layer_of(self.model, blocks, [module for module in blocks if blocks[module].cross]).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
         with session.progress(call) as advance, _recorded(around, calls):
             causal = record(call, lambda *_: (), None, advance)
         shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
-        requested = [(index, calls[index]) for index in layer_indices(request.layers, len(calls))]
-        keys = sum(one.output.shape[:2].numel() for _, one in requested)
-        maps = []
-        with bar(f"values of {session.name}", keys, "keys") as shown:
-            for index, one in requested:
-                dtype = torch.promote_types(session.accumulate, one.output.dtype)
-                examples = (one.example(example, call.batch, shared[index]) for example in range(call.batch))
-                columns = [self._distances(call, example, index, dtype, shown.update) for example in examples]
-                maps.append(torch.cat(columns))
-        return stacked_maps(call, {"self": maps}, {}, causal=causal)
+        stacks = _stacks(call, list(zip(calls, shared, strict=True)))
+        check_seen(call, stacks, replace(request, stacks=None))
+        requested = {
+            role: [(Place(role, index), *layers[index]) for index in layer_indices(request.layers, len(layers))]
+            for role, layers in stacks.items()
+            if request.has_stack(role)
+        }
+        maps: dict[Role, list[Tensor]] = {}
+        counts = {role: stacks["encoder" if role == "cross" else role][0][0].output.shape[1] for role in requested}
+        total = call.batch * sum(counts[role] * len(layers) for role, layers in requested.items())
+        with bar(f"values of {session.name}", total, "keys") as shown:
+            for role, layers in requested.items():
+                for place, one, common in layers:
+                    examples = (one.example(example, call.batch, common) for example in range(call.batch))
+                    found = [self._distances(call, example, place, counts[role], shown.update) for example in examples]
+                    maps.setdefault(role, []).append(torch.cat(found))
+        return stacked_maps(call, maps, {}, causal=causal)
+
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Roll out the distances, of which those of both sequences share each row of a decoder layer."""
+        if self.aggregation != "rollout":
+            return super().chain(maps)
+        encoder, decoder, cross = maps.of_three_stacks
+        shares = normalize_rows(torch.cat([cross, decoder], -1))[..., : cross.shape[-1]]
+        return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, shares))
 
     def _shared(self, call: ModelCall, layers: set[nn.Module]) -> list[set[_Path]]:
         """Find each layer call's arguments whose first axis only happens to be as long as the batch.
@@ -87,27 +110,22 @@ class ValueZeroing(AttentionMapAttribution):
         return [one.as_long_as(call.batch) for one in alone]
 
     def _distances(
-        self,
-        call: ModelCall,
-        one: "_LayerCall",
-        index: int,
-        dtype: torch.dtype,
-        advance: Callable[[int], object],
+        self, call: ModelCall, one: "_LayerCall", place: Place, count: int, advance: Callable[[int], object]
     ) -> Tensor:
-        """Compute one example's map of one layer, (1, Q, K)."""
-        queries, step = one.output.shape[1], self._copies(one.output, call.budget)
-        columns = []
-        for start in range(0, queries, step):
-            keys = slice(start, min(start + step, queries))
-            outputs, live = self._zeroed(call, one, keys, index)
+        """Compute one example's map of one layer, (1, Q, K), with ``count`` keys."""
+        step, columns = self._copies(one.output, call.budget), []
+        dtype = torch.promote_types(self.session.accumulate, one.output.dtype)
+        for start in range(0, count, step):
+            keys = slice(start, min(start + step, count))
+            outputs, live = self._zeroed(call, one, keys, place)
             outputs = outputs.to(dtype)
-            self._check(outputs[:1], one.output.to(dtype), index, one.output.dtype)
+            self._check(outputs[:1], one.output.to(dtype), place, one.output.dtype)
             # Zeroing a key without weight changes only rounding.
             columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(live, 0))
             advance(keys.stop - keys.start)
         return torch.cat(columns, 1).unsqueeze(0)
 
-    def _zeroed(self, call: ModelCall, one: "_LayerCall", keys: slice, index: int) -> tuple[Tensor, Tensor]:
+    def _zeroed(self, call: ModelCall, one: "_LayerCall", keys: slice, place: Place) -> tuple[Tensor, Tensor]:
         """Run a layer on copies of one example: the first unchanged, each other with one key's values zeroed.
 
         Returns:
@@ -116,6 +134,8 @@ class ValueZeroing(AttentionMapAttribution):
         live: list[Tensor] = []
 
         def attend(attention: AttentionCall) -> Tensor:
+            if call.encoder is not None and attention.cross != (place.role == "cross"):
+                return attention.run()[0]
             first = {name: getattr(attention, name)[:1] for name in ("query", "key", "value")}
             output, weights = replace(attention, **first).run()
             weights = weights[0, :, :, keys]
@@ -128,8 +148,7 @@ class ValueZeroing(AttentionMapAttribution):
             outputs = one.run(1 + keys.stop - keys.start)
         if len(live) != 1:
             raise UnsupportedModelError(
-                f"layer {index} of {type(self.model).__name__}, run alone, called attention {len(live)} times; "
-                "expected once"
+                f"{place} of {type(self.model).__name__}, run alone, called attention {len(live)} times; expected once"
             )
         return outputs, live[0]
 
@@ -141,27 +160,28 @@ class ValueZeroing(AttentionMapAttribution):
             copies = min(copies, CHUNK_BYTES // size)
         return max(1, copies)
 
-    def _check(self, again: Tensor, before: Tensor, index: int, precision: torch.dtype) -> None:
+    def _check(self, again: Tensor, before: Tensor, place: Place, precision: torch.dtype) -> None:
         difference, size = (length(tensor.detach().flatten()) for tensor in (again - before, before))
         name, error = type(self.model).__name__, float(difference / size.clamp(min=torch.finfo(size.dtype).tiny))
         if error != error:
-            raise NonFiniteError(f"the output of layer {index} of {name} contains NaN or infinity")
+            raise NonFiniteError(f"the output of {place} of {name} contains NaN or infinity")
         # Some models compute norms, softmax or routing in single precision even if their dtype is double.
         precision = torch.float32 if precision == torch.float64 else precision
         if not error <= TOLERANCE[precision]:
             raise UnsupportedModelError(
-                f"layer {index} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
+                f"{place} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
                 f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer that is a function of its arguments"
             )
 
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """A recorded call of a layer, (B, Q, D) in and out."""
+    """A recorded call of a layer, (B, Q, D) in and out; one that ``crosses`` may read an encoder's output, too."""
 
     layer: nn.Module
     arguments: Received
     output: Tensor
+    crosses: bool = False
 
     def as_long_as(self, batch: int) -> set[_Path]:
         """Find the tensors whose first axis is as long as the batch."""
@@ -179,14 +199,16 @@ class _LayerCall:
         """Select one example; keep ``shared`` arguments and those without a batch axis, such as a common mask."""
         batched, only = self.as_long_as(batch) - shared, slice(index, index + 1)
         arguments = _mapped(lambda place, tensor: tensor[only] if place in batched else tensor, self.arguments)
-        return _LayerCall(self.layer, arguments, self.output[only])
+        return replace(self, arguments=arguments, output=self.output[only])
 
     def run(self, copies: int) -> Tensor:
-        """Run the layer on copies of one example's stream, (copies, Q, D)."""
+        """Run the layer on copies of one example's stream, (copies, Q, D), and of an encoder's output that it reads."""
         stream = first_argument(*self.arguments)
 
         def repeat(_: _Path, tensor: Tensor) -> Tensor:
-            return tensor.expand(copies, *tensor.shape[1:]).contiguous() if tensor is stream else tensor
+            if tensor is stream:
+                return tensor.expand(copies, *tensor.shape[1:]).contiguous()
+            return tensor.expand(copies, *tensor.shape[1:]) if self.crosses and _is_sequence(tensor) else tensor
 
         args, kwargs = _mapped(repeat, self.arguments)
         try:
@@ -200,6 +222,27 @@ class _LayerCall:
         if output is None:
             raise UnsupportedModelError(f"{type(self.layer).__name__} returns no hidden states")
         return output
+
+
+def _is_sequence(tensor: Tensor) -> bool:
+    return tensor.dim() == 3 and len(tensor) == 1 and tensor.is_floating_point()
+
+
+def _stacks(
+    call: ModelCall, layers: Sequence[tuple[_LayerCall, set[_Path]]]
+) -> dict[Role, list[tuple[_LayerCall, set[_Path]]]]:
+    """Sort recorded calls, with their arguments that are common to all examples, by the stacks whose maps they give."""
+    if call.encoder is None:
+        return {"self": list(layers)}
+    encoder = frozenset(call.encoder.modules())
+    encoding = [(one, common) for one, common in layers if one.layer in encoder]
+    decoding = [(replace(one, crosses=True), common) for one, common in layers if one.layer not in encoder]
+    stacks: dict[Role, list[tuple[_LayerCall, set[_Path]]]] = {
+        "encoder": encoding,
+        "decoder": decoding,
+        "cross": decoding,
+    }
+    return {role: found for role, found in stacks.items() if found}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Holds the parts of an attention block, read from its modules and checked on the layer's own tensors."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -145,6 +145,19 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
             )
         raise UnsupportedScopeError(
             f'got the scope "{scope}"; the layers of {name} are {block.layout.style}, which have the scopes {have}'
+        )
+
+
+def check_batch_first(model: nn.Module, blocks: Iterable[Block], method: str) -> None:
+    """Refuse layers whose first axis is not the batch.
+
+    Raises:
+        UnsupportedModelError: in the name of the method that does not support them.
+    """
+    if any(block.queries_first for block in blocks):
+        raise UnsupportedModelError(
+            f"the layers of {type(model).__name__} receive (positions, batch, width); {method} supports only layers "
+            "with the batch first"
         )
 
 

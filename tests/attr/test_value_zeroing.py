@@ -13,6 +13,7 @@ from tests.families import FAMILIES, HEADS
 # Where a reader of the code finds each layer, and which columns of the value module's output are values.
 LAYERS = {
     "bert": "encoder.layer.{}",
+    "deberta-v2": "encoder.layer.{}",
     "distilbert": "transformer.layer.{}",
     "modernbert": "layers.{}",
     "gpt2": "transformer.h.{}",
@@ -112,9 +113,83 @@ def test_biases_of_as_many_heads_as_examples(batch: int) -> None:
     torch.testing.assert_close(maps, alone, rtol=1e-8, atol=1e-12)
 
 
+def first(output: Any) -> Tensor:
+    tensor: Tensor = output[0] if isinstance(output, tuple) else output
+    return tensor
+
+
+def with_values_zeroed(model: Any, inputs: dict[str, Tensor], layer: str, value: str, keys: int) -> Tensor:
+    """A layer's distances, (B, Q, K), by whole passes in which a module's output for one key after the other is 0."""
+    outputs: list[Tensor] = []
+    kept = model.get_submodule(layer).register_forward_hook(lambda _, __, output: outputs.append(first(output)))
+    with torch.no_grad():
+        model(**inputs)
+        for key in range(keys):
+
+            def zero(_: Any, __: Any, output: Tensor, key: int = key) -> Tensor:
+                return output.index_fill(1, torch.tensor([key]), 0)
+
+            changed = model.get_submodule(value).register_forward_hook(zero)
+            model(**inputs)
+            changed.remove()
+    kept.remove()
+    before, *after = outputs
+    return 1 - torch.cosine_similarity(torch.stack(after, 2), before.unsqueeze(2), dim=-1)
+
+
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(("bart", "m2m100", "t5", "whisper"))))
+def test_all_stacks_of_an_encoder_decoder_equal_whole_passes(seed: int, name: str) -> None:
+    family = encoder_decoders.ENCODER_DECODERS[name]
+    tolerance = 1e-6 if family.single else 1e-11
+    model = encoder_decoders.build(name, seed, torch.float64)
+    inputs = encoder_decoders.inputs(name, seed, dtype=torch.float64)
+    expected: dict[str, Tensor] = {}
+    for stack, parts in family.stacks.items():
+        half = "encoder" if stack == "encoder" else "decoder"
+        layer = f"{half}.block.{{}}" if name == "t5" else f"model.{half}.layers.{{}}"
+        names = [(layer.format(index), parts.value.format(index)) for index in range(2)]
+        keys = 6 if stack == "decoder" else 9
+        expected[stack] = torch.stack([with_values_zeroed(model, inputs, *both, keys) for both in names], 1)
+    for memory_budget in (None, 1):
+        maps = ValueZeroing(model, memory_budget=memory_budget).maps(inputs)
+        for stack, distances in expected.items():
+            assert (getattr(maps, stack) - distances).abs().max() < tolerance * distances.max()
+    scores = ValueZeroing(model).attribute(inputs, position=3)
+    for row in range(2):
+        encoder, decoder, cross = (expected[stack][row] for stack in ("encoder", "decoder", "cross"))
+        through = torch.eye(9).double()
+        for layer_map in encoder:
+            through = layer_map / layer_map.sum(-1, keepdim=True) @ through
+        state = torch.cat([torch.zeros(6, 9), torch.eye(6)], 1).double()  # shares of sources and prefix
+        for own, across in zip(decoder, cross, strict=True):
+            total = own.sum(-1, keepdim=True) + across.sum(-1, keepdim=True)
+            read = torch.cat([across @ through, torch.zeros(6, 6)], 1)
+            state = (own @ state + read) / total
+        torch.testing.assert_close(scores.source[row], state[3, :9], rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(scores.prefix[row], state[3, 9:], rtol=1e-5, atol=1e-9)
+    chosen = ValueZeroing(model).maps(inputs, stacks=["cross"], layers=[-1])
+    assert chosen.encoder is None
+    torch.testing.assert_close(chosen.cross[:, 0], maps.cross[:, 1], rtol=1e-4, atol=1e-12)  # type: ignore[index]
+
+
+def test_padding_of_either_sequence_changes_nothing() -> None:
+    model = encoder_decoders.build("bart")
+    short, long = (encoder_decoders.inputs("bart", seed, 1, 5 + 2 * seed, 4 + 2 * seed) for seed in (0, 1))
+    batch, places = {}, []
+    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        batch[name] = torch.cat([torch.nn.functional.pad(short[name], (2, 0), value=1), long[name]])
+        batch[mask] = torch.ones_like(batch[name])
+        batch[mask][0, :2] = 0
+        places.append(batch[mask][0].bool())
+    method = ValueZeroing(model)
+    for padded, alone, real in zip(method.attribute(batch), method.attribute(short), places, strict=True):
+        torch.testing.assert_close(padded[0, real], alone[0], rtol=1e-3, atol=1e-5)
+        assert not padded[0, ~real].any()
+
+
 def test_what_is_not_supported_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="pass the encoder alone"):
-        ValueZeroing(encoder_decoders.build("t5")).maps(encoder_decoders.inputs("t5"))
+    with pytest.raises(UnsupportedModelError, match=r"receive \(positions, batch, width\); ValueZeroing supports only"):
+        ValueZeroing(encoder_decoders.build("fsmt")).maps(encoder_decoders.inputs("fsmt"))
     with pytest.raises(UnsupportedModelError, match="does not run alone on copies of an example"):
         ValueZeroing(families.build("xmod")).maps(families.inputs("xmod"))
     model = families.build("bert")

@@ -21,6 +21,7 @@ from captum_norm.forward.request import Request, layer_indices, request_for
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
+from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
@@ -281,11 +282,7 @@ class DecompX(AttentionMapAttribution):
 
     def _hooked_modules(self, call: ModelCall) -> HookedModules:
         blocks = self.session.blocks(call)
-        if any(block.queries_first for block in blocks.values()):
-            raise UnsupportedModelError(
-                f"the layers of {self.session.name} receive (positions, batch, width); {type(self).__name__} supports "
-                "layers with the batch first"
-            )
+        check_batch_first(self.model, blocks.values(), type(self).__name__)
         if self._modules is None or self._modules.blocks is not blocks:
             self._modules = HookedModules(self.model, blocks)
         return self._modules

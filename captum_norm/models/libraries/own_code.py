@@ -63,15 +63,16 @@ class AttentionProducts(TorchFunctionMode):
         return run
 
     def _hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
-        yield self._model, "arguments", self._note_batch
         for module in self._model.modules():
-            yield module, "input", lambda module, _: self._running.append(module)
+            yield module, "arguments", self._enter
             yield module, "output", self._leave
 
-    def _note_batch(self, _module: nn.Module, received: Received) -> None:
-        args, kwargs = received
-        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
-        self._batch = next((len(tensor) for tensor in tensors), 0)
+    def _enter(self, module: nn.Module, received: Received) -> None:
+        if not self._running:  # the model, or a part of it that is run alone
+            args, kwargs = received
+            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim())
+            self._batch = next((len(tensor) for tensor in tensors), 0)
+        self._running.append(module)
 
     def _leave(self, _module: nn.Module, _: Tensor | None) -> None:
         self._running.pop()
