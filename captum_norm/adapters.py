@@ -121,7 +121,7 @@ def number_of_labels(empty: "PreTrainedModel", weights: "Mapping[str, Tensor]") 
         empty: the base model, of as many labels as its configuration has.
         weights: the adapter's tensors.
     """
-    number: int = empty.config.num_labels
+    number = empty.config.num_labels or 0
     for name, own in empty.state_dict().items():
         saved = weights.get(in_base(name))
         if saved is not None and len(own) == number and own.shape[1:] == saved.shape[1:]:

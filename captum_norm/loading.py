@@ -106,7 +106,7 @@ def load_model(name_or_path: str) -> "PreTrainedModel":
         return _load_adapted(name_or_path, adapter)
     model, lacking = _pretrained(name_or_path)
     _refuse_lacking(name_or_path, model, lacking)
-    return model.eval()
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def _load_adapted(name_or_path: str, adapter: Adapter) -> "PreTrainedModel":
@@ -116,13 +116,13 @@ def _load_adapted(name_or_path: str, adapter: Adapter) -> "PreTrainedModel":
         model, lacking = _pretrained(adapter.base, adapter, weights)
         _refuse_lacking(adapter.base, model, {name for name in lacking if in_base(name) not in weights})
     with _quiet(), _said_plainly(f"cannot load the adapter {name_or_path}"):
-        adapted: PreTrainedModel = adapter.put_on(model, weights)
-    return adapted.eval()
+        adapted = adapter.put_on(model, weights)
+    return adapted.eval()  # type: ignore[no-any-return]
 
 
 def _pretrained(
     name_or_path: str, adapter: Adapter | None = None, weights: "Mapping[str, Tensor] | None" = None
-) -> "tuple[PreTrainedModel, set[str]]":
+) -> tuple[Any, set[str]]:
     """Load a model, for an adapter with these weights if given, and name what its files lack."""
     config = _config(name_or_path)
     import torch

@@ -43,6 +43,17 @@ _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
     }
 )
 
+# What the poolings of a SentenceTransformer read; all others read no one position.
+_POOLINGS: Mapping[str, HeadPosition] = MappingProxyType(
+    {
+        "cls": "first",
+        "lasttoken": "last",
+        "mean": "mean",
+        "mean_sqrt_len_tokens": "mean",
+        "weightedmean": "weighted mean",
+    }
+)
+
 
 def has_labels(model: nn.Module) -> bool:
     """Whether the model's outputs are labelled classes, not tokens of a vocabulary."""
@@ -67,7 +78,7 @@ def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
         None for classes outside transformers, and for those whose heads differ.
     """
     if isinstance(model, SentenceEncoder):
-        return model.head_position
+        return _POOLINGS.get(model.pooling or "")
     model = unwrapped(model)
     name, config = type(model).__name__, config_of(model)
     if not type(model).__module__.startswith("transformers."):

@@ -1,7 +1,6 @@
 """Calls a SentenceTransformer by the arguments of its Transformer, and compares its embedding with those of texts."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,16 +10,6 @@ from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.hooks import evaluating
 
-# What a pooling reads, in the words of ``captum_norm.models.heads``; all others read no one position.
-_POOLINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "cls": "first",
-        "lasttoken": "last",
-        "mean": "mean",
-        "mean_sqrt_len_tokens": "mean",
-        "weightedmean": "weighted mean",
-    }
-)
 _EMBEDDING = "sentence_embedding"
 
 
@@ -80,11 +69,11 @@ class SentenceEncoder(nn.Module):
         return self.whole.tokenizer
 
     @property
-    def head_position(self) -> str | None:
-        """What its pooling reads, as a :data:`captum_norm.models.heads.HeadPosition`; None if that is no such name."""
+    def pooling(self) -> str | None:
+        """What its only pooling is called; None if it has none, or several."""
         modes = [getattr(module, "pooling_mode", None) for module in self.whole.children()]
         named = [mode for mode in modes if isinstance(mode, str)]
-        return _POOLINGS.get(named[0]) if len(named) == 1 else None
+        return named[0] if len(named) == 1 else None
 
     def features(self, texts: list[str]) -> dict[str, Any]:
         """Turn texts into arguments, as ``encode`` does, with the default prompt, on the Transformer's device."""
@@ -111,7 +100,8 @@ class SentenceEncoder(nn.Module):
     def _compared(self, embedding: Tensor) -> Tensor:
         """What similarities are scalar products of, (B, E)."""
         embedding = embedding[:, : self.whole.truncate_dim]
-        return self.norm(embedding) if self.whole.similarity_fn_name == "cosine" else embedding
+        compared: Tensor = self.norm(embedding) if self.whole.similarity_fn_name == "cosine" else embedding
+        return compared
 
 
 class _UnitLength(nn.Module):
@@ -164,7 +154,7 @@ class SentenceSimilarity(SentenceEncoder):
     def __init__(self, model: nn.Module, *texts: str) -> None:
         if not is_sentence_transformer(model):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a SentenceTransformer")
-        if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        if not texts or any(type(text) is not str or not text.strip() for text in texts):
             raise InvalidInputError(f"got {shown(texts)}; expected texts to compare with")
         super().__init__(model, texts)
 

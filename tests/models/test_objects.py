@@ -1,6 +1,6 @@
 """Pipelines, and texts as inputs, are explained as the model and the tokenizer's output are."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_what_cannot_be_tokenized_is_one_sentence(pipeline: Any) -> None:
         NormAttribution(pipeline.model, tokenizer=given).attribute(TEXTS)
     with pytest.raises(InvalidInputError, match=r"got a sequence of 14 positions; BertForSeq.* allows at most 12"):
         NormAttribution(pipeline).attribute("the dog " * 6)
-    for inputs in ([], [3], ["a", 3]):
+    for inputs in cast(list[Any], ([], [3], ["a", 3])):
         with pytest.raises(InvalidInputError, match="expected a tensor, a tuple of tensors, a mapping or texts"):
             NormAttribution(pipeline).attribute(inputs)
     for kind in ("norm", "gradients"):

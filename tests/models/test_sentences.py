@@ -120,7 +120,8 @@ def test_a_similarity_is_explained_as_by_a_readout_of_the_transformer(model: Any
     def readout(output: Any, real: Tensor) -> Tensor:
         # Its bias is a part of its own.
         embedded = pooled(output.last_hidden_state, real.double()) @ model[2].linear.weight.T
-        return (embedded * slopes @ other) / size
+        found: Tensor = (embedded * slopes @ other) / size
+        return found
 
     expected = DecompX(inner, readout=readout).decompose(inputs)
     parts = DecompX(near).decompose(TEXTS, target=1)
