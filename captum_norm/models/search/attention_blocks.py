@@ -5,10 +5,10 @@ is the tensor that, added to the projection's output or to its norm, gives a ten
 layer's own output must follow from that sum. The smallest module in which all this holds is the layer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,11 @@ from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.measured_projections import affine_map, may_be_affine
 from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
+from captum_norm.models.search.sums import Sketches, sketch
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
 from captum_norm.models.stacks import Stacks
 
-HOW_TO = 'Declare it with captum_norm.models.register_layout; see "Describe a new model" in the documentation.'
+HOW_TO = 'Declare the layer with captum_norm.models.register_layout: see "Describe a new model" in the documentation'
 
 RANDOMIZED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
 """The modules whose outputs are replaced by random numbers during the search."""
@@ -47,6 +48,12 @@ class _OpenCall(NamedTuple):
     module: nn.Module
     context: Tensor
     order: int
+
+
+CROWDED = 4
+"""With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
+REACH = 512
+"""How many tensors after a sum the next sum is searched among."""
 
 
 @dataclass
@@ -120,6 +127,8 @@ class _Probe:
                     self.open_calls.remove(call)
                     if feed_forwards is not None:
                         feed_forwards.expect(block, trace)
+                elif len(inside) > CROWDED:
+                    break
             self.last_trace = trace
             if feed_forwards is not None:
                 feed_forwards.look(trace)
@@ -207,9 +216,11 @@ def _candidates(
         if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
             continue
         size = output.numel()
-        streams = [event for event in trace.events if event.tensor.numel() == size and trace.is_unique(event)]
-        before = _distinct(event for event in streams if event in trace.events[:order])
-        after = [event for event in streams if event in trace.after(projection)]
+        earlier, streams, after = (
+            [event for event in events if event.tensor.numel() == size and trace.is_unique(event)]
+            for events in (trace.events[:order], trace.events, trace.after(projection))
+        )
+        before, sketches = _distinct(earlier), [Sketches([event.sketch for event in some]) for some in (streams, after)]
         # If a norm receives attention's output, the layer adds the norm, even where rounding hides the difference.
         branches: list[tuple[str | None, Tensor]] = [
             (trace.name(call.module), call.output)
@@ -227,7 +238,7 @@ def _candidates(
             added = multiplied(branch_factor, branch)
             for stream in before:
                 residual = multiplied(residual_factor, stream.tensor)
-                end = _end(trace, residual, added, streams, after, same, held)
+                end = _end(trace, residual, added, streams, after, sketches, same, held)
                 # A residual that is negligible beside attention's output cannot be told from none.
                 if end is None or same(sum_of(residual, added), added):
                     continue
@@ -260,12 +271,15 @@ def _end(
     branch: Tensor,
     streams: list[Event],
     after: list[Event],
+    sketches: list[Sketches],
     same: Same,
     factors: list[Factors],
 ) -> tuple[Site[str], Site[str] | None, str | None] | None:
     """Return where the sum of residual and branch is seen, what else is in it, and the norm behind it, or None."""
-    total = sum_of(residual, branch)
-    sums = [event for event in after if same(total, event.tensor, residual, branch)]
+    total, together = sum_of(residual, branch), sketch(residual).plus(sketch(branch))
+    of_streams, of_after = sketches
+    near = (after[place] for place in of_after.near(together))
+    sums = [event for event in near if same(total, event.tensor, residual, branch)]
     if sums:
         if _continues(trace, total, after, same, factors):
             return trace.site(sums[0]), None, None
@@ -275,7 +289,8 @@ def _end(
                 name = trace.name(call.module)
                 return Site(name, "input"), None, name
         return None
-    for other in reversed(streams):
+    for place in reversed(of_streams.near(sketch(cast(Tensor, trace.output)).plus(together, -1))):
+        other = streams[place]
         whole = sum_of(total, other.tensor)
         follows = other.site.end == "output" and same(whole, trace.output, residual, branch, other.tensor)
         if follows and not same(whole, other.tensor):
@@ -285,24 +300,36 @@ def _end(
 
 def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, factors: list[Factors]) -> bool:
     """Whether the layer's output is the stream, or follows from it by norms and by adding outputs of modules."""
-    if same(stream, trace.output):
-        return True
-    outputs = [event for event in after if event.site.end == "output"]
-    for other, (residual_factor, factor) in product(outputs, factors):
-        residual, added = multiplied(residual_factor, stream), multiplied(factor, other.tensor)
-        total = sum_of(residual, added)
-        if same(total, trace.output, residual, added):
+    seen, pending = set[bytes](), [(stream, 0)]
+    while pending:
+        stream, start = pending.pop()
+        if same(stream, trace.output):
             return True
-        for place, event in enumerate(after):
-            if event.site.end == "input" and same(total, event.tensor, residual, added):
-                call = trace.call_of(event.site.module)
-                onward = [total] if call is None or call.output.numel() != total.numel() else [call.output, total]
-                if any(_continues(trace, further, after[place + 1 :], same, factors) for further in onward):
+        here = after[start : start + REACH]
+        outputs, received = ([event for event in here if event.site.end == end] for end in ("output", "input"))
+        places = {event: place for place, event in enumerate(here, start + 1)}
+        for residual_factor, factor in factors:
+            residual, summands = multiplied(residual_factor, stream), [multiplied(factor, o.tensor) for o in outputs]
+            ends = [sketch(cast(Tensor, trace.output)), *(event.sketch for event in received)]
+            of_summands = [o.sketch if factor is None else sketch(s) for o, s in zip(outputs, summands, strict=True)]
+            for summand, end in Sketches(of_summands).pairs(sketch(residual), Sketches(ends)):
+                total = sum_of(residual, summands[summand])
+                reached = trace.output if end == 0 else received[end - 1].tensor
+                if not same(total, reached, residual, summands[summand]):
+                    continue
+                if end == 0:
                     return True
+                event = received[end - 1]
+                call = trace.call_of(event.site.module)
+                for onward in [total] if call is None or call.output.numel() != total.numel() else [total, call.output]:
+                    value = sketch(onward).products.numpy().tobytes()
+                    if value not in seen:
+                        seen.add(value)
+                        pending.append((onward, places[event]))
     return False
 
 
-def _distinct(events: Iterator[Event]) -> list[Event]:
+def _distinct(events: Sequence[Event]) -> list[Event]:
     """Return the first event of each tensor, and of each value that was written into it."""
     kept: dict[int, list[Event]] = {}
     for event in events:
@@ -313,12 +340,19 @@ def _distinct(events: Iterator[Event]) -> list[Event]:
 
 
 def _description(probe: _Probe, trace: Trace, call: _OpenCall) -> str:
-    projections = [trace.name(projection.module) for projection in _projections(trace, call.context)]
-    norms = [trace.name(c.module) for c in trace.calls if c.norm]
-    found = f'attention "{probe.names[call.module]}" ({type(call.module).__name__})'
-    if projections:
-        missing = "a residual sum of its output from which the layer's output follows"
-        found += f', output projection "{projections[0]}", norms {norms or "none"}'
-    else:
-        missing = "a linear module that receives attention's output"
-    return f"{type(probe.model).__name__} is not understood. Found: {found}. Missing: {missing}. {HOW_TO}"
+    """Say what was found of the first layer that was not understood, what was not, and what to do."""
+    found = f'{type(probe.model).__name__} is not understood: "{probe.names[call.module]}" attends'
+    projection = next((one.module for one in _projections(trace, call.context)), None)
+    if projection is not None:
+        return (
+            f'{found} and "{probe.names[projection]}" projects its output, but no sum with a residual stream was found '
+            f"from which the layer's output follows. {HOW_TO}"
+        )
+    received = [one.module for one in trace.calls_on(call.context) if trace.name(one.module)]
+    if not received:
+        return f"{found}, but no module receives its output. {HOW_TO}"
+    return (
+        f'{found}, but "{probe.names[received[0]]}" ({type(received[0]).__name__}), which receives its output, is not '
+        "affine: merge the adapter (merge_and_unload()), dequantize() the weights, or switch dropout off "
+        f"(eval()). {HOW_TO}"
+    )

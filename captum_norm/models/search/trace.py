@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from captum_norm.models.layouts import Site
 from captum_norm.models.measured_projections import read_projection
 from captum_norm.models.projections import NormReader, Projection, read_norm
+from captum_norm.models.search.sums import Sketch, sketch
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,11 @@ class Event:
     tensor: Tensor
     source: Tensor
     call: "ModuleCall | None" = None
+
+    @cached_property
+    def sketch(self) -> Sketch:
+        """The tensor's random projections."""
+        return sketch(self.tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +73,9 @@ class Trace:
         self._modules = dict(layer.named_modules())
         self._names: dict[nn.Module, str] = {module: name for name, module in self._modules.items()}
         self.calls = [event.call for event in events if event.call is not None]
+        self._call_of: dict[nn.Module, ModuleCall] = {}
+        for call in self.calls:
+            self._call_of.setdefault(call.module, call)
         self._times_called = Counter(call.module for call in self.calls)
 
     def site(self, event: Event) -> Site[str]:
@@ -107,7 +116,7 @@ class Trace:
 
     def call_of(self, module: nn.Module) -> ModuleCall | None:
         """Return the first call of a module, or None."""
-        return next((call for call in self.calls if call.module is module), None)
+        return self._call_of.get(module)
 
     def calls_on(self, tensor: Tensor) -> Iterator[ModuleCall]:
         """Yield the calls whose input equals ``tensor``."""
