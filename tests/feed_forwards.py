@@ -151,6 +151,10 @@ NOT_UNDERSTOOD = {
         ("nllb-moe", "switch-transformers"),
         "each expert is a module of its own that is called with the positions routed to it",
     ),
+    "embedding-gemma2": "embeddings of the layer's own and a further factor follow it",
+    "openai-privacy-filter": "a number multiplies the sum of its experts",
+    "minimax-m3-text": "a number multiplies the sum of its routed experts before the shared one's output is added",
+    "bitnet": "a norm stands between its activation and its second map",
 }
 """Families without scopes behind the feed-forward network, and why."""
 

@@ -92,10 +92,16 @@ class Layer:
     # (D,) or one number: multiplies the attention output where the residual is added.
     factor: Tensor = field(default_factory=lambda: torch.tensor(1.0))
     value_heads: int | None = None
+    # (B, Q, H, d): multiplies attention's output before the projection.
+    gate: Tensor | None = None
 
     def vectors(self, scope: str) -> tuple[Tensor, Tensor]:
         """(B, Q, K, D) at a scope, and what belongs to no key."""
-        attention = vectors_per_head(self.weights, self.values, self.projection).sum(1)
+        if self.gate is None:
+            attention = vectors_per_head(self.weights, self.values, self.projection).sum(1)
+        else:
+            parts = torch.einsum("bhqk,bhkd,bqhd->bqkhd", self.weights, self.values, self.gate)
+            attention = torch.einsum("bqkhd,hde->bqke", parts, self.projection)
         through = scope not in ("attn", "attn_res")
         return block_vectors(
             attention,
@@ -123,6 +129,21 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
         def at_value(_: Any, __: Any, output: Tensor, name: str = name) -> None:
             seen.setdefault((name, "value"), []).append(output)
 
+        if family.gate is not None:
+            place, end, gate = family.gate
+
+            def at_input(module: Any, args: tuple[Any, ...], name: str = name, gate: Any = gate) -> None:
+                seen.setdefault((name, "gate"), []).append(gate(module, args[0]).double())
+
+            def at_output(module: Any, _: Any, output: Tensor, name: str = name, gate: Any = gate) -> None:
+                seen.setdefault((name, "gate"), []).append(gate(module, output).double())
+
+            gating = layer.get_submodule(place)
+            handles.append(
+                gating.register_forward_pre_hook(at_input)
+                if end == "input"
+                else gating.register_forward_hook(at_output)
+            )
         handles.append(layer.register_forward_pre_hook(at_layer, with_kwargs=True))
         handles.append(layer.get_submodule(family.value).register_forward_hook(at_value))
     implementation = model.config._attn_implementation
@@ -147,7 +168,10 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
         values = output.unflatten(-1, (-1, width)).transpose(1, 2)
         value_heads = values.shape[1]
         values = values.repeat_interleave(heads // value_heads, dim=1)
-        factor = 1.0 if family.branch_factor is None else attrgetter(family.branch_factor)(layer)
+        factor, stream_factor = (
+            torch.as_tensor(1.0 if name is None else attrgetter(name)(layer), dtype=torch.float64).detach()
+            for name in (family.branch_factor, family.residual_factor)
+        )
         bias = getattr(projection, "bias", None)
         result.append(
             Layer(
@@ -155,11 +179,12 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
                 values,
                 matrix.reshape(heads, width, -1),
                 torch.zeros(matrix.shape[1], dtype=torch.float64) if bias is None else bias.detach().double(),
-                seen[name, "residual"].pop(0).double(),
+                seen[name, "residual"].pop(0).double() * stream_factor,
                 family.norm(layer, family.branch_norm),
                 family.norm(layer, family.final_norm),
-                torch.as_tensor(factor, dtype=torch.float64).detach(),
+                factor,
                 value_heads,
+                None if family.gate is None else seen[name, "gate"].pop(0).unflatten(-1, (heads, -1)),
             )
         )
     return result

@@ -14,7 +14,7 @@ from typing import Any
 from captum_norm.models.support import SupportedModel
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
-from tests.families import FAMILIES, KINDS, Family
+from tests.families import EVERY, FURTHER, KINDS, Family
 from tests.test_matrix import SCOPES
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +26,12 @@ HEAD = """# Supported models
 <!-- python -m tests.support writes this page; the tests hold that it is up to date. -->
 
 The tests compare each of these {count} architectures with an independent implementation that forms every vector in
-float64, with random weights (FSMT in float32, because its code cannot run in float64). They also check what holds for
-every model: padding and batching change nothing, the model is left unchanged, half precision is close, gradients flow.
-Features under *special* are active: windows are shorter than the inputs, sinks and layer scales have random values.
-After the feed-forward block, every vector is formed independently in {formed} of them; in the others, the vectors are
-checked to add up to what the model computed. `captum-norm models` prints this list.
+float64, with random weights (in float32 where a model's code cannot run in float64). They also check what holds for
+every model: padding changes nothing, and the model is left unchanged; and with every method in {full} of them that
+batching changes nothing, half precision is close, gradients flow. Features under *special* are active: windows are
+shorter than the inputs, sinks and layer scales have random values. After the feed-forward block, every vector is formed
+independently in {formed} of them; in the others, the vectors are checked to add up to what the model computed.
+`captum-norm models` prints this list.
 
 Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks
 yours. [Describe a new model](how-to/describe-a-model.md) explains the layouts and what to do if a model is refused,
@@ -86,11 +87,11 @@ def data(models: list[SupportedModel]) -> str:
 
 def page(models: list[SupportedModel]) -> str:
     """As a page of the documentation."""
-    parts = [HEAD.format(count=len(models), formed=len(feed_forwards.PARTS))]
+    parts = [HEAD.format(count=len(models), full=len(models) - len(FURTHER), formed=len(feed_forwards.PARTS))]
     for kind, group in groupby(models, key=lambda model: model.kind):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n{NOTES.get(kind, '')}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
-    every: dict[str, Family | EncoderDecoder] = {**FAMILIES, **ENCODER_DECODERS}
+    every: dict[str, Family | EncoderDecoder] = {**EVERY, **ENCODER_DECODERS}
     reasons = [
         WITHOUT.format(model_type=_model_type(every[name].build()), reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()

@@ -10,7 +10,7 @@ from captum_norm.arguments import as_truth, entries, shown
 from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
 from captum_norm.attr.measurements import LayerResults, Measurements, assemble
 from captum_norm.attr.norm_reducer import NormReducer
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import expect_finite, finite_results
 from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.request import Request, as_layers, as_stacks
@@ -201,6 +201,8 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
             check_scopes(session.model, request.scopes, block)
             formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
             carries = {scope: block.carry(scope, task.dtype) for scope in request.scopes if scope not in formed}
+            if request.head_norms:
+                refuse_channel_gates(session.model, attention)
             if carries or request.head_norms:
                 options = {"per_head": request.head_norms, "with_maps": request.maps}
                 found.append(NormReducer(task, attention, carries, results, **options))
@@ -219,10 +221,27 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
     return measured
 
 
+def refuse_channel_gates(model: nn.Module, attention: AttentionCall) -> None:
+    """Refuse norms of single heads whose channels have gates of their own.
+
+    Raises:
+        UnsupportedModelError: if the model has them.
+    """
+    own = attention.ungated
+    if own is not None and own.query.shape[1] != attention.query.shape[1]:
+        raise UnsupportedModelError(
+            f"a gate multiplies each channel of attention's output in {type(model).__name__}; norms of single heads "
+            "are not available, ask for those of all heads"
+        )
+
+
 class _WeightReducer:
     """Reduces attention weights: per head or averaged over heads, with the mixing ratios of the average."""
 
+    ungated = True
+
     def __init__(self, call: AttentionCall, results: LayerResults, *, per_head: bool) -> None:
+        call = call.ungated or call
         self.results, self._per_head, self._cross = results, per_head, call.cross
         shape = [*call.query.shape[:3], call.key.shape[2]]
         if not self._per_head:

@@ -1,7 +1,6 @@
 """Reduces an attention block to norms, mixing ratios and completeness errors, without forming its vectors."""
 
 from collections.abc import Iterator, Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +134,7 @@ class NormReducer:
             deltas.append(relative_error(whole.error, whole.reference, self.task.real))
             deltas.append(relative_error(whole.attention_error, whole.attention, self.task.real))
             vectors = self._vectors[carry.norms]
-            if vectors.form is not None:
+            if vectors.mapped:
                 norms = vectors.divided(last=last_scopes[carry.norms] == scope)
                 if carry.residual and not self._cross:
                     norms.diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
@@ -160,7 +159,7 @@ class NormReducer:
             scales, attention = self.scales(carry, here), CarriedAttention.of(carry, own, others, directions)
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
-            if vectors.form is not None:
+            if vectors.mapped:
                 direct = length(carry.linear(sampled)) if self._cross else attention.own_norm
                 vectors.finish_rows(rows, keys, direct, scales)
             carried_bias, sketch = vectors.projection.bias, vectors.sketch[:, rows]
@@ -210,7 +209,7 @@ class NormReducer:
 
     def _largest_discrepancy(self) -> Tensor:
         # Without scopes, no norm of a sum over heads is computed directly.
-        paired = [found for found in self._vectors.values() if found.form is not None and self._carries]
+        paired = [found for found in self._vectors.values() if found.mapped and self._carries]
         transformed = self.results.transformed_norms
         if not paired and transformed is not None:
             key = self._values.shape[1] // 2
@@ -252,18 +251,23 @@ class _CarriedVectors:
         carry: the same.
         projection: the output projection, carried.
         sketch: the vectors' sums Σ_j Σ_h α_ij f_h(x_j) on the random directions, (B, Q, k).
-        form: :func:`key_gram`, or None without norms of pairs.
+        mapped: whether norms of pairs are computed.
+        form: :func:`key_gram`; None without norms of pairs, and if every channel is a head of its own (a gate), when
+            the vectors themselves are smaller.
     """
 
     def __init__(self, task: LayerTask, carry: Carry, values: Tensor, queries: int, limit: int | None) -> None:
-        batch, keys, heads, _ = values.shape
+        batch, keys, heads, width = values.shape
         self.carry, self._block, self._values = carry, task.block, values
         self.projection = carried_projection(task.block, carry, heads, task.dtype)
         # (B, H, k, K): products with few rows are several times faster than with few columns.
         self._projected_keys = self.projection.sketch.mT @ values.permute(0, 2, 3, 1)
         self.sketch = values.new_empty(batch, queries, self._projected_keys.shape[2])
-        self.form = None if limit is None else key_gram(values, self.projection.gram, limit)
-        if self.form is not None:
+        self.mapped, self.form = limit is not None, None
+        if limit is not None and width > 1:
+            self.form = key_gram(values, self.projection.gram, limit)
+        if self.mapped:
+            self._rows = None if width > 1 else carried_rows(task.block, carry, heads, task.dtype).flatten(0, 1)
             self._norms = values.new_empty(batch, queries, keys)
             self._scale = values.new_empty(batch, queries, 1)
             self._fast, self._direct = values.new_empty(batch, queries), values.new_empty(batch, queries)
@@ -281,6 +285,9 @@ class _CarriedVectors:
     def consume(self, weights: Tensor, part: Part) -> None:
         """Process the attention weights of a part."""
         self.sketch[part] = (self._projected_keys[part.examples] @ weights.mT).sum(1).mT
+        if self.mapped and self._rows is not None:
+            values = self._values[part.examples].permute(0, 2, 3, 1)
+            self._norms[part] = length((weights * values).permute(0, 2, 3, 1) @ self._rows)
         if self.form is not None:
             norms = summed_norms(weights, self.form[part.examples])
             self._norms[part] = refined_summed_norms(norms, weights, self._values[part.examples], self._exact)
@@ -311,5 +318,6 @@ class _CarriedVectors:
             keys: the key of each query, (Q,).
             weights: its weights, (B, H, Q).
         """
-        size = (weights * transformed_norms(cast(Tensor, self.form))[..., keys]).sum(1)
+        lengths = value_norms(self._values, self.projection.gram) if self.form is None else transformed_norms(self.form)
+        size = (weights * lengths[..., keys]).sum(1)
         return squared_difference(self._fast, self._direct, size).amax(1)

@@ -20,6 +20,7 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import ExpertsReader, Routing
+from captum_norm.models.gates import Gate
 from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
@@ -76,7 +77,7 @@ class BlockTensors:
     """The tensors of one block in one forward pass, each (B, Q, D) but for the context.
 
     Attributes:
-        context: attention's output, which the projection receives, (B, Q, H·d).
+        context: attention's output, times its gate if it has one, which the projection receives, (B, Q, H·d).
         projected: the output of the output projection.
         residual: the residual stream before the block, as it enters the sum.
         total: their sum as the model computed it; without the feed-forward output in a parallel layer.
@@ -179,6 +180,7 @@ class _OpenBlock:
     tensors: dict[Site[nn.Module], Tensor] = field(default_factory=dict)
     routing: Routing | None = None
     attend: Callable[[], Iterator[tuple[Part, Tensor]]] | None = None
+    gated: tuple[Place, AttentionCall] | None = None
     reducers: Sequence[Reducer] = ()
     context: Tensor | None = None
     batch: int = 0
@@ -220,8 +222,9 @@ class _Recorder:
         """Compute attention in place of the model's own function."""
         block, module, queries = self._block_of(call.module), call.module, call.query.shape[2]
         outputs: list[Tensor] = []
+        gated = block is not None and block.gated
         with self.stacks.attending(call) as place:
-            reducers = self.make_reducers(place, block, call)
+            reducers = () if gated else self.make_reducers(place, block, call)
             # Heads are strided views, which the product of every part would copy.
             heads = {name: getattr(call, name).contiguous() for name in ("query", "key", "value")}
             call = replace(call, **heads)
@@ -238,7 +241,8 @@ class _Recorder:
         if block is not None:
             opened = self._open[module]
             opened.reducers, opened.batch, opened.queries = reducers, len(call.query), queries
-            opened.context = context.flatten(2) if reducers else None
+            opened.context = context.flatten(2) if reducers or gated else None
+            opened.gated = (place, call) if gated else None
             if self.feed_forward and reducers:
                 opened.attend = partial(_weights_again, call, parts)
         else:
@@ -262,9 +266,24 @@ class _Recorder:
                     "not run in this forward pass"
                 )
 
-    def _parts(self, call: AttentionCall) -> Iterator[Part]:
-        """Whole examples if they fit, else rows of single examples."""
-        batch, heads, queries, _ = call.query.shape
+    def _reduce_gated(self, block: Block, opened: _OpenBlock, place: Place, call: AttentionCall) -> None:
+        """Compute the weights of a block once more, now that the tensors behind attention show its gate."""
+        received = _shaped(block, opened, opened.tensors[block.received])
+        gate = Gate(call, cast(Tensor, opened.context), received)
+        opened.reducers, opened.context = self.make_reducers(place, block, gate.call), received
+        if not opened.reducers:
+            return
+        parts = list(self._parts(call, gate.call.query.shape[1]))
+        for part, weights in _weights_again(call, parts):
+            gated = gate.weights(weights, part)
+            for reducer in opened.reducers:
+                reducer.consume(weights if getattr(reducer, "ungated", False) else gated, part)
+        opened.attend = lambda: ((part, gate.weights(found, part)) for part, found in _weights_again(call, parts))
+
+    def _parts(self, call: AttentionCall, heads: int | None = None) -> Iterator[Part]:
+        """Whole examples if they fit, else rows of single examples; with weights of as many heads."""
+        batch, own_heads, queries, _ = call.query.shape
+        heads = heads or own_heads
         fitting_rows = rows_at_once(call.query, heads * call.key.shape[2], self.budget)
         examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
         if (examples < batch or rows < queries) and not _parts_are_independent(call):
@@ -282,17 +301,15 @@ class _Recorder:
             opened.tensors[site] = tensor.clone() if overwritten else tensor
         if len(opened.tensors) == sites:
             self._open[block.attention] = _OpenBlock()
+            if opened.gated is not None:
+                self._reduce_gated(block, opened, *opened.gated)
             tensors = _block_tensors(block, opened, self.advance) if opened.reducers else None
             for reducer in opened.reducers:
                 reducer.finish(tensors)
 
 
 def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], object]) -> BlockTensors:
-    def shaped(tensor: Tensor) -> Tensor:
-        """Reshape to (B, Q, D) what may have its first two axes merged or exchanged."""
-        if block.queries_first:
-            return tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
-        return tensor.reshape(opened.batch, opened.queries, -1)
+    shaped = partial(_shaped, block, opened)
 
     def at(site: Site[nn.Module]) -> Tensor:
         return shaped(opened.tensors[site])
@@ -312,6 +329,13 @@ def _block_tensors(block: Block, opened: _OpenBlock, advance: Callable[[int], ob
         )
     context = cast(Tensor, opened.context)  # wherever there is a reducer
     return BlockTensors(context, projected, residual, total, normed, behind)
+
+
+def _shaped(block: Block, opened: _OpenBlock, tensor: Tensor) -> Tensor:
+    """Reshape to (B, Q, D) what may have its first two axes merged or exchanged."""
+    if block.queries_first:
+        return tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
+    return tensor.reshape(opened.batch, opened.queries, -1)
 
 
 def _joined(outputs: list[Tensor], batch: int) -> Tensor:

@@ -30,6 +30,7 @@ class AttentionCall:
         mask: what the model adds to the scores, or None.
         cross: whether keys and values come from another sequence than queries.
         options: further arguments of ``eager``.
+        ungated: if weights and values hold a gate (:class:`captum_norm.models.gates.Gate`), the call without it.
     """
 
     eager: EagerAttention
@@ -40,6 +41,7 @@ class AttentionCall:
     mask: Tensor | None
     cross: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    ungated: "AttentionCall | None" = None
 
     @property
     def values_by_head(self) -> Tensor:

@@ -36,6 +36,7 @@ class Block:
         queries_first: whether its tensors have the axes (Q, B, D) or (Q·B, D), not (B, Q, D) or (B·Q, D).
         overwritten: the sites whose tensors the model changes afterwards.
         cross: whether it reads another sequence.
+        gated: whether the projection receives attention's output times a gate or a norm's gain over its σ.
         feed_forward: the feed-forward block behind it, or None.
         without_feed_forward: why none was found; None if one was, or if none was searched for.
     """
@@ -54,6 +55,7 @@ class Block:
     queries_first: bool
     overwritten: frozenset[Site[nn.Module]]
     cross: bool = False
+    gated: bool = False
     feed_forward: FeedForwardBlock | None = None
     without_feed_forward: str | None = None
 
@@ -66,8 +68,20 @@ class Block:
     def sites(self) -> frozenset[Site[nn.Module]]:
         """The sites of its tensors."""
         norm = None if self.final_norm is None else self.final_norm.output
-        sites = (self.projection.output, self.residual, self.total, self.minus, norm)
+        sites = (
+            self.received if self.gated else None,
+            self.projection.output,
+            self.residual,
+            self.total,
+            self.minus,
+            norm,
+        )
         return frozenset(site for site in sites if site is not None)
+
+    @property
+    def received(self) -> Site[nn.Module]:
+        """Where the projection receives attention's output."""
+        return Site(self.projection.module, "input")
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:

@@ -41,6 +41,8 @@ class Family:
         branch_norm: the norm on the attention output before the residual sum.
         final_norm: the norm on the sum, in post-norm layers.
         branch_factor: what multiplies the attention output before the sum: a number or parameter inside the layer.
+        residual_factor: what multiplies the residual stream in the sum.
+        gate: a module inside the layer, its end, and what multiplies attention's output, from the tensor there.
         centered: LayerNorm or RMSNorm.
         gain_offset: added to the norm's weight.
         values: cuts (B, K, H, d) out of what the value module returns.
@@ -48,7 +50,8 @@ class Family:
         style: the arrangement.
         causal: whether attention looks back only.
         single: whether its file takes the softmax or the norms in float32 even in a float64 model.
-        image: whether it reads images.
+        narrow: whether its file cannot run in float64.
+        signal: the shape of one example's image or sound; empty for a family that reads text.
         positions: how positions are encoded.
         special: what else is special; :mod:`tests.test_special` has a check for each.
     """
@@ -61,15 +64,23 @@ class Family:
     branch_norm: str | None = None
     final_norm: str | None = None
     branch_factor: str | None = None
+    residual_factor: str | None = None
+    gate: tuple[str, str, Callable[[Any, Tensor], Tensor]] | None = None
     centered: bool = True
     gain_offset: float = 0.0
     values: Callable[[Tensor], Tensor] = lambda output: output
     value_bias: str | None = None
     causal: bool = False
     single: bool = False
-    image: bool = False
+    narrow: bool = False
+    signal: tuple[int, ...] = ()
     positions: str = "learned"
     special: tuple[str, ...] = ()
+
+    @property
+    def image(self) -> bool:
+        """Whether it reads images."""
+        return len(self.signal) == 3
 
     def norm(self, layer: nn.Module, name: str | None) -> DirectNorm | None:
         """The norm of that name, in the oracle's form."""

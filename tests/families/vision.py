@@ -22,7 +22,7 @@ VIT: dict[str, Any] = {
     "value": "attention.v_proj",
     "projection": "attention.o_proj",
     "style": "pre-norm",
-    "image": True,
+    "signal": (3, 16, 16),
     "single": True,
 }
 LAMBDA = {"branch_factor": "lambda_1", "special": ("layer scale",)}
@@ -32,7 +32,7 @@ DINO = VIT | {
     "special": ("layer scale",),
 }
 CLIP = VIT | {"layer": "encoder.layers.{}", "value": "self_attn.v_proj", "projection": "self_attn.out_proj"}
-CLIP_TEXT = CLIP | {"image": False}
+CLIP_TEXT = CLIP | {"signal": ()}
 
 VISION = {
     "vit": Family(lambda: hf.ViTModel(hf.ViTConfig(**IMAGE)), **VIT),

@@ -283,6 +283,12 @@ class DecompX(AttentionMapAttribution):
     def _hooked_modules(self, call: ModelCall) -> HookedModules:
         blocks = self.session.blocks(call)
         check_batch_first(self.model, blocks.values(), type(self).__name__)
+        gated = next((block for block in blocks.values() if block.gated), None)
+        if gated is not None:
+            raise UnsupportedModelError(
+                f'attention\'s output is multiplied before the output projection in "{gated.name}" of '
+                f"{type(self.model).__name__}; DecompX does not support that"
+            )
         if self._modules is None or self._modules.blocks is not blocks:
             self._modules = HookedModules(self.model, blocks)
         return self._modules

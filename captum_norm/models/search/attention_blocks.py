@@ -5,7 +5,7 @@ is the tensor that, added to the projection's output or to its norm, gives a ten
 layer's own output must follow from that sum. The smallest module in which all this holds is the layer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal, NamedTuple, cast
@@ -26,6 +26,7 @@ from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.measured_projections import affine_map, may_be_affine
 from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
+from captum_norm.models.search.gates import gated_projections
 from captum_norm.models.search.sums import Sketches, sketch
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
 from captum_norm.models.stacks import Stacks
@@ -50,6 +51,10 @@ class _OpenCall(NamedTuple):
     order: int
 
 
+class _NotProjectedError(UnsupportedModelError):
+    """No affine map receives attention's output as it is."""
+
+
 CROWDED = 4
 """With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
 REACH = 512
@@ -69,6 +74,7 @@ class _Probe:
     stacks: Stacks
     names: dict[nn.Module, str]
     feed_forwards: FeedForwardSearch | None
+    gated: Mapping[nn.Module, nn.Module]
     blocks: dict[nn.Module, Block] = field(default_factory=dict)
     crossing: set[nn.Module] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
@@ -163,19 +169,25 @@ class _Probe:
 
     def _settle(self, trace: Trace, call: _OpenCall, start: int) -> Block | None:
         declared = registered_layouts().get(type(trace.layer).__name__)
+        context, gated = call.context, self.gated.get(call.module)
+        if gated is not None:
+            received = trace.call_of(gated) if gated in trace.layer.modules() else None
+            if received is None:
+                return None
+            context = received.inputs.reshape(context.shape)
         # Sums that the model adds in our order are exact, so these are tried first. In a newly initialised model, whose
         # layers change next to nothing, a comparison up to rounding cannot tell a stream from its norm.
         found = (
             layout
             for same, factored in product((equal, reproduces), (False, True))
-            for layout in _candidates(trace, call.module, call.context, call.order - start, same, factored=factored)
+            for layout in _candidates(trace, call.module, context, call.order - start, same, factored=factored)
         )
         layout = declared or next(found, None)
-        return None if layout is None else bind(trace, layout, call.module, call.context)
+        return None if layout is None else replace(bind(trace, layout, call.module, context), gated=gated is not None)
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
-    """Find the attention blocks of a model in one forward pass.
+    """Find the attention blocks of a model in one forward pass; in three if its attention's output is gated.
 
     Args:
         call: the model with few and short examples: the structure does not depend on them.
@@ -188,16 +200,32 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
         UnsupportedModelError: if no attention was seen, or the parts of a block are not found or do not reproduce the
             layer's output.
     """
+    try:
+        return _find_blocks(call, {}, feed_forward=feed_forward)
+    except _NotProjectedError:
+        gated = gated_projections(call, RANDOMIZED)
+        if not gated:
+            raise
+    return _find_blocks(call, gated, feed_forward=feed_forward)
+
+
+def _find_blocks(
+    call: ModelCall, gated: Mapping[nn.Module, nn.Module], *, feed_forward: bool
+) -> dict[nn.Module, Block]:
+    """Find blocks; ``gated`` has the projections that receive attention's output gated, by attention module."""
     model = call.model
     names = {module: name for name, module in model.named_modules()}
     search = FeedForwardSearch() if feed_forward else None
-    probe = _Probe(model, call.stacks(), names, search)
+    probe = _Probe(model, call.stacks(), names, search, gated)
     with torch.no_grad(), not_compared(), call.attention_through(probe.attention), hooked(probe.hooks()):
         call.run()
     if not probe.stacks.sizes:
         raise UnsupportedModelError(no_attention(model))
     if probe.open_calls and probe.last_trace is not None:
-        raise UnsupportedModelError(_description(probe, probe.last_trace, probe.open_calls[0]))
+        trace, unknown = probe.last_trace, probe.open_calls[0]
+        projected = any(True for _ in _projections(trace, unknown.context))
+        kind = UnsupportedModelError if projected else _NotProjectedError
+        raise kind(_description(probe, trace, unknown))
     if search is None:
         return probe.blocks
     search.give_up()

@@ -1,0 +1,93 @@
+"""Further models of images and sounds, for each of which one test checks everything at once."""
+
+from typing import Any
+
+import transformers as hf
+
+from tests.families.family import HEADS, VOCABULARY, Family
+from tests.families.vision import CLIP, DINO, IMAGE, LAMBDA, VIT
+
+SOUND: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 48,
+    "conv_dim": (16, 16),
+    "conv_stride": (8, 4),
+    "conv_kernel": (8, 4),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+WAV2VEC2: dict[str, Any] = {
+    "layer": "encoder.layers.{}",
+    "value": "attention.v_proj",
+    "projection": "attention.out_proj",
+    "final_norm": "layer_norm",
+    "style": "post-norm",
+    "signal": (320,),
+    "positions": "convolution",
+}
+
+FURTHER_VISION = {
+    "chinese-clip-vision": Family(lambda: hf.ChineseCLIPVisionModel(hf.ChineseCLIPVisionConfig(**IMAGE)), **CLIP),
+    "internvl-vision": Family(
+        lambda: hf.InternVLVisionModel(hf.InternVLVisionConfig(**IMAGE)),
+        **VIT | LAMBDA | {"layer": "encoder.layer.{}", "projection": "attention.projection_layer"},
+    ),
+    "qianfan-ocr-vision": Family(
+        lambda: hf.QianfanOCRVisionModel(hf.QianfanOCRVisionConfig(**IMAGE)),
+        **VIT | LAMBDA | {"projection": "attention.projection_layer"},
+    ),
+    "pixio": Family(lambda: hf.PixioModel(hf.PixioConfig(**IMAGE)), **VIT),
+    "pixtral-vision": Family(
+        lambda: hf.PixtralVisionModel(hf.PixtralVisionConfig(**IMAGE)),
+        **VIT | {"layer": "transformer.layers.{}", "centered": False, "positions": "rotary"},
+    ),
+    "sapiens2": Family(
+        lambda: hf.Sapiens2Model(hf.Sapiens2Config(**IMAGE, layerscale_value=0.5)),
+        **DINO | {"layer": "model.layer.{}", "centered": False, "positions": "rotary"},
+    ),
+    "tipsv2-vision": Family(lambda: hf.Tipsv2VisionModel(hf.Tipsv2VisionConfig(**IMAGE, layerscale_value=0.5)), **DINO),
+    "vit-msn": Family(lambda: hf.ViTMSNModel(hf.ViTMSNConfig(**IMAGE)), **VIT),
+    "audio-spectrogram": Family(
+        lambda: hf.ASTModel(
+            hf.ASTConfig(
+                **{key: value for key, value in IMAGE.items() if key != "image_size"},
+                max_length=16,
+                num_mel_bins=12,
+                frequency_stride=4,
+                time_stride=4,
+            )
+        ),
+        **VIT | {"signal": (16, 12)},
+    ),
+}
+FURTHER_AUDIO = {
+    "data2vec-audio": Family(
+        lambda: hf.Data2VecAudioModel(
+            hf.Data2VecAudioConfig(**SOUND, conv_pos_kernel_size=3, num_conv_pos_embeddings_=2)
+        ),
+        **WAV2VEC2,
+    ),
+    "hubert": Family(lambda: hf.HubertModel(hf.HubertConfig(**SOUND)), **WAV2VEC2),
+    "wav2vec2": Family(lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND)), **WAV2VEC2),
+    "wav2vec2-large": Family(
+        lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND, do_stable_layer_norm=True, feat_extract_norm="layer")),
+        **WAV2VEC2 | {"final_norm": None, "style": "pre-norm"},
+    ),
+    "unispeech": Family(lambda: hf.UniSpeechModel(hf.UniSpeechConfig(**SOUND)), **WAV2VEC2),
+    "unispeech-sat": Family(lambda: hf.UniSpeechSatModel(hf.UniSpeechSatConfig(**SOUND)), **WAV2VEC2),
+    "sew": Family(lambda: hf.SEWModel(hf.SEWConfig(**SOUND)), **WAV2VEC2),
+    "sew-d": Family(
+        lambda: hf.SEWDModel(hf.SEWDConfig(**SOUND)),
+        **WAV2VEC2
+        | {
+            "layer": "encoder.encoder.layer.{}",
+            "value": "attention.self.value_proj",
+            "projection": "attention.output.dense",
+            "final_norm": "attention.output.LayerNorm",
+            "positions": "convolution and relative",
+        },
+    ),
+}
