@@ -46,12 +46,6 @@ class Adapter:
     revision: str | None
     model_class: str | None
 
-    def has(self, file: str) -> bool:
-        """Whether it comes with a file."""
-        from transformers.utils.hub import has_file
-
-        return bool(has_file(self.place, file))
-
     def weights(self) -> "dict[str, Tensor]":
         """Read its tensors.
 
@@ -89,13 +83,7 @@ def adapter_at(place: str) -> Adapter | None:
     Raises:
         ValueError: its configuration is damaged.
     """
-    from transformers.utils.hub import cached_file
-
-    silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
-    try:
-        file = cached_file(place, _FILE, **{f"_raise_exceptions_for_{name}": raises for name, raises in silent.items()})
-    except (OSError, ValueError):  # no such name
-        return None
+    file = _file(place, _FILE)
     if file is None:
         return None
     content = json.loads(Path(file).read_bytes())
@@ -107,6 +95,21 @@ def adapter_at(place: str) -> Adapter | None:
     mapping = content.get("auto_mapping")
     named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     return Adapter(place, base, content.get("revision"), named or TASKS.get(content.get("task_type")))
+
+
+def has_file(place: str, name: str) -> bool:
+    """Whether a folder, or a model on the hub, has a file."""
+    return _file(place, name) is not None
+
+
+def _file(place: str, name: str) -> str | None:
+    from transformers.utils.hub import cached_file
+
+    silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
+    try:
+        return cached_file(place, name, **{f"_raise_exceptions_for_{what}": raises for what, raises in silent.items()})
+    except (OSError, ValueError):  # no such place
+        return None
 
 
 def in_base(name: str) -> str:

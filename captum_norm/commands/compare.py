@@ -83,8 +83,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_target(
         parser,
-        "the output to explain: its number, a label of a classifier or tagger, or a token of a language model "
-        "(default: what the model predicts)",
+        "the output to explain: its number, a label of a classifier or tagger, or a token of a language model; for a "
+        "sentence encoder a text, whose similarity is explained (default: what the model predicts)",
     )
     add_position(
         parser,
@@ -129,6 +129,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
     from captum_norm.comparison import compare
+    from captum_norm.models.sentences import SentenceEncoder
     from captum_norm.visualization import show_comparison
 
     examples = _examples(options)
@@ -137,7 +138,7 @@ def _run(options: argparse.Namespace) -> None:
     with progress(terminal_only=True):
         comparison = compare(
             model,
-            _batch(encoded, model),
+            list(examples.texts) if isinstance(model, SentenceEncoder) else _batch(encoded, model),
             methods=options.methods,
             target=target_of(model, tokenizer, options),
             position=_positions(options.position, encoded),

@@ -43,7 +43,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(
         parser,
         "the output to explain, for attention-gradient and decompx: its number, a label of a classifier or tagger, or "
-        "a token of a language model (default: what the model predicts; decompx then explains hidden states)",
+        "a token of a language model; for a sentence encoder a text, whose similarity is explained (default: what the "
+        "model predicts; decompx then explains hidden states)",
     )
     parser.add_argument(
         "--scope",
@@ -80,6 +81,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.analysis import contextualization_change
     from captum_norm.commands.terminal import Terminal
+    from captum_norm.models.objects import tokenized
 
     text = given_text(options.text, is_text=options.is_text).strip()
     if not text:
@@ -90,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     # The tokenizer must neither truncate a text that is too long nor warn about it: the method refuses it.
     if not tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]:
         raise InvalidInputError("the text has no tokens that the model knows; give some words")
-    inputs = tokenizer(text, return_tensors="pt", truncation=False, padding=False, verbose=False)
+    inputs = tokenized(model, text, tokenizer)
     if METHODS[options.method].target == "always" or target is not None:
         _refuse_without_logits(model, inputs, options.method)
     explanation = _explain(method, inputs, tokenizer, options, text, target)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.characters import spelled_out
 from captum_norm.commands.command import Command
-from captum_norm.commands.options import add_layouts, declare_layouts
+from captum_norm.commands.options import add_layouts, add_quantization, declare_layouts
 from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.tables import csv_text, json_text
@@ -76,9 +76,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         metavar="NAME_OR_PATH",
-        help="run a model (a folder or a name on the Hugging Face hub) once and show the structure of each layer and "
-        "how exactly its vectors sum to the output (default: list the models in the tests)",
+        help="run a model (a folder or a name on the Hugging Face hub, of a model or a PEFT adapter) once and show the "
+        "structure of each layer and how exactly its vectors sum to the output (default: list the models in the tests)",
     )
+    add_quantization(parser)
     add_layouts(parser)
     add_reports(parser, _REPORTS)
 
@@ -95,7 +96,7 @@ def _run(options: argparse.Namespace) -> None:
         _write(options, {"models": rows}, rows)
         _show_models(models, console)
     else:
-        check = _check(options.check)
+        check = _check(options.check, options.quantize)
         content = asdict(check)
         _write(options, content, content["layers"])
         _show_check(check, console)
@@ -127,13 +128,13 @@ def _show_check(check: Check, console: "Terminal") -> None:
     console.say(f"largest completeness error: {worst:.1e} (accepted: {check.tolerance:.0e})")
 
 
-def _check(name: str) -> Check:
+def _check(name: str, quantization: Any) -> Check:
     import torch
 
     from captum_norm.attr import TOLERANCE, NormMeter
     from captum_norm.loading import load_model
 
-    model = load_model(name)
+    model = load_model(name, quantization)
     inputs, description = _inputs(name, model)
     meter = NormMeter(model)
     measured = meter.measure(inputs, scopes=("attn", "atb"))

@@ -4,10 +4,10 @@ import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading import DEFAULT_MODEL
+from captum_norm.loading import DEFAULT_MODEL, Quantization
 from captum_norm.methods import import_method
 from captum_norm.texts import named as quoted_name
 
@@ -18,9 +18,19 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         default=DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
-        help="a model folder or a name on the Hugging Face hub (default: %(default)s)",
+        help="a folder or a name on the Hugging Face hub, of a model or a PEFT adapter (default: %(default)s)",
     )
+    add_quantization(parser)
     add_layouts(parser)
+
+
+def add_quantization(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--quantize``."""
+    parser.add_argument(
+        "--quantize",
+        choices=get_args(Quantization),
+        help="quantise the model's weights with bitsandbytes as it is loaded (default: the weights as they are)",
+    )
 
 
 def add_layouts(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +52,9 @@ def declare_layouts(options: argparse.Namespace) -> None:
 
 def add_target(parser: argparse.ArgumentParser, explanation: str) -> None:
     """Declare ``--target`` and ``--against``."""
-    parser.add_argument("--target", metavar="N|LABEL|TOKEN", help=explanation)
+    parser.add_argument("--target", metavar="N|LABEL|TOKEN|TEXT", help=explanation)
     parser.add_argument(
-        "--against", metavar="N|LABEL|TOKEN", help="explain the target minus this output, such as a rival word"
+        "--against", metavar="N|LABEL|TOKEN|TEXT", help="explain the target minus this output, such as a rival word"
     )
 
 
@@ -88,11 +98,21 @@ def method_name(names: Collection[str]) -> Callable[[str], str]:
 
 
 def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
-    """Register ``--layouts``, and load the model, which must not be an encoder–decoder, and its tokenizer."""
-    from captum_norm.loading import load
+    """Register ``--layouts``, and load the model, which must not be an encoder–decoder, and its tokenizer.
+
+    With a target, a sentence encoder becomes a model of its similarity to that text.
+    """
+    from captum_norm.loading import load, load_sentence_transformer
 
     declare_layouts(options)
-    model, tokenizer = load(options.model)
+    if options.target is not None:
+        sentences = load_sentence_transformer(options.model, options.quantize)
+        if sentences is not None:
+            from captum_norm.models import SentenceSimilarity
+
+            texts = [text for text in (options.target, options.against) if text is not None]
+            return SentenceSimilarity(sentences, *texts), sentences.tokenizer
+    model, tokenizer = load(options.model, options.quantize)
     if model.config.is_encoder_decoder:
         raise InvalidInputError(
             f"got the encoder–decoder model {type(model).__name__}; this command explains models with one stack of "
@@ -127,8 +147,9 @@ def target_name(options: argparse.Namespace) -> str | None:
 def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
     """Return the index of an output.
 
-    Outputs of classifiers and taggers have labels, those of language models are tokens. Only the right kind is looked
-    up, since a misspelt label may be a token, and the configurations of language models have labels, too.
+    Outputs of sentence encoders are similarities to texts, those of classifiers and taggers have labels, those of
+    language models are tokens. Only the right kind is looked up, since a misspelt label may be a token, and the
+    configurations of language models have labels, too.
 
     Args:
         model: the model.
@@ -140,7 +161,10 @@ def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
         InvalidInputError: there is no such output.
     """
     from captum_norm.models.heads import has_labels
+    from captum_norm.models.sentences import SentenceEncoder
 
+    if isinstance(model, SentenceEncoder):
+        return model.texts.index(name)
     kind = type(model).__name__
     labels = {label: number for number, label in model.config.id2label.items()} if has_labels(model) else {}
     if name in labels:

@@ -64,6 +64,11 @@ class SentenceEncoder(nn.Module):
         return found
 
     @property
+    def config(self) -> Any:
+        """The configuration of the Transformer."""
+        return self.transformer.config
+
+    @property
     def tokenizer(self) -> Any:
         """Its tokenizer."""
         return self.whole.tokenizer

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers as hf
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from captum_norm import NormMeter
 from captum_norm.cli import main
+from captum_norm.loading import load_model
 from captum_norm.models.support import supported_models
 from tests import encoder_decoders, families
 from tests.tiny import bert_config, save_tiny
@@ -108,3 +110,33 @@ def test_measurements_name_their_layers() -> None:
     assert measured["cross"].layer_names == ("decoder.block.1.layer.1",)
     assert [layout.style for layout in measured["cross"].layouts] == ["pre-norm"]
     assert NormMeter(model).measure(inputs, weights=True)["cross"].layer_names == ()
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_a_model_is_checked_in_few_bits(quantization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    config = hf.BertConfig.from_dict({**bert_config().to_dict(), "hidden_size": 64, "intermediate_size": 128})
+    folder = save_tiny(hf.BertModel(config), tmp_path / "model")
+    out = tmp_path / "check.json"
+    assert main(["models", "--check", str(folder), "--quantize", quantization, "--out", str(out)]) == 0
+    check = json.loads(out.read_text(encoding="utf-8"))
+    assert "accepted" in capsys.readouterr().out
+    assert [layer["layout"] for layer in check["layers"]] == ["post-norm"] * 2
+    linear = load_model(str(folder), quantization).get_submodule("encoder.layer.0.attention.self.value")  # type: ignore[arg-type]
+    assert type(linear).__name__ == {"nf4": "Linear4bit", "int8": "Linear8bitLt"}[quantization]
+    whole = load_model(str(folder)).get_parameter("encoder.layer.0.attention.self.value.weight")
+    inputs = torch.randn(5, 64)
+    with torch.no_grad():
+        error = (linear(inputs) - linear.bias - inputs @ whole.T).norm() / (inputs @ whole.T).norm()
+    assert 1e-4 < error < 0.15
+
+
+def test_an_adapter_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    base = hf.BertModel.from_pretrained(save_tiny(hf.BertModel(bert_config()), tmp_path / "base"))
+    adapted = peft.get_peft_model(
+        base, peft.LoraConfig(target_modules=["value", "output.dense"], init_lora_weights=False)
+    )
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    assert main(["models", "--check", str(tmp_path / "adapter")]) == 0
+    assert "(bert, PeftModel, float32)" in capsys.readouterr().out
