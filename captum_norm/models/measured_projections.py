@@ -5,6 +5,7 @@ is tested on random inputs, with nothing assumed of its class or its parameters.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -268,7 +269,8 @@ def _is_elementwise(module: nn.Module, rows: Tensor) -> bool:
 
 def _run(module: nn.Module, rows: Tensor) -> Tensor:
     """Return a module's output, (N, D), for rows (N, C), as one sequence."""
-    with unobserved():
+    with unobserved(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a module that expects something else
         output = module(rows.unsqueeze(0))
     if not isinstance(output, Tensor) or output.dim() != 3:
         raise TypeError("expected one sequence")

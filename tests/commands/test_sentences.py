@@ -1,0 +1,60 @@
+"""``--target`` and ``--against`` of a sentence encoder are texts, whose similarity is explained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import tensor
+
+from captum_norm import DecompX, Difference, SentenceSimilarity, compare
+from captum_norm.cli import main
+from captum_norm.loading import load_sentence_transformer
+from tests.sentences import sentence_transformer
+from tests.tiny import bert_config, save_tiny
+
+TEXT = "the dog sees a cat"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that pools its first position, and puts a prompt before every text."""
+    folder = tmp_path_factory.mktemp("model")
+    prompts = {"prompts": {"query": "the cat "}, "default_prompt_name": "query"}
+    sentence_transformer(folder / "start", Pooling(8, "cls"), **prompts).float().save(str(folder))
+    return folder
+
+
+def test_a_similarity_is_explained(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    words = ["explain", TEXT, "--model", str(folder), "--method", "decompx", "--out", str(out)]
+    assert main([*words, "--target", "a dog", "--against", "the cat"]) == 0
+    near = SentenceSimilarity(load_sentence_transformer(str(folder)), "a dog", "the cat")
+    expected = DecompX(near).decompose(TEXT, target=Difference(0, 1))
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert tensor(found["scores"]).allclose(expected.scores[0], rtol=1e-4, atol=1e-6)
+    assert found["tokens"][:3] == ["[CLS]", "the", "cat"]
+    assert found["position"] == "first"
+    assert "target: a dog − the cat" in capsys.readouterr().out
+
+
+def test_methods_are_compared_on_the_similarity_to_a_text(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["compare", TEXT, "--model", str(folder), "--methods", "decompx,weights", "--out", str(out)]
+    assert main([*words, "--target", "a dog"]) == 0
+    near = SentenceSimilarity(load_sentence_transformer(str(folder)), "a dog")
+    options: dict[str, Any] = {"methods": ["decompx", "weights"], "target": 0, "name": str(folder)}
+    assert json.loads(out.read_text(encoding="utf-8"))["targets"] == compare(near, TEXT, **options).targets
+
+
+def test_other_models_are_none(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+    plain = save_tiny(transformers.BertModel(bert_config()), tmp_path / "plain")
+    assert load_sentence_transformer(str(plain)) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "sentence_transformers", None)
+        words = ["explain", TEXT, "--model", str(folder), "--method", "decompx", "--target", "a dog"]
+        assert main(words) == 2
+    assert "is a sentence encoder, which needs sentence-transformers: pip install" in capsys.readouterr().err
