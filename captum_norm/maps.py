@@ -1,8 +1,8 @@
 """Results of a method: a map for each layer, further measurements, and their units."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -42,6 +42,41 @@ Scores = Tensor | SourceAndPrefix
 """Scores of a model's input positions, (B, S); of an encoder–decoder model, those of both inputs."""
 
 
+Modality = Literal["text", "image", "video", "audio"]
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Where the patches of one picture stand in a sequence.
+
+    Attributes:
+        example: the index of the example.
+        picture: the index among all pictures of the batch, in the order of the inputs: an image, a tile of one that the
+            inputs have as a picture of its own, or a frame of a video.
+        positions: the position of each patch in the sequence, (rows, columns).
+
+    Example:
+        >>> import torch
+        >>> patches = Patches(example=0, picture=0, positions=torch.tensor([[1, 2], [3, 4]]))
+        >>> patches.scores(torch.tensor([[0.5, 0.1, 0.0, 0.2, 0.0, 0.2]]))
+        tensor([[0.1000, 0.0000],
+                [0.2000, 0.0000]])
+    """
+
+    example: int
+    picture: int
+    positions: Tensor
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Select the scores of the patches: scores of all positions, (B, S), to (rows, columns)."""
+        if scores.dim() != 2 or scores.shape[0] <= self.example or scores.shape[1] <= int(self.positions.max()):
+            raise InvalidInputError(
+                f"got scores of shape {tuple(scores.shape)}; expected (batch, sequence), as attribute() returns for "
+                "the inputs that the patches belong to"
+            )
+        return scores[self.example, self.positions.to(scores.device)]
+
+
 @dataclass(frozen=True)
 class AttributionMaps:
     """Maps of all layers of a model for one batch.
@@ -56,10 +91,17 @@ class AttributionMaps:
         mixing_ratio: (B, L, Q), ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖); None if the method defines none, and for
             encoder–decoder models, whose stacks have one each: see :meth:`captum_norm.NormMeter.measure`.
         convergence_delta: (B, L), relative completeness error of each layer, for encoder–decoder models those of all
-            stacks, encoder first; None for methods without one.
+            stacks, encoder first, for models with towers those of the stack that reads the tokens, or of the towers if
+            only these were requested; None for methods without one.
         real: (B, Q), True at real (unpadded) input positions.
         tokens: the tokens of each example, if the inputs have them.
         decoder_real: ``real`` for the decoder's positions of an encoder–decoder model, else None.
+        towers: the maps of a model's towers that were requested, by name: ``"vision"``, (N, L, [H,] Q, K), with the N
+            pictures (images, tiles) that the tower reads instead of the examples. Pictures packed into one sequence
+            (Qwen2-VL) are one, in which no picture attends to another.
+        modality: of each position of each example, ``"text"``, ``"image"``, ``"video"`` or ``"audio"``; None unless the
+            model reads several in one sequence, and its inputs are token ids.
+        patches: where the patches of each picture stand, for pictures whose patches the model keeps in rows.
     """
 
     encoder: Tensor | None
@@ -70,15 +112,23 @@ class AttributionMaps:
     real: Tensor
     tokens: Sequence[Sequence[str]] | None = None
     decoder_real: Tensor | None = None
+    towers: Mapping[str, Tensor] = field(default_factory=dict)
+    modality: Sequence[Sequence[Modality]] | None = None
+    patches: Sequence[Patches] = ()
 
     @property
     def self_attention(self) -> Tensor:
         """The maps of the only self-attention stack of an encoder or decoder, (B, L, [H,] Q, K).
 
         Raises:
-            InvalidInputError: for an encoder–decoder model.
+            InvalidInputError: for an encoder–decoder model, or if only a tower's maps were requested.
         """
         stack = self.encoder if self.decoder is None else self.decoder
+        if self.towers and stack is None:
+            raise InvalidInputError(
+                f"got maps of {', '.join(self.towers)} alone; read .towers, or request the text's maps, too: "
+                "stacks=['text', ...]"
+            )
         if stack is None or (self.encoder is not None and self.decoder is not None):
             raise InvalidInputError(
                 "got an encoder–decoder model, whose stacks cannot be aggregated; read .encoder, .decoder "
@@ -95,7 +145,10 @@ class AttributionMaps:
         """
         if self.encoder is None or self.decoder is None or self.cross is None:
             found = [name for name in ("encoder", "decoder", "cross") if getattr(self, name) is not None]
-            raise InvalidInputError(f"got maps of the stacks {', '.join(found)}; expected encoder, decoder and cross")
+            raise InvalidInputError(
+                f"got maps of the stacks {', '.join(found)}; expected encoder, decoder and cross, which are aggregated "
+                "together, or one of them: scores(maps(..., stacks=['decoder']))"
+            )
         if self.decoder.shape[1] != self.cross.shape[1]:
             raise InvalidInputError(
                 f"got maps of {self.decoder.shape[1]} decoder layers and {self.cross.shape[1]} of cross-attention; "

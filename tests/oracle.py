@@ -153,41 +153,51 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
     model.set_attn_implementation(implementation)
     for handle in handles:
         handle.remove()
-    result = []
-    for name, weights in zip(names, attentions, strict=True):
-        layer = model.get_submodule(name)
-        output = family.values(seen[name, "value"].pop(0)).double()
-        if family.value_bias is not None:
-            output = output + layer.get_parameter(family.value_bias).detach().double()
-        projection = layer.get_submodule(family.projection)
-        matrix = projection.weight.detach().double()
-        # GPT-2 keeps its matrices as (inputs, outputs).
-        matrix = matrix if type(projection).__name__ == "Conv1D" else matrix.T
-        heads = weights.shape[1]
-        width = matrix.shape[0] // heads
-        values = output.unflatten(-1, (-1, width)).transpose(1, 2)
-        value_heads = values.shape[1]
-        values = values.repeat_interleave(heads // value_heads, dim=1)
-        factor, stream_factor = (
-            torch.as_tensor(1.0 if name is None else attrgetter(name)(layer), dtype=torch.float64).detach()
-            for name in (family.branch_factor, family.residual_factor)
+    return [
+        layer_of(
+            family,
+            model.get_submodule(name),
+            weights,
+            seen[name, "value"].pop(0),
+            seen[name, "residual"].pop(0),
+            None if family.gate is None else seen[name, "gate"].pop(0),
         )
-        bias = getattr(projection, "bias", None)
-        result.append(
-            Layer(
-                weights.double(),
-                values,
-                matrix.reshape(heads, width, -1),
-                torch.zeros(matrix.shape[1], dtype=torch.float64) if bias is None else bias.detach().double(),
-                seen[name, "residual"].pop(0).double() * stream_factor,
-                family.norm(layer, family.branch_norm),
-                family.norm(layer, family.final_norm),
-                factor,
-                value_heads,
-                None if family.gate is None else seen[name, "gate"].pop(0).unflatten(-1, (heads, -1)),
-            )
-        )
-    return result
+        for name, weights in zip(names, attentions, strict=True)
+    ]
+
+
+def layer_of(
+    family: Any, layer: Any, weights: Tensor, value: Tensor, residual: Tensor, gate: Tensor | None = None
+) -> Layer:
+    """What a layer computed, from its weights, its value module's output, (B, K, ...), its input, and its gate."""
+    output = family.values(value).double()
+    if family.value_bias is not None:
+        output = output + layer.get_parameter(family.value_bias).detach().double()
+    projection = layer.get_submodule(family.projection)
+    matrix = projection.weight.detach().double()
+    # GPT-2 keeps its matrices as (inputs, outputs).
+    matrix = matrix if type(projection).__name__ == "Conv1D" else matrix.T
+    heads = weights.shape[1]
+    width = matrix.shape[0] // heads
+    values = output.unflatten(-1, (-1, width)).transpose(1, 2)
+    value_heads = values.shape[1]
+    factor, stream_factor = (
+        torch.as_tensor(1.0 if name is None else attrgetter(name)(layer), dtype=torch.float64).detach()
+        for name in (family.branch_factor, family.residual_factor)
+    )
+    bias = getattr(projection, "bias", None)
+    return Layer(
+        weights.double(),
+        values.repeat_interleave(heads // value_heads, dim=1),
+        matrix.reshape(heads, width, -1),
+        torch.zeros(matrix.shape[1], dtype=torch.float64) if bias is None else bias.detach().double(),
+        residual.double() * stream_factor,
+        family.norm(layer, family.branch_norm),
+        family.norm(layer, family.final_norm),
+        factor,
+        value_heads,
+        None if gate is None else gate.unflatten(-1, (heads, -1)),
+    )
 
 
 Elementwise = Callable[[Tensor], Tensor]

@@ -18,7 +18,6 @@ from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
-from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role, StackName
@@ -122,7 +121,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
             with call.attention_through(attend):
                 output = call.run()
             if not every:
-                raise UnsupportedModelError(no_attention(self.model))
+                raise UnsupportedModelError(call.unseen)
             check_seen(call, every, request)
             scores = output_scores(call, output, request.position, self._readout)
             number = explained_number(scores, chosen_target(request.target, scores))

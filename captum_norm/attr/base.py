@@ -19,7 +19,7 @@ from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.head import SeenPosition, seen_position
 from captum_norm.forward.layer import Layer, LayerReducer
 from captum_norm.forward.recording import Reducer
-from captum_norm.forward.request import Request, as_layers, as_stacks
+from captum_norm.forward.request import Request, as_layers, as_stacks, refuse_towers
 from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
@@ -68,6 +68,7 @@ class AttentionMapAttribution(Attribution, ABC):
         decomposes: of the class: whether its maps come from vectors that add up to what the model computed, whose
             completeness error is then the convergence delta.
         one_stack: of the class: whether it refuses encoder–decoder models.
+        text_alone: of the class: whether it refuses a model's towers, and text that attends to a tower's positions.
         single_heads: of the class: whether it has maps of single heads.
         batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
             only Hugging Face models allow.
@@ -82,6 +83,7 @@ class AttentionMapAttribution(Attribution, ABC):
     target: ClassVar[Literal["never", "optional", "always"]] = "never"
     decomposes: ClassVar[bool] = True
     one_stack: ClassVar[bool] = False
+    text_alone: ClassVar[bool] = False
     single_heads: ClassVar[bool] = False
     batch_first: ClassVar[bool] = False
 
@@ -113,8 +115,9 @@ class AttentionMapAttribution(Attribution, ABC):
             additional_forward_args: the model's further positional arguments (attention mask first).
             layers: 0-based indices of the layers, negative ones from the last; all if None.
             per_head: compute one map per head instead of one per layer.
-            stacks: which stacks of an encoder–decoder model to explain, of ``encoder``, ``decoder`` and ``cross``; all
-                if None.
+            stacks: which stacks to explain: of an encoder–decoder model ``encoder``, ``decoder`` and ``cross``, all if
+                None; of a model with towers ``text``, ``cross`` if its layers attend to a tower's positions, and the
+                towers by name, such as ``vision``; those that read the tokens if None.
 
         Returns:
             the maps, with mixing ratios and completeness errors where the method defines them.
@@ -335,7 +338,10 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         request = replace(request, layers=as_layers(request.layers), stacks=as_stacks(self.model, request.stacks))
         with torch.set_grad_enabled(self.session.differentiable):
-            return self.session.bind(inputs, additional_forward_args), request
+            call = self.session.bind(inputs, additional_forward_args, request.stacks)
+        if self.text_alone and call.towers:
+            refuse_towers(type(self).__name__, call)
+        return call, request
 
     def _maps_and_head(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps; once per model, observe where its head reads if its class does not tell."""

@@ -47,6 +47,7 @@ class GlobEnc(AttentionMapAttribution):
 
     name, title, units = "globenc", "GlobEnc", MapUnits("norm")
     one_stack = True
+    text_alone = True
 
     def __init__(self, model: nn.Module, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)

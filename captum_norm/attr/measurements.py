@@ -8,12 +8,12 @@ from torch import Tensor
 
 from captum_norm.forward.stacking import real_queries, stacked
 from captum_norm.functional import Baseline
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, Modality, Patches
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.positions import Positions
-from captum_norm.models.stacks import Role, StackName
+from captum_norm.models.stacks import STACKS, Role, StackName
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Measurements:
         layer_names: names of the L modules that contain the blocks; empty without scopes.
         layouts: the arrangement of each of them.
         layer_scopes: the scopes of each of them; those through a feed-forward network only if one was requested.
+        modality: see :class:`captum_norm.AttributionMaps`.
+        patches: see :class:`captum_norm.AttributionMaps`.
     """
 
     weights: Tensor | None
@@ -56,6 +58,8 @@ class Measurements:
     layer_names: tuple[str, ...] = ()
     layouts: tuple[Layout, ...] = ()
     layer_scopes: tuple[tuple[Scope, ...], ...] = ()
+    modality: Sequence[Sequence[Modality]] | None = None
+    patches: Sequence[Patches] = ()
 
 
 @dataclass(eq=False)
@@ -126,6 +130,8 @@ def assemble(
         layer_names=tuple(block.name for block in blocks),
         layouts=tuple(block.layout for block in blocks),
         layer_scopes=tuple(block.scopes for block in blocks),
+        modality=call.pictures.modality,
+        patches=call.pictures.patches,
     )
 
 
@@ -136,9 +142,11 @@ def maps_of_stacks(
     """Combine the maps of all stacks; ``choose`` takes maps and mixing ratio from one stack's measurements."""
     chosen = {name: choose(name, stack) for name, stack in measured.items()}
     maps = {name: stack for name, (stack, _) in chosen.items()}
-    ratios = [ratio for _, ratio in chosen.values()]
-    deltas = [m.convergence_delta for m in measured.values() if m.convergence_delta is not None]
-    inputs, *_ = measured.values()
+    # A tower has pictures for examples.
+    main = {name: stack for name, stack in measured.items() if name in STACKS} or measured
+    ratios = [chosen[name][1] for name in main]
+    deltas = [m.convergence_delta for m in main.values() if m.convergence_delta is not None]
+    inputs, *_ = main.values()
     return AttributionMaps(
         encoder=maps.get("encoder"),
         decoder=maps.get("decoder"),
@@ -148,4 +156,7 @@ def maps_of_stacks(
         real=inputs.real,
         decoder_real=measured["cross"].real if "cross" in measured else None,
         tokens=inputs.tokens,
+        towers={name: stack for name, stack in maps.items() if name not in STACKS},
+        modality=inputs.modality,
+        patches=inputs.patches,
     )

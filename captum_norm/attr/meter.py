@@ -107,11 +107,12 @@ class NormMeter:
             maps: whether to compute norms of pairs. Without them, at about half the cost, scopes return only their
                 mixing ratios, and ``head_norms``, which then needs no scopes, only ‖f_h(x_j)‖.
             layers: 0-based indices of the layers to measure in each stack, negative ones from the last; all if None.
-            stacks: which stacks of an encoder–decoder model to measure; all if None.
+            stacks: which stacks to measure, of an encoder–decoder model or of one with towers; see
+                :meth:`captum_norm.NormAttribution.maps`.
 
         Returns:
-            ``encoder`` for a bidirectional model, ``decoder`` for a causal one, and both and ``cross`` for an
-            encoder–decoder model.
+            ``encoder`` for a bidirectional model, ``decoder`` for a causal one, both and ``cross`` for an
+            encoder–decoder model, and towers by their names.
 
         Raises:
             InvalidInputError: if the inputs or options do not fit the model.
@@ -146,7 +147,7 @@ class NormMeter:
             maps=maps,
         )
         with torch.set_grad_enabled(self._session.differentiable):
-            call = self._session.bind(inputs, additional_forward_args)
+            call = self._session.bind(inputs, additional_forward_args, request.stacks)
         session = self._session
         return finite_results(session.model, session.explain(lambda: measure(session, call, request)))
 

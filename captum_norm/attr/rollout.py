@@ -52,16 +52,22 @@ class AttentionRollout(AttentionWeights):
             raise InvalidInputError("got per_head=True; a rollout uses the mean of the heads")
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.
-        stacks = requested if requested is not None and set(requested) == {"encoder"} else None
+        alone = call.towers or (requested is not None and set(requested) == {"encoder"})
+        stacks = requested if alone else None
         measured = measure(self.session, call, Request(stacks=stacks, weights=True, copied=len(layers or ())))
         refuse_mixing(self.model)
+        if call.towers and "cross" in measured:
+            raise InvalidInputError(
+                f"the layers of {type(self.model).__name__} attend to its tokens and to a tower's positions in turn, "
+                "which are not rolled out together; leave cross-attention out: maps(..., stacks=['text'])"
+            )
         rolled = _rolled({name: with_residual(name, stack) for name, stack in measured.items()})
 
         def choose(name: StackName, _: Measurements) -> tuple[Tensor, None]:
             maps = rolled[name]
             return maps if layers is None else maps[:, layer_indices(layers, maps.shape[1])], None
 
-        chosen = {name: stack for name, stack in measured.items() if requested is None or name in requested}
+        chosen = {name: stack for name, stack in measured.items() if alone or requested is None or name in requested}
         return maps_of_stacks(chosen, choose)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:

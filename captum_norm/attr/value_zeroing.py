@@ -60,6 +60,7 @@ class ValueZeroing(AttentionMapAttribution):
 
     name, title, units = "value-zeroing", "value zeroing", MapUnits("cosine distance")
     decomposes = False
+    text_alone = True
     batch_first = True
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:

@@ -72,5 +72,5 @@ def with_residual(name: StackName, stack: Measurements) -> Tensor:
     """Compute AttnRes-W from a stack's measured weights, in place if no gradient needs them."""
     weights = cast(Tensor, stack.weights)
     # The residual stream of cross-attention belongs to no key.
-    halved = (layer / 2 if name == "cross" else add_half_identity(layer) for layer in weights.unbind(1))
+    halved = (layer / 2 if name.endswith("cross") else add_half_identity(layer) for layer in weights.unbind(1))
     return replaced(weights, halved)

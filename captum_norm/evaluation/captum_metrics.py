@@ -114,7 +114,8 @@ def max_sensitivity(
     def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> tuple[Tensor]:
         (changed,) = changed if isinstance(changed, tuple) else (changed,)
         times = len(changed) // call.batch
-        arguments = call.map_batched(lambda value: value.repeat_interleave(times, 0), len(changed)).arguments
+        examples = [example for example in range(call.batch) for _ in range(times)]
+        arguments = call.map_batched(lambda value: value.repeat_interleave(times, 0), examples).arguments
         further = {name: value for name, value in arguments.items() if name not in ("input_ids", "inputs_embeds")}
         return (attribute({"inputs_embeds": changed, **further}, **options),)
 

@@ -243,7 +243,7 @@ class PerturbedInputs:
             sequence = value.dim() > 1 and value.shape[1] == self._real.shape[1]
             return value[index[:, None], places.to(value.device)] if sequence else value[index]
 
-        call = self._call.map_batched(take, len(examples))
+        call = self._call.map_batched(take, examples.tolist())
         if stand_in is None:
             _pad(call, real)
             output = call.run()

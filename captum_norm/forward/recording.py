@@ -24,7 +24,6 @@ from captum_norm.models.gates import Gate
 from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
-from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.offloading import loaded
 from captum_norm.models.search.experts import routing_of, routing_of_scores
 from captum_norm.models.stacks import Place, Stacks
@@ -159,7 +158,7 @@ def record(
     with call.attention_through(recorder.attention), hooked(recorder.hooks()):
         call.run()
     if not stacks.sizes:
-        raise UnsupportedModelError(no_attention(call.model))
+        raise UnsupportedModelError(call.unseen)
     recorder.expect_nothing_open()
     return stacks.causal
 

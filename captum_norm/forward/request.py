@@ -1,8 +1,8 @@
 """Says which maps are requested of a model, and checks that the model has them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from torch import nn
 
@@ -10,8 +10,9 @@ from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.outputs import Difference
-from captum_norm.models.stacks import Place, Role, Sizes, StackName, StackSize, encoder_of
+from captum_norm.models.stacks import STACKS, TEXT_STACKS, Place, Role, Sizes, StackName, StackSize, encoder_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Request:
 
     Attributes:
         layers: 0-based indices, negative ones from the last; all if None.
-        stacks: of an encoder–decoder model; all if None.
+        stacks: of an encoder–decoder model, or of a model with towers; all, or those that read the tokens, if None.
         per_head: maps of single heads.
         target: the number of the output.
         position: where the output is read.
@@ -87,31 +88,63 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     return [layer % count for layer in chosen]
 
 
-def as_stacks(model: nn.Module, stacks: object) -> list[StackName] | None:
-    """Check names of an encoder–decoder model's stacks, any sequence; None stays None."""
+def as_stacks(model: nn.Module, stacks: object) -> list[Role] | None:
+    """Check names of the stacks of an encoder–decoder model or of one with towers, any sequence; None stays None."""
     if stacks is None:
         return None
-    names = get_args(StackName)
     found = entries("stacks", stacks, "names")
+    towers = library_of(model).towers(model)
+    names = _TOWER_STACKS | _of_towers(towers.others) if towers else dict(zip(STACKS, STACKS, strict=True))
     if not found or any(name not in names for name in found):
         raise InvalidInputError(f"got stacks={shown(stacks)}; expected some of {', '.join(names)} in a list")
-    if encoder_of(model) is None:
-        raise InvalidInputError(f"got stacks={shown(stacks)}, but {type(model).__name__} is no encoder–decoder model")
-    return found
+    if towers is None and encoder_of(model) is None:
+        raise InvalidInputError(
+            f"got stacks={shown(stacks)}, but {type(model).__name__} is no encoder–decoder model and has no towers"
+        )
+    return list(dict.fromkeys(names[name] for name in found))
+
+
+# The stack that reads the tokens is "encoder" or "decoder" in results, by its direction.
+_TOWER_STACKS: Mapping[StackName, Role] = {"text": "self", "encoder": "self", "decoder": "self", "cross": "cross"}
+
+
+def _of_towers(names: Iterable[str]) -> dict[StackName, Role]:
+    return {stack: stack for name in names for stack in (name, f"{name} cross")}
 
 
 def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
     """Refuse a call in which no attention of a requested stack was seen."""
-    if call.encoder is None:
+    if call.towers:
+        names = request.stacks or ("self",)
+    elif call.encoder is None:
         return
-    # A decoder alone is given an encoder's output and has no encoder.
-    has_encoder = next(call.encoder.parameters(), None) is not None
-    stacks = [name for name in get_args(StackName) if name != "encoder" or has_encoder]
-    missing = [name for name in stacks if request.has_stack(name) and name not in seen]
+    else:
+        # A decoder alone is given an encoder's output and has no encoder.
+        has_encoder = next(call.encoder.parameters(), None) is not None
+        names = [name for name in STACKS if (name != "encoder" or has_encoder) and request.has_stack(name)]
+    missing = [name for name in names if name not in seen]
     if missing:
+        missing = ["text" if name == "self" else name for name in missing]
+        hint = "pass its inputs, too" if call.towers else f"choose others, stacks={[n for n in STACKS if n in seen]}"
         raise UnsupportedModelError(
-            f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; choose others, "
-            f"stacks={[name for name in get_args(StackName) if name in seen]}"
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; {hint}"
+        )
+
+
+def refuse_towers(method: str, call: ModelCall) -> None:
+    """Refuse, for a method, the towers of a model, and text whose layers attend to a tower's positions, too.
+
+    Raises:
+        InvalidInputError: if a tower is requested.
+        UnsupportedModelError: if the text does so.
+    """
+    beside = [name for name in call.watched if name not in TEXT_STACKS]
+    if beside:
+        raise InvalidInputError(f"got the stack {' and '.join(beside)}; {method} explains the text alone")
+    if "cross" in (call.known.sizes or ()):
+        raise UnsupportedModelError(
+            f"got {type(call.model).__name__}, whose text attends to a tower's positions, too; {method} explains one "
+            "stack of layers: take a method whose maps have .decoder and .cross, such as NormAttribution"
         )
 
 

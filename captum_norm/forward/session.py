@@ -1,6 +1,6 @@
 """Runs a model and hands what passes its attention layers to reducers; the model is left as it was."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -26,7 +26,6 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.known import KnownModel
-from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.objects import opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
@@ -111,21 +110,23 @@ class Session:
         """Class of the model, for messages."""
         return type(self.model).__name__
 
-    def bind(self, inputs: Inputs, additional_forward_args: Any = None) -> ModelCall:
+    def bind(
+        self, inputs: Inputs, additional_forward_args: Any = None, stacks: Collection[Role] | None = None
+    ) -> ModelCall:
         """Bind inputs to the model and verify, once, that explaining the model does not change its output.
 
         Args:
             inputs: see :meth:`captum_norm.NormMeter.measure`.
             additional_forward_args: the model's further positional arguments (attention mask first).
+            stacks: the stacks to explain of a model with towers; if None, those that read the tokens.
 
         Raises:
             InvalidInputError: the inputs do not fit the model.
             UnsupportedModelError: the model computes something else than with attention weights.
             NonFiniteError: its weights contain NaN or infinity.
         """
-        call = bind_inputs(
-            self.model, inputs, additional_forward_args, MemoryBudget(self.memory_budget), self.tokenizer
-        )
+        budget = MemoryBudget(self.memory_budget)
+        call = bind_inputs(self.model, inputs, additional_forward_args, budget, self.tokenizer, stacks)
         if call.known.sizes is None:
             with self._naming_weights():
                 verify(call)
@@ -141,7 +142,7 @@ class Session:
         """
         sizes = stack_sizes(call)
         if not sizes:
-            raise UnsupportedModelError(no_attention(self.model))
+            raise UnsupportedModelError(call.unseen)
         return sizes
 
     def blocks(self, call: ModelCall, *, feed_forward: bool = False) -> Blocks:

@@ -9,7 +9,7 @@ from torch import Tensor
 from captum_norm.maps import AttributionMaps
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.positions import Positions
-from captum_norm.models.stacks import Role, StackName
+from captum_norm.models.stacks import STACKS, Role, StackName
 
 
 def stacked(
@@ -68,9 +68,11 @@ def stacked_maps(
     for role, parts in maps.items():
         queries, keys = call.positions_of(role)
         stacks[stack_name(role, causal=causal)] = stacked(parts, {-2: queries, -1: keys})
-    every = [delta for found in deltas.values() for delta in found]
+    # A tower has pictures for examples.
+    main = [role for role in maps if stack_name(role, causal=causal) in STACKS] or list(maps)
+    every = [delta for role in main for delta in deltas.get(role, ())]
     cross = stacks.get("cross")
-    first = next(iter(maps))
+    first = main[0]
     return AttributionMaps(
         encoder=stacks.get("encoder"),
         decoder=stacks.get("decoder"),
@@ -80,4 +82,7 @@ def stacked_maps(
         real=real_queries(call, first, maps[first][0].shape[-2]),
         tokens=call.tokens,
         decoder_real=None if cross is None else real_queries(call, "cross", cross.shape[-2]),
+        towers={name: stack for name, stack in stacks.items() if name not in STACKS},
+        modality=call.pictures.modality,
+        patches=call.pictures.patches,
     )

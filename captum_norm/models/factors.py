@@ -1,5 +1,6 @@
-"""Finds the numbers and vectors that multiply the summands in a layer: residual multipliers, layer scales."""
+"""Finds the numbers and vectors that multiply the summands in a layer: residual multipliers, layer scales, gates."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -13,6 +14,7 @@ from captum_norm.models.projections import NormReader
 from captum_norm.models.search.trace import Trace
 
 FactorValue = Tensor | float
+_GATE = re.compile(r"tanh\((.+)\)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +22,7 @@ class Factor:
     """A number, or a vector (D,), in a layer.
 
     Attributes:
-        name: the name of the parameter or attribute inside the layer.
+        name: the name of the parameter or attribute inside the layer; ``tanh(NAME)`` for a gate.
         module: the module that holds it.
     """
 
@@ -29,9 +31,10 @@ class Factor:
 
     @property
     def stored(self) -> FactorValue:
-        """The factor as the module stores it; on the meta device if it is offloaded."""
-        value: FactorValue = getattr(self.module, self.name.rpartition(".")[2])
-        return value
+        """The factor as the module stores it, or a gate's tanh; on the meta device if it is offloaded."""
+        gated = _GATE.fullmatch(self.name)
+        value: FactorValue = getattr(self.module, (gated[1] if gated else self.name).rpartition(".")[2])
+        return value.tanh() if gated and isinstance(value, Tensor) else value
 
     @property
     def size(self) -> int:
@@ -60,7 +63,8 @@ def scaled_norm(norm: NormReader | None, factor: Factor | None, dtype: torch.dty
 
 def read_factor(layer: nn.Module, name: str) -> Factor | None:
     """Return the factor of that name inside a layer; None unless it is a number or a vector."""
-    path, _, attribute = name.rpartition(".")
+    gated = _GATE.fullmatch(name)
+    path, _, attribute = (gated[1] if gated else name).rpartition(".")
     try:
         module = layer.get_submodule(path)
     except AttributeError:
@@ -68,7 +72,8 @@ def read_factor(layer: nn.Module, name: str) -> Factor | None:
     value = getattr(module, attribute, None)
     if isinstance(value, Tensor):
         return Factor(name, module) if value.is_floating_point() and value.dim() <= 1 else None
-    return Factor(name, module) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Factor(name, module) if number and not gated else None
 
 
 Factors = tuple[Factor | None, Factor | None]
@@ -78,10 +83,15 @@ UNFACTORED: Factors = (None, None)
 
 
 def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
-    """Return the factors that a sum in a layer may have, none first: numbers and vectors (D,) of the layer itself."""
+    """Return the factors that a sum in a layer may have, none first: numbers and vectors (D,) of the layer itself.
+
+    A parameter of one number may be a gate, whose tanh is the factor.
+    """
+    own = dict(layer.named_parameters(recurse=False))
+    gates = (f"tanh({name})" for name, parameter in own.items() if parameter.numel() == 1)
     held = [
         factor
-        for name in (*vars(layer), *(name for name, _ in layer.named_parameters(recurse=False)))
+        for name in (*vars(layer), *own, *gates)
         if (factor := read_factor(layer, name)) is not None and _matters(factor, width)
     ]
     return list(product((None, *held), (None, *held)))

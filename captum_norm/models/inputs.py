@@ -1,9 +1,10 @@
 """Binds the user's inputs to the parameters of a model's forward function, and checks them."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from traceback import walk_tb
 from typing import Any
 
@@ -15,12 +16,15 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionFunction
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel, known_model
-from captum_norm.models.libraries.library import Library, SequencesSeen
+from captum_norm.models.libraries.library import Library, SequencesSeen, forward_parameters
+from captum_norm.models.libraries.registry import library_of, no_attention
 from captum_norm.models.main_input import check_shape, check_tensors
 from captum_norm.models.objects import Texts, are_texts, tokenized
+from captum_norm.models.pictures import Pictures, of_examples, read_pictures
 from captum_norm.models.positions import Positions, check_some_real, read_positions
-from captum_norm.models.stacks import Role, Stacks
-from captum_norm.models.wrappers import unwrapped
+from captum_norm.models.stacks import TEXT_STACKS, Members, Role, Stacks
+from captum_norm.models.towers import gathering_chunks
+from captum_norm.models.wrappers import config_of, unwrapped
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
 
@@ -33,41 +37,92 @@ class ModelCall:
         model: the model.
         known: what is known about it.
         encoder: the encoder of an encoder–decoder model; None for any other model.
+        towers: the models inside it that read images or sounds beside tokens, by name.
+        watched: the stacks to explain of a model with towers.
         arguments: arguments of its forward function, by name.
         batch: batch size.
         positions: positions of the inputs, of the encoder's in an encoder–decoder model.
         decoder: positions of the decoder's inputs in an encoder–decoder model.
         tokens: the tokens' texts, if the inputs contain them.
         budget: memory that each piece of a computation may take.
+        found: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
     """
 
     model: nn.Module
     known: KnownModel
     encoder: nn.Module | None
+    towers: Mapping[str, nn.Module]
+    watched: Collection[Role]
     arguments: dict[str, Any]
     batch: int
     positions: Positions
     decoder: Positions
     tokens: Sequence[Sequence[str]] | None
     budget: MemoryBudget
+    found: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """Which positions are pictures, in the order of the user's inputs."""
+        ids, real = self.arguments.get("input_ids"), self.positions.real
+        if self.positions.shift is None or not isinstance(ids, Tensor):
+            return read_pictures(config_of(self.model), list(self.towers), self.arguments, real)
+        ids, real = (self.positions.shift_back(rows, 1) for rows in (ids, real if real is not None else ids >= 0))
+        return read_pictures(config_of(self.model), list(self.towers), self.arguments | {"input_ids": ids}, real)
 
     @property
     def library(self) -> Library:
         """The library that the model is built with."""
         return self.known.library
 
+    @property
+    def unseen(self) -> str:
+        """The message for a call in which no attention was seen."""
+        if not self.towers or "self" in self.watched:
+            return no_attention(self.model)
+        return (
+            f"no attention of {' or '.join(self.watched)} was seen in {type(self.model).__name__}; pass its inputs, too"
+        )
+
     def stacks(self) -> Stacks:
         """Create the checks of a forward pass's attention calls."""
-        return Stacks(self.encoder, several=self.positions.several)
+        return Stacks(self._members, several=self.positions.several, found=self.found)
+
+    @property
+    def _members(self) -> Members:
+        return Members(self.encoder, self.towers)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
-        """Put the model in ``eval()`` and run its attention through ``function``; restore both on exit."""
-        with self.library.attention_through(self.model, function), evaluating(self.model):
+        """Put the model in ``eval()`` and run its attention through ``function``; restore both on exit.
+
+        Of a model with towers, only the stacks watched run through it, and images that a tower attends to one after
+        the other come as one sequence.
+        """
+        with ExitStack() as stack:
+            if self.towers:
+                watched = [tower for name, tower in self.towers.items() if name in self.watched]
+                function = stack.enter_context(gathering_chunks(watched, function))
+                function = self._watching(function)
+            stack.enter_context(self.library.attention_through(self.model, function))
+            stack.enter_context(evaluating(self.model))
             yield
+
+    @property
+    def unwatched(self) -> set[nn.Module]:
+        """The modules of the towers that are not explained."""
+        names = {role.removesuffix(" cross") for role in self.watched}
+        return {module for name, tower in self.towers.items() if name not in names for module in tower.modules()}
+
+    def _watching(self, function: AttentionFunction) -> AttentionFunction:
+        members = self._members
+        return lambda call: function(call) if members.role(call) in self.watched else call.run()[0]
 
     def positions_of(self, role: Role) -> tuple[Positions, Positions]:
         """Positions of a stack's queries and of its keys."""
+        if self.towers and role != "self":
+            queries, keys = self.found.get(role, (Positions(), Positions()))
+            return self.positions if role == "cross" else queries, keys
         queries = self.decoder if role in ("decoder", "cross") else self.positions
         return queries, self.decoder if role == "decoder" else self.positions
 
@@ -105,7 +160,7 @@ class ModelCall:
 
     def example(self, index: int) -> "ModelCall":
         """One example alone."""
-        return self.map_batched(lambda value: value[index : index + 1], batch=1)
+        return self.map_batched(lambda value: value[index : index + 1], [index])
 
     def examples(self, index: Tensor, length: int) -> "ModelCall":
         """Some examples, (N,), cut to their first ``length`` positions, without shifts of results back."""
@@ -114,12 +169,18 @@ class ModelCall:
             rows = value[index.to(value.device)]
             return rows[:, :length] if rows.dim() > 1 and rows.shape[1] == self.positions.length else rows
 
-        call = self.map_batched(take, len(index))
+        call = self.map_batched(take, index.tolist())
         return replace(call, positions=replace(call.positions, length=length, shift=None))
 
     def repeated(self, copies: int) -> "ModelCall":
         """A call with ``copies`` of this call's only example."""
-        return self.map_batched(lambda value: value.expand(copies, *value.shape[1:]), batch=copies)
+
+        def copied(value: Tensor) -> Tensor:
+            expanded = value.expand(copies, *value.shape[1:])
+            # Models view pictures in another shape.
+            return expanded.contiguous() if self.towers else expanded
+
+        return self.map_batched(copied, [0] * copies)
 
     def outside_inference(self) -> "ModelCall":
         """The call without inference tensors, which autograd cannot record."""
@@ -129,18 +190,33 @@ class ModelCall:
 
         return replace(self, arguments=self._map_arguments(lambda _, value: outside(value)))
 
-    def map_batched(self, change: Callable[[Tensor], Tensor], batch: int) -> "ModelCall":
-        """Apply a function that returns ``batch`` examples to all arguments and positions that begin with the batch."""
+    def map_batched(self, change: Callable[[Tensor], Tensor], examples: Sequence[int]) -> "ModelCall":
+        """Make a call of some examples, one of which may come several times.
+
+        Args:
+            change: selects these examples, applied to all arguments and positions that begin with the batch.
+            examples: their indices. Arguments that have all pictures in a row keep those of these examples.
+
+        Raises:
+            InvalidInputError: if it is unknown which pictures belong to which example.
+        """
 
         def changed(value: Any) -> Any:
             batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
             return change(value) if batched else value
 
-        arguments = self._map_arguments(lambda _, value: changed(value))
+        counts = self.pictures.counts if self.towers else {}
+        if counts is None:
+            raise InvalidInputError(
+                f"it is unknown which pictures belong to which of the {self.batch} examples; pass one at a time"
+            )
+        arguments = self._map_arguments(
+            lambda name, value: of_examples(value, counts[name], examples) if name in counts else changed(value)
+        )
         positions, decoder = (
             replace(old, real=changed(old.real), shift=changed(old.shift)) for old in (self.positions, self.decoder)
         )
-        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder)
+        return replace(self, arguments=arguments, batch=len(examples), positions=positions, decoder=decoder)
 
     def _map_arguments(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Apply a function to every argument; a tensor with several names, such as query and key, stays one tensor."""
@@ -164,6 +240,7 @@ def bind_inputs(
     additional_forward_args: Any = None,
     budget: MemoryBudget | None = None,
     tokenizer: Any = None,
+    stacks: Collection[Role] | None = None,
 ) -> ModelCall:
     """Bind inputs to a model.
 
@@ -174,6 +251,7 @@ def bind_inputs(
         additional_forward_args: the model's further positional arguments: a value, or a tuple of values.
         budget: memory that each piece of a computation may take.
         tokenizer: the tokenizer for texts.
+        stacks: the stacks to explain of a model with towers; if None, those that read the tokens.
 
     Returns:
         the call. Left-padded examples are shifted to begin at position 0, as they would alone;
@@ -183,22 +261,30 @@ def bind_inputs(
         UnsupportedModelError: if threads run the model on several devices.
         InvalidInputError: if inputs are empty or too long, ids are outside the vocabulary, or a mask has another shape.
     """
-    known, budget = known_model(model), MemoryBudget() if budget is None else budget
+    budget = MemoryBudget() if budget is None else budget
+    towers = library_of(model).towers(model)
+    watched = frozenset(TEXT_STACKS if stacks is None else stacks) if towers else frozenset[Role]()
+    known = known_model(model, watched)
     library = known.library
     texts = _token_texts(inputs)
     if are_texts(inputs):
         inputs = tokenized(model, inputs, tokenizer)
         texts = [tokenizer.convert_ids_to_tokens(ids) for ids in inputs["input_ids"].tolist()]
     main, arguments = _named(model, library.inputs, inputs, additional_forward_args)
+    if towers is not None and "use_cache" not in arguments and _hands_on(model, towers.text, "use_cache"):
+        arguments["use_cache"] = False
     check_tensors(arguments)
     _remove_caches(arguments)
     halves = library.halves(model)
     encoder = None if halves is None else halves[0]
     if library.sequences is not None:
         check_shape(main)
-        call = ModelCall(model, known, encoder, arguments, len(main), Positions(), Positions(), texts, budget)
+        call = ModelCall(
+            model, known, encoder, {}, watched, arguments, len(main), Positions(), Positions(), texts, budget
+        )
         return _with_positions_seen(call, main, library.sequences)
-    positions = read_positions(library, model if encoder is None else encoder, library.mask, main, arguments)
+    part = encoder if encoder is not None else model if towers is None else towers.text
+    positions = read_positions(library, part, library.mask, main, arguments)
     decoder = Positions()
     given = (arguments.get(name) for name in library.decoder)
     start = next((value for value in given if isinstance(value, Tensor)), None)
@@ -209,7 +295,8 @@ def bind_inputs(
     if positions.shift is not None or decoder.shift is not None:
         read = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: own.shift_left(arguments[name]) for name, own in read}
-    return ModelCall(model, known, encoder, arguments, len(main), positions, decoder, texts, budget)
+    others = {} if towers is None else towers.others
+    return ModelCall(model, known, encoder, others, watched, arguments, len(main), positions, decoder, texts, budget)
 
 
 def _named(
@@ -235,6 +322,12 @@ def _named(
     if "use_cache" in parameters and arguments.get("use_cache") is None:
         arguments["use_cache"] = False
     return main, arguments
+
+
+def _hands_on(model: nn.Module, part: nn.Module, name: str) -> bool:
+    """Whether a model's forward function takes any argument, and that of a part of it one of this name."""
+    parameters = inspect.signature(unwrapped(model).forward).parameters.values()
+    return any(own.kind == own.VAR_KEYWORD for own in parameters) and name in forward_parameters(part)
 
 
 def _remove_caches(arguments: dict[str, Any]) -> None:

@@ -34,20 +34,22 @@ class KnownModel:
     sizes: Sizes | None = None
 
 
-_known: WeakKeyDictionary[nn.Module, KnownModel] = WeakKeyDictionary()
+Watched = frozenset[str]
+_known: WeakKeyDictionary[nn.Module, dict[Watched, KnownModel]] = WeakKeyDictionary()
 
 
-def known_model(model: nn.Module) -> KnownModel:
-    """Return what is known about a model in its present state.
+def known_model(model: nn.Module, watched: Watched = frozenset()) -> KnownModel:
+    """Return what is known about a model, or of the stacks watched in a model with towers, in its present state.
 
     Raises:
         UnsupportedModelError: if threads run copies of the model on several devices.
     """
-    state, known = _state(model), _known.get(model)
+    every = _known.setdefault(model, {})
+    state, known = _state(model), every.get(watched)
     if known is None or known.state != state:
         refuse_spread(model)
         # Whether layers mix positions is known of the state before until this one is verified.
-        known = _known[model] = KnownModel(state, library_of(model), None if known is None else known.mixing)
+        known = every[watched] = KnownModel(state, library_of(model), None if known is None else known.mixing)
     return known
 
 
@@ -57,10 +59,11 @@ def refuse_mixing(model: nn.Module) -> None:
     Raises:
         UnsupportedModelError: with that layer's name.
     """
-    known = _known.get(model)
-    if known is not None and known.mixing is not None:
+    mixing = [known.mixing for watched, known in _known.get(model, {}).items() if not watched or "self" in watched]
+    found = next((layer for layer in mixing if layer is not None), None)
+    if found is not None:
         raise UnsupportedModelError(
-            f"{type(model).__name__} mixes positions by more than attention weights, in {known.mixing}: attention "
+            f"{type(model).__name__} mixes positions by more than attention weights, in {found}: attention "
             "maps cannot be aggregated over its layers; explain single layers: attribute(layer=...), or maps() of a "
             "method that maps each layer on its own"
         )

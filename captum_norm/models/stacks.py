@@ -1,9 +1,8 @@
-"""Checks a forward pass's attention calls by stack of layers: one stack, or an encoder–decoder model's three."""
+"""Checks a forward pass's attention calls by stack: one, an encoder–decoder model's three, or those of towers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +10,18 @@ from torch import Tensor, nn
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.positions import Positions
 
-StackName = Literal["encoder", "decoder", "cross"]
-Role = Literal["self", "encoder", "decoder", "cross"]
-"""A stack of attention layers: one of an encoder–decoder model's three, or ``"self"``, the only one of other models."""
+StackName = str
+"""A stack for users: one of :data:`STACKS`, ``"text"``, or a tower's name such as ``"vision"``."""
+STACKS: tuple[StackName, ...] = ("encoder", "decoder", "cross")
+Role = str
+"""A stack of attention layers: ``"self"``, the one that reads the inputs' tokens, is the only one of most models.
+
+An encoder–decoder model has :data:`STACKS`. A model with towers has ``"self"``, ``"cross"`` if that stack also attends
+to a tower's positions, each tower's name, and ``"NAME cross"`` if the tower attends to another's positions.
+"""
+TEXT_STACKS: tuple[Role, ...] = ("self", "cross")
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,31 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     """The encoder of an encoder–decoder model; None for any other model, an encoder alone included."""
     halves = library_of(model).halves(model)
     return None if halves is None else halves[0]
+
+
+class Members:
+    """Says to which stack an attention call belongs.
+
+    Args:
+        encoder: the encoder of an encoder–decoder model; None for any other model.
+        towers: the models inside a model that read no tokens, by name.
+    """
+
+    def __init__(self, encoder: nn.Module | None, towers: Mapping[str, nn.Module]) -> None:
+        self.towers = bool(towers)
+        self._encoder = None if encoder is None else frozenset(encoder.modules())
+        self._tower_of = {module: name for name, tower in towers.items() for module in tower.modules()}
+
+    def role(self, call: AttentionCall) -> Role:
+        """The stack of a call."""
+        tower = self._tower_of.get(call.module)
+        if tower is not None:
+            return f"{tower} cross" if call.cross else tower
+        if self._encoder is None:
+            return "cross" if call.cross and self.towers else "self"
+        if call.cross:
+            return "cross"
+        return "encoder" if call.module in self._encoder else "decoder"
 
 
 @dataclass
@@ -65,8 +97,10 @@ class Stacks:
     """Checks the attention calls of a forward pass in order.
 
     Args:
-        encoder: the encoder of an encoder–decoder model; None for any other model.
+        members: says which stack a call belongs to.
         several: whether any example has more than one real position; otherwise weights cannot show causality.
+        found: filled with the positions of queries and keys of each stack that reads something else than the inputs'
+            tokens.
 
     Attributes:
         sizes: size of each stack.
@@ -74,12 +108,13 @@ class Stacks:
         causal: whether the only stack, if not an encoder–decoder model's, is causal.
     """
 
-    def __init__(self, encoder: nn.Module | None, *, several: bool) -> None:
+    def __init__(self, members: Members, *, several: bool, found: dict[Role, tuple[Positions, Positions]]) -> None:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
         self.causal = False
-        self._encoder = None if encoder is None else frozenset(encoder.modules())
+        self._members = members
         self._several = several
+        self._found = found
         self._ahead = False
         self._place: Place
 
@@ -91,7 +126,7 @@ class Stacks:
             UnsupportedModelError: if self-attention has keys of another sequence, or if sequence lengths or causality
                 differ from earlier calls of the stack.
         """
-        role, module = self._role(call), call.module
+        role, module = self._members.role(call), call.module
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
         if role == "self" and (call.cross or queries != keys):
@@ -100,11 +135,13 @@ class Stacks:
                 "alone may attend only to its whole sequence: pass no past_key_values, and the whole encoder–decoder "
                 "model"
             )
-        if role != "cross" and queries != keys:
+        if not role.endswith("cross") and queries != keys:
             raise UnsupportedModelError(
                 f"{type(module).__name__} attends from {queries} to {keys} positions; expected as many keys as queries "
                 "in self-attention: pass no past_key_values"
             )
+        if self._members.towers and role != "self" and role not in self.sizes:
+            self._found[role] = _tower_positions(call)
         size = self.sizes.setdefault(role, StackSize(batch, heads, queries, keys, call.value.dtype, call.value.device))
         if (size.batch, size.queries, size.keys) != (batch, queries, keys):
             raise UnsupportedModelError(
@@ -126,13 +163,6 @@ class Stacks:
             self.look(weights)
         return output, weights
 
-    def _role(self, call: AttentionCall) -> Role:
-        if self._encoder is None:
-            return "self"
-        if call.cross:
-            return "cross"
-        return "encoder" if call.module in self._encoder else "decoder"
-
     def look(self, weights: Tensor) -> None:
         """Check the weights of some examples from their first query on, (B, H, Q, K).
 
@@ -145,10 +175,26 @@ class Stacks:
         self._ahead |= bool(first[..., 1:].any())
 
     def _expect_same_direction(self, module: nn.Module) -> None:
-        causal = not self._ahead if self._several else bool(getattr(module, "is_causal", False))
+        causal, declared = not self._ahead, bool(getattr(module, "is_causal", False))
+        if not self._several:
+            causal = declared
+        elif self._members.towers:
+            # The patches of an image, or a whole prompt with images, may attend ahead in a decoder.
+            causal = causal or declared
         if self._place.index > 0 and causal != self.causal:
             raise UnsupportedModelError(
                 f"{type(module).__name__} is {'causal' if causal else 'not causal'}, unlike the {self._place.index} "
                 "attention layers before it; pass one stack of layers alone"
             )
         self.causal = causal
+
+
+def _tower_positions(call: AttentionCall) -> tuple[Positions, Positions]:
+    """Positions of a tower's queries and keys: those are real that a query attends to or, without a mask, all."""
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    attended = torch.ones(len(call.query), keys, dtype=torch.bool, device=call.key.device)
+    if call.mask is not None and call.mask.dim() == 4:
+        allowed = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
+        attended = allowed[..., :keys].any(1).any(1).expand_as(attended)
+    asking = attended if not call.cross else attended.new_ones(len(call.query), queries)
+    return Positions(queries, asking), Positions(keys, attended)

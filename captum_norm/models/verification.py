@@ -24,7 +24,9 @@ def verify(call: ModelCall) -> None:
     """
     # A single position attends only to itself.
     if call.positions.several:
-        call.known.mixing, call.known.sizes = on_excerpt(call, _verify)
+        call.known.mixing, sizes = on_excerpt(call, _verify)
+        # Without its inputs, a tower has not been seen.
+        call.known.sizes = sizes or None
 
 
 def stack_sizes(call: ModelCall) -> Sizes:

@@ -116,6 +116,7 @@ class DecompX(AttentionMapAttribution):
     """
 
     name, title, target = "decompx", "DecompX", "optional"
+    text_alone = True
     units = MapUnits("norm", "norm", aggregation="propagated", target="part of the output")
     batch_first = True
 

@@ -20,7 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.hooks import Received, hooked
-from captum_norm.models.libraries.library import Library, forward_parameters
+from captum_norm.models.libraries.library import Library, Towers, forward_parameters
 from captum_norm.models.libraries.own_code import AttentionProducts
 from captum_norm.models.threads import explaining
 from captum_norm.models.wrappers import config_of, unwrapped
@@ -36,7 +36,7 @@ _current: ContextVar[AttentionFunction] = ContextVar("current attention function
 # The attention implementations that models now being explained were set to before, by their configurations' ids.
 _before: dict[int, str | None] = {}
 # Names of the argument with the sequence that cross-attention reads.
-OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "key")
+OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "key")
 
 
 @contextmanager
@@ -80,7 +80,8 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
 def _watching(model: nn.Module, crossing: set[nn.Module]) -> AbstractContextManager[None]:
     """While open, keep ``crossing`` to the modules whose last call was given another sequence to read."""
     config = config_of(model)
-    if not (getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)):
+    crosses = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+    if not crosses and _towers(model) is None:
         return nullcontext()
 
     def look(module: nn.Module, received: Received) -> None:
@@ -125,6 +126,9 @@ def _dispatch(
             f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
             "eager_attention_forward to get the attention weights from"
         )
+    if "scaling" in options and options["scaling"] is None:
+        # Which the other attention functions take for this one.
+        options["scaling"] = query.shape[-1] ** -0.5
     return attend(AttentionCall(eager, module, query, key, value, attention_mask, options=options)), None
 
 
@@ -165,6 +169,39 @@ def _embeddings(model: nn.Module) -> nn.Module | None:
         return None
 
 
+def _towers(model: nn.Module) -> Towers | None:
+    whole = unwrapped(model)
+    models = [(name, module) for name, module in whole.named_modules() if isinstance(module, PreTrainedModel)]
+    if len(models) < 2 or _halves(model) is not None:
+        return None
+    # A model of two towers side by side may name no embeddings, or those of one tower.
+    tables = (_embeddings(module) for _, module in models)
+    embeddings = next((table for table in tables if isinstance(table, nn.Embedding)), None)
+    if embeddings is None:
+        return None
+    text, others, inside = whole, dict[str, nn.Module](), set[nn.Module]()
+    kinds = {type(own): key.removesuffix("_config") for _, module in models for key, own in _parts(module.config)}
+    for name, module in models:
+        if module in inside:
+            continue
+        modules = set(module.modules())
+        # T5 names one module and runs another that has the same table.
+        if any(isinstance(table, nn.Embedding) and table.weight is embeddings.weight for table in modules):
+            text = module
+            continue
+        inside |= modules
+        kind = kinds.get(type(module.config))
+        others[name.rpartition(".")[2] if kind is None or kind in others else kind] = module
+    return Towers(text, others) if others else None
+
+
+def _parts(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the configurations inside a configuration, by name."""
+    for key in getattr(config, "sub_configs", ()):
+        if (own := getattr(config, key, None)) is not None:
+            yield key, own
+
+
 SIGNALS = ("pixel_values", "input_features", "input_values")
 HUGGING_FACE = Library(
     models="a model that attends through transformers' attention interface, by softmax(scores) @ values or by "
@@ -180,5 +217,6 @@ HUGGING_FACE = Library(
     decoder_mask="decoder_attention_mask",
     signals=SIGNALS,
     with_weights=': attn_implementation="eager"',
+    towers=_towers,
     without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",
 )

@@ -1,11 +1,11 @@
 """Describes a library: how to reach its attention, and the names of its models' arguments."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -13,6 +13,18 @@ from captum_norm.models.attention import AttentionFunction
 
 SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, Tensor | None]]
 """From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
+
+
+class Towers(NamedTuple):
+    """The models inside a model that reads images or sounds beside tokens.
+
+    Attributes:
+        text: the one that embeds the tokens.
+        others: the others by name: ``"vision"`` or ``"audio"`` for what they read, else the attribute that holds them.
+    """
+
+    text: nn.Module
+    others: Mapping[str, nn.Module]
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,7 @@ class Library:
         decoder_mask: the same for the decoder's sequence.
         signals: those of ``inputs`` that are images or sounds, which the model divides into positions itself.
         with_weights: how to make a model compute its attention weights explicitly, for messages.
+        towers: the models inside a model that reads images or sounds beside tokens; None for any other model.
         sequences: finds the sequences in a forward pass; None if the arguments show padding and have the batch first.
     """
 
@@ -51,6 +64,7 @@ class Library:
     decoder_mask: str | None = None
     signals: tuple[str, ...] = ()
     with_weights: str = ""
+    towers: Callable[[nn.Module], Towers | None] = lambda _: None
     sequences: SequencesSeen | None = None
 
     def is_decoders(self, name: str) -> bool:

@@ -21,7 +21,6 @@ from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multip
 from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
-from captum_norm.models.libraries.registry import no_attention
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.measured_projections import affine_map, may_be_affine
 from captum_norm.models.projections import Same, equal, reproduces
@@ -214,13 +213,14 @@ def _find_blocks(
 ) -> dict[nn.Module, Block]:
     """Find blocks; ``gated`` has the projections that receive attention's output gated, by attention module."""
     model = call.model
-    names = {module: name for name, module in model.named_modules()}
+    unwatched = call.unwatched
+    names = {module: name for name, module in model.named_modules() if module not in unwatched}
     search = FeedForwardSearch() if feed_forward else None
     probe = _Probe(model, call.stacks(), names, search, gated)
     with torch.no_grad(), not_compared(), call.attention_through(probe.attention), hooked(probe.hooks()):
         call.run()
     if not probe.stacks.sizes:
-        raise UnsupportedModelError(no_attention(model))
+        raise UnsupportedModelError(call.unseen)
     if probe.open_calls and probe.last_trace is not None:
         trace, unknown = probe.last_trace, probe.open_calls[0]
         projected = any(True for _ in _projections(trace, unknown.context))
@@ -338,6 +338,8 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
         places = {event: place for place, event in enumerate(here, start + 1)}
         for residual_factor, factor in factors:
             residual, summands = multiplied(residual_factor, stream), [multiplied(factor, o.tensor) for o in outputs]
+            if _adds_to_some(residual, summands, trace.output, same):
+                return True
             ends = [sketch(cast(Tensor, trace.output)), *(event.sketch for event in received)]
             of_summands = [o.sketch if factor is None else sketch(s) for o, s in zip(outputs, summands, strict=True)]
             for summand, end in Sketches(of_summands).pairs(sketch(residual), Sketches(ends)):
@@ -355,6 +357,19 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
                         seen.add(value)
                         pending.append((onward, places[event]))
     return False
+
+
+def _adds_to_some(residual: Tensor, summands: Sequence[Tensor], output: Tensor | None, same: Same) -> bool:
+    """Whether a layer adds one of some tensors at some positions and leaves the others, which see no picture, as is."""
+    if output is None or output.numel() != residual.numel():
+        return False
+    output = output.reshape(residual.shape)
+    changed = (output != residual).any(-1)
+    if changed.all() or not changed.any():
+        return False
+    stream, whole = residual[changed], output[changed]
+    fitting = (added.reshape(residual.shape)[changed] for added in summands if added.numel() == residual.numel())
+    return any(same(stream + added, whole, stream, added) for added in fitting)
 
 
 def _distinct(events: Sequence[Event]) -> list[Event]:

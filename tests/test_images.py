@@ -1,0 +1,467 @@
+"""Models with several towers: every family with pictures × the properties that hold for all of them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
+
+from captum_norm import (
+    ALTI,
+    AttentionRollout,
+    AttentionWeights,
+    CaptumNormError,
+    DecompX,
+    InvalidInputError,
+    NormAttribution,
+    NormMeter,
+    UnsupportedModelError,
+    ValueZeroing,
+)
+from captum_norm.models import Scope
+from captum_norm.models.inputs import bind_inputs
+from tests import oracle
+from tests.families import randomized
+from tests.families.family import Family
+from tests.families.images import IMAGE_TOKEN, VISION_LANGUAGE, pictures, sequences
+from tests.test_matrix import SCOPES, relative
+
+Inputs = dict[str, Any]
+every_family = pytest.mark.parametrize("name", VISION_LANGUAGE)
+MERGED = [name for name, family in VISION_LANGUAGE.items() if family.grids]
+
+
+@cache
+def model_of(name: str) -> Any:
+    return randomized(VISION_LANGUAGE[name].build, 0, torch.float64)
+
+
+def inputs_of(name: str) -> Inputs:
+    given = VISION_LANGUAGE[name].inputs()
+    return {key: value.double() if value.is_floating_point() else value for key, value in given.items()}
+
+
+def seen_layers(family: Family, indices: tuple[int, ...], model: Any, run: Callable[[], Any]) -> list[oracle.Layer]:
+    """The layers of a stack, by their own eager attention, whose weights the attention modules return."""
+    names = [family.layer.format(index) for index in indices]
+    seen: dict[tuple[str, str], Any] = {}
+    with ExitStack() as stack:
+
+        def before(name: str, what: str) -> Callable[..., None]:
+            def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                seen[name, what] = (args[0] if args else next(iter(kwargs.values())), kwargs)
+
+            return note
+
+        def after(name: str, what: str) -> Callable[..., None]:
+            return lambda _module, _args, output: seen.__setitem__((name, what), output)
+
+        for name in names:
+            layer = model.get_submodule(name)
+            attention = layer.get_submodule(family.value.rpartition(".")[0])
+            stack.callback(layer.register_forward_pre_hook(before(name, "layer"), with_kwargs=True).remove)
+            stack.callback(attention.register_forward_pre_hook(before(name, "attention"), with_kwargs=True).remove)
+            stack.callback(attention.register_forward_hook(after(name, "attended")).remove)
+            stack.callback(layer.get_submodule(family.value).register_forward_hook(after(name, "value")).remove)
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            run()
+        model.set_attn_implementation("sdpa")
+    found = []
+    for name in names:
+        attended, value = seen[name, "attended"], seen[name, "value"]
+        stream, _ = seen[name, "layer"]
+        layer = model.get_submodule(name)
+        if isinstance(attended, tuple):
+            weights = attended[1]
+        else:  # Qwen's towers, which return no weights, and know no batch
+            stream, value = stream[None], value[None]
+            weights = packed_weights(value, **seen[name, "attention"][1])
+        found.append(oracle.layer_of(family, layer, weights, value, stream))
+    return found
+
+
+def packed_weights(fused: Tensor, *, cu_seqlens: Tensor, position_embeddings: Any, **_: Any) -> Tensor:
+    """Attention weights of packed chunks, (1, H, P, P), from queries, keys and values side by side, (1, P, 3·H·d)."""
+    query, key, _ = fused[0].unflatten(-1, (3, 4, -1)).unbind(1)
+    query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
+    scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
+    chunk = torch.bucketize(torch.arange(len(query)), cu_seqlens, right=True)
+    return scores.masked_fill(chunk[:, None] != chunk, -torch.inf).softmax(-1)[None]
+
+
+def expect_norms(family: Family, layers: list[oracle.Layer], measured: Any, tolerance: float) -> None:
+    for scope in SCOPES[family.style]:
+        vectors = torch.stack([layer.vectors(scope)[0] for layer in layers], 1)
+        real = measured.real
+        exact = vectors.norm(dim=-1) * real[:, None, :, None] * real[:, None, None]
+        assert relative(measured.norms[scope][:, : len(layers)], exact) < tolerance
+        ratios = torch.stack([oracle.mixing_ratio(v) for v in vectors.unbind(1)], 1) * real[:, None]
+        assert (measured.mixing_ratio[scope][:, : len(layers)] - ratios).abs().max() < tolerance
+    weights = (
+        torch.stack([layer.weights for layer in layers], 1) * real[:, None, None, :, None] * real[:, None, None, None]
+    )
+    assert relative(measured.weights[:, : len(layers)], weights) < tolerance
+
+
+@every_family
+def test_norms_over_the_merged_sequence_equal_the_oracle(name: str) -> None:
+    family, model, inputs = VISION_LANGUAGE[name], model_of(name), inputs_of(name)
+    scopes: tuple[Scope, ...] = SCOPES[family.text.style]
+    stacks = NormMeter(model).measure(inputs, scopes=scopes, weights=True, per_head=True, stacks=["text"])
+    assert list(stacks) == ["decoder" if family.text.causal else "encoder"]
+    (measured,) = stacks.values()
+    assert torch.equal(measured.real, inputs["attention_mask"].bool())
+    layers = seen_layers(family.text, family.layers, model, lambda: model(**inputs))
+    expect_norms(family.text, layers, measured, 1e-6)  # their files take the softmax in float32
+
+
+@every_family
+def test_norms_in_the_vision_tower_equal_the_oracle(name: str) -> None:
+    family, model, inputs = VISION_LANGUAGE[name], model_of(name), inputs_of(name)
+    scopes: tuple[Scope, ...] = SCOPES[family.tower.style]
+    measured = NormMeter(model).measure(inputs, scopes=scopes, weights=True, per_head=True, stacks=["vision"])["vision"]
+    layers = seen_layers(family.tower, (0, 1), model, lambda: model(**inputs))
+    expect_norms(family.tower, layers, measured, 1e-6)
+    maps = NormAttribution(model).maps(inputs, stacks=["text", "vision"])
+    assert torch.equal(maps.towers["vision"], measured.norms["attn"])
+    assert torch.equal(maps.real, inputs["attention_mask"].bool())
+
+
+def merged_inputs(model: Any, inputs: Inputs) -> tuple[nn.Module, dict[str, Any]]:
+    """The text model, and what the whole gives to it."""
+    text = bind_inputs(model, inputs).library.towers(model)
+    assert text is not None
+    given: dict[str, Any] = {}
+
+    def note(_: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given.update(kwargs)
+
+    handle = text.text.register_forward_pre_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        model(**inputs)
+    handle.remove()
+    return text.text, given
+
+
+@pytest.mark.parametrize("name", ["llava", "llava-onevision", "qwen2-vl", "idefics3", "internvl", "blip-2"])
+def test_the_text_model_alone_has_the_same_maps_over_the_merged_embeddings(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    text, given = merged_inputs(model, inputs)
+    alone = {key: given[key] for key in ("inputs_embeds", "position_ids") if given.get(key) is not None}
+    alone["attention_mask"] = inputs["attention_mask"]
+    expected, found = NormAttribution(text).maps(alone), NormAttribution(model).maps(inputs)
+    assert found.decoder is not None
+    assert expected.decoder is not None
+    torch.testing.assert_close(found.decoder, expected.decoder, rtol=1e-5, atol=1e-6)
+    scores = NormAttribution(model).attribute(inputs)
+    torch.testing.assert_close(scores, NormAttribution(text).attribute(alone), rtol=1e-5, atol=1e-6)
+
+
+def alone(name: str, example: int) -> Inputs:
+    """One example of a family's batch, without padding, with its own pictures."""
+    inputs = inputs_of(name)
+    length = int(inputs["attention_mask"][example].sum())
+    own = {}
+    for key, value in inputs.items():
+        if key in ("input_ids", "attention_mask", "mm_token_type_ids", "cross_attention_mask"):
+            own[key] = value[example : example + 1, :length]
+        elif len(value) == 2:  # one row for each example
+            own[key] = value[example : example + 1]
+        elif key == "pixel_values" and "image_grid_thw" in inputs:
+            own[key] = value[:16] if example == 0 else value[16:]
+        else:
+            own[key] = value[:1] if example == 0 else value[1:]
+    return own
+
+
+@every_family
+def test_a_batch_has_the_maps_of_each_example_alone(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    method = NormAttribution(model, "attn")
+    batch = method.maps(inputs, stacks=["text"])
+    for example in range(2):
+        own = alone(name, example)
+        length = own["input_ids"].shape[1]
+        maps = method.maps(own, stacks=["text"])
+        torch.testing.assert_close(
+            batch.self_attention[example, :, :length, :length], maps.self_attention[0], rtol=1e-6, atol=1e-9
+        )
+        assert not batch.self_attention[example, :, length:].any()
+        assert not batch.self_attention[example, ..., length:].any()
+        if maps.modality is not None and batch.modality is not None:
+            assert batch.modality[example][:length] == maps.modality[0]
+            mine = [patches.positions for patches in batch.patches if patches.example == example]
+            assert [grid.tolist() for grid in mine] == [patches.positions.tolist() for patches in maps.patches]
+
+
+@pytest.mark.parametrize("name", ["llava", "gemma3-images", "qwen2.5-vl"])
+def test_padding_on_the_left_shifts_the_maps_and_the_patches(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    right = NormAttribution(model).maps(inputs)
+    counts = inputs["attention_mask"].sum(1).tolist()
+    length = inputs["input_ids"].shape[1]
+    left = dict(inputs)
+    for key in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        if key in inputs:
+            rows = zip(inputs[key], counts, strict=True)
+            left[key] = torch.stack([row.roll(length - count) for row, count in rows])
+    maps = NormAttribution(model).maps(left)
+    for example, count in enumerate(counts):
+        places = slice(length - count, length)
+        torch.testing.assert_close(
+            maps.self_attention[example, :, places, places],
+            right.self_attention[example, :, :count, :count],
+            rtol=1e-6,
+            atol=1e-9,
+        )
+        assert maps.modality is not None
+        images = [at for at, kind in enumerate(maps.modality[example]) if kind == "image"]
+        assert images == (left["input_ids"][example] == IMAGE_TOKEN).nonzero().flatten().tolist()
+        for patches, own in zip(maps.patches, right.patches, strict=True):
+            if own.example == example:
+                assert torch.equal(patches.positions, own.positions + length - count)
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_a_patch_stands_where_its_pixels_are(name: str) -> None:
+    """In a tower whose patches see only themselves, pixels change the embedding at the place of their patch alone."""
+    family = VISION_LANGUAGE[name]
+    model, inputs = randomized(family.build, 0, torch.float64), inputs_of(name)
+    with torch.no_grad():
+        for index in range(2):
+            projection = model.get_submodule(f"{family.tower.layer.format(index)}.{family.tower.projection}")
+            projection.weight.zero_()
+    maps = NormAttribution(model).maps(inputs)
+    assert [tuple(patches.positions.shape) for patches in maps.patches] == list(family.grids)
+    _, before = merged_inputs(model, inputs)
+    for patches, (start, rows, columns) in zip(maps.patches, places_of_pixels(name), strict=True):
+        for row, column in ((0, 0), (0, columns - 1), (rows - 1, 0)):
+            changed = inputs_of(name)
+            change_pixels(name, changed["pixel_values"], start, row, column)
+            _, after = merged_inputs(model, changed)
+            moved = (after["inputs_embeds"] != before["inputs_embeds"]).any(-1).nonzero().tolist()
+            assert [patches.example, int(patches.positions[row, column])] in moved
+            kept = {tuple(place) for place in moved} - {(patches.example, int(patches.positions[row, column]))}
+            inside = {(patches.example, place) for place in patches.positions.flatten().tolist()}
+            assert not kept & inside
+
+
+def places_of_pixels(name: str) -> list[tuple[Any, int, int]]:
+    """Where each grid's pixels begin in the inputs, and its rows and columns."""
+    grids = VISION_LANGUAGE[name].grids
+    if name.startswith("qwen"):
+        starts: list[Any] = [0, 16, 28]
+    elif name in ("idefics3", "smolvlm"):
+        starts = [(0, 0), (1, 0), (1, 1)]
+    elif name in ("llava-next", "llava-onevision"):
+        starts = [(0, 0), (0, None), (1, 0), (1, None)]
+    else:
+        starts = [(0,), (1,), (2,)]
+    return [(start, rows, columns) for start, (rows, columns) in zip(starts, grids, strict=True)]
+
+
+def change_pixels(name: str, pixels: Tensor, start: Any, row: int, column: int) -> None:
+    """Change the pixels of one patch of a grid."""
+    _, rows, columns = next(place for place in places_of_pixels(name) if place[0] == start)
+    if name.startswith("qwen"):  # four rows of pixels, one after the other, are one place
+        first = start + 4 * (row * columns + column)
+        pixels[first : first + 4] += 1
+        return
+    if start[-1] is None:  # two tiles beside or above each other, after the whole
+        tile = 1 + (column // 4 if columns == 8 else row // 4)
+        pixels[start[0], tile, :, row % 4 * 4 : row % 4 * 4 + 4, column % 4 * 4 : column % 4 * 4 + 4] += 1
+        return
+    height, width = 16 // rows, 16 // columns
+    pixels[start][:, row * height : (row + 1) * height, column * width : (column + 1) * width] += 1
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_pictures_that_do_not_fit_the_text_are_refused_in_a_sentence(name: str) -> None:
+    inputs = inputs_of(name)
+    ids = inputs["input_ids"]
+    ids[0, ids[0].eq(IMAGE_TOKEN).nonzero()[0]] = 7
+    with pytest.raises(InvalidInputError) as caught:
+        NormAttribution(model_of(name)).maps(inputs)
+    assert len(str(caught.value)) <= 400
+    assert "\n" not in str(caught.value)
+
+
+def test_stacks_that_a_model_lacks_are_refused() -> None:
+    model, inputs = model_of("llava"), inputs_of("llava")
+    method = NormAttribution(model)
+    with pytest.raises(InvalidInputError, match="expected some of text, encoder, decoder, cross, vision"):
+        method.maps(inputs, stacks=["qformer"])
+    with pytest.raises(UnsupportedModelError, match="no attention of cross was seen"):
+        method.maps(inputs, stacks=["cross"])
+    words = {"input_ids": torch.tensor([[1, 7, 9]])}
+    with pytest.raises(UnsupportedModelError, match=r"no attention of vision was seen .* pass its inputs, too"):
+        method.maps(words, stacks=["vision"])
+    # Afterwards, the tower is seen.
+    assert method.maps(inputs, stacks=["vision"]).towers["vision"].shape == (3, 2, 17, 17)
+    with pytest.raises(InvalidInputError, match=r"maps of vision alone; read \.towers"):
+        method.scores(method.maps(inputs, stacks=["vision"]))
+    with pytest.raises(InvalidInputError, match="got the stack vision; ValueZeroing explains the text alone"):
+        ValueZeroing(model).maps(inputs, stacks=["vision"])
+
+
+def test_text_alone_has_the_maps_of_the_text_model() -> None:
+    model, ids = model_of("llava"), torch.tensor([[1, 7, 9, 3]])
+    maps = NormAttribution(model).maps(ids)
+    assert maps.modality is not None
+    assert maps.modality[0] == ["text"] * 4
+    assert not maps.patches
+    alone = NormAttribution(model.model.language_model).maps(ids)
+    torch.testing.assert_close(maps.decoder, alone.decoder, rtol=1e-9, atol=1e-11)
+
+
+def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
+    """Mllama: the norms in cross-attention, written out; aggregating the text's own layers must be asked for."""
+    model, inputs = model_of("mllama"), inputs_of("mllama")
+    method = NormAttribution(model, "attn_res")
+    maps = method.maps(inputs)
+    assert maps.decoder is not None
+    assert maps.cross is not None
+    assert maps.decoder.shape == (2, 2, 6, 6)
+    assert maps.cross.shape == (2, 1, 6, 10)
+    layer = model.model.language_model.layers[1].cross_attn
+    seen: list[Any] = []
+    handles = [
+        layer.v_proj.register_forward_hook(lambda _m, _a, output: seen.append(output)),
+        layer.register_forward_hook(lambda _m, _a, output: seen.append(output[1])),
+    ]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model(**inputs)
+    model.set_attn_implementation("sdpa")
+    for handle in handles:
+        handle.remove()
+    values, weights = seen
+    heads = values.view(2, -1, 2, 8).transpose(1, 2).repeat_interleave(2, 1)
+    matrix = layer.o_proj.weight.detach().T.reshape(4, 8, -1)
+    gate = model.model.language_model.layers[1].cross_attn_attn_gate.detach().tanh().abs()
+    vectors = oracle.vectors_per_head(weights, heads, matrix).sum(1).norm(dim=-1) * gate
+    real = inputs["attention_mask"].bool()[..., None]
+    torch.testing.assert_close(maps.cross[:, 0], vectors * real, rtol=1e-6, atol=1e-9)
+    with pytest.raises(InvalidInputError, match="maps of the stacks decoder, cross; expected"):
+        method.attribute(inputs)
+    own = method.scores(method.maps(inputs, stacks=["text"]))
+    torch.testing.assert_close(own.sum(1), torch.ones(2, dtype=own.dtype))
+    for refused in (ValueZeroing, DecompX):
+        with pytest.raises(UnsupportedModelError, match="attends to a tower's positions, too"):
+            refused(model).attribute(inputs)
+    with pytest.raises(InvalidInputError, match="not rolled out together"):
+        AttentionRollout(model).attribute(inputs)
+
+
+def test_a_query_transformer_has_stacks_of_its_own() -> None:
+    model, inputs = model_of("blip-2"), inputs_of("blip-2")
+    maps = NormAttribution(model, "attn").maps(inputs, stacks=["qformer", "qformer cross"])
+    assert {name: tuple(stack.shape) for name, stack in maps.towers.items()} == {
+        "qformer": (3, 2, 4, 4),
+        "qformer cross": (3, 1, 4, 17),
+    }
+    # What stands in the sequence are its queries, not patches.
+    assert maps.modality is not None
+    assert maps.modality[0].count("image") == 4
+    assert not maps.patches
+
+
+def test_windows_and_pictures_do_not_attend_to_each_other() -> None:
+    """Qwen2.5-VL packs pictures into a sequence and divides them into windows, in its first layer here."""
+    model, inputs = model_of("qwen2.5-vl"), inputs_of("qwen2.5-vl")
+    maps = AttentionWeights(model).maps(inputs, stacks=["vision"]).towers["vision"]
+    assert maps.shape == (1, 2, 36, 36)
+    picture = torch.tensor([0] * 16 + [1] * 12 + [2] * 8)
+    same = picture[:, None] == picture
+    assert torch.equal(maps[0, 1] > 0, same)
+    window = torch.arange(36) // 4
+    assert torch.equal(maps[0, 0] > 0, window[:, None] == window)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(1, 2, 36).to(maps))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl", "mllama", "blip-2", "clip"])
+def test_the_model_is_left_as_it_was(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    with torch.no_grad():
+        before = model(**inputs)[0]
+    # The models hook their own layers in their first forward pass.
+    attributes = {module: set(vars(module)) for module in model.modules()}
+    hooks = {m: (dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()}
+    configs = {id(m.config): (m.config, dict(vars(m.config))) for m in model.modules() if hasattr(m, "config")}
+
+    def refuse(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    last = model.get_submodule(VISION_LANGUAGE[name].tower.layer.format(1))
+    for stacks in (["text"], ["vision"]):
+        NormAttribution(model).maps(inputs, stacks=stacks)
+        handle = last.register_forward_pre_hook(refuse)
+        with pytest.raises(KeyboardInterrupt):
+            NormAttribution(model).maps(inputs, stacks=stacks)
+        handle.remove()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs)[0], before)
+    for module in model.modules():
+        assert (dict(module._forward_hooks), dict(module._forward_pre_hooks)) == hooks[module]
+        assert set(vars(module)) == attributes[module]
+    for config, kept in configs.values():
+        assert vars(config) == kept
+
+
+@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize("method", [ALTI, ValueZeroing, DecompX])
+def test_methods_explain_pictures_and_text_together(name: str, method: Any) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    if method is DecompX and name == "qwen3-vl":
+        # Its text model adds what the tower's layers computed between its own: nothing that a token brings.
+        with pytest.raises(CaptumNormError, match="do not add up"):
+            DecompX(model).attribute(inputs, target=3)
+        return
+    explain = method(model)
+    chosen = {"target": 3} if method is DecompX else {}
+    scores = explain.attribute(inputs, **chosen)
+    maps = explain.maps(inputs, layers=[0])
+    assert torch.equal(scores != 0, scores.ne(0) & maps.real)
+    for example in range(2):
+        own = explain.attribute(alone(name, example), **chosen)[0]
+        torch.testing.assert_close(scores[example, : len(own)], own, rtol=1e-5, atol=1e-6)
+    for patches in maps.patches:
+        assert torch.equal(patches.scores(scores), scores[patches.example][patches.positions])
+
+
+def test_the_contributions_to_a_logit_add_up_over_patches_and_words() -> None:
+    model, inputs = model_of("llava"), inputs_of("llava")
+    parts = DecompX(model).decompose(inputs, target=3)
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    last = inputs["attention_mask"].sum(1) - 1
+    expected = logits[torch.arange(2), last, 3]
+    torch.testing.assert_close(parts.scores.sum(1) + parts.bias, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_are_padding_where_no_query_attends_to_them() -> None:
+    """Half of SmolVLM's last picture is padding: its patches are 0 in the tower's maps."""
+    model, inputs = model_of("smolvlm"), inputs_of("smolvlm")
+    maps = NormAttribution(model).maps(inputs, stacks=["vision"])
+    real = torch.ones(3, 4, 4, dtype=torch.bool)
+    real[2, :, 2:] = False
+    assert torch.equal(maps.real, real.flatten(1))
+    assert torch.equal(maps.towers["vision"].ne(0).any(-2)[:, 0], real.flatten(1))
+
+
+def test_it_must_be_known_whose_pictures_are_whose() -> None:
+    model = model_of("llava")
+    found = sequences([1, -16, 7], [1, 5, -16]) | {"pixel_values": inputs_of("llava")["pixel_values"][:2]}
+    call = bind_inputs(model, found)
+    assert torch.equal(call.example(1).arguments["pixel_values"], found["pixel_values"][1:])
+    repeated = bind_inputs(model, alone("llava", 1)).repeated(3)
+    assert torch.equal(repeated.arguments["pixel_values"], alone("llava", 1)["pixel_values"].repeat(3, 1, 1, 1))
+    three = pictures(16)()
+    three["input_ids"], three["attention_mask"] = (three[key].flip(0) for key in ("input_ids", "attention_mask"))
+    call = bind_inputs(model, three)
+    assert torch.equal(call.example(1).arguments["pixel_values"], three["pixel_values"][2:])
