@@ -91,7 +91,8 @@ def packed_weights(fused: Tensor, *, cu_seqlens: Tensor, position_embeddings: An
     query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
     scores = torch.einsum("qhd,khd->hqk", query, key) / query.shape[-1] ** 0.5
     chunk = torch.bucketize(torch.arange(len(query)), cu_seqlens, right=True)
-    return scores.masked_fill(chunk[:, None] != chunk, -torch.inf).softmax(-1)[None]
+    weights: Tensor = scores.masked_fill(chunk[:, None] != chunk, -torch.inf).softmax(-1)
+    return weights[None]
 
 
 def expect_norms(family: Family, layers: list[oracle.Layer], measured: Any, tolerance: float) -> None:

@@ -16,10 +16,11 @@ from tests.families.llamas import LOCAL_EXPERTS, SANDWICH
 from tests.families.vision import CLIP, IMAGE, LAMBDA, VIT
 
 IMAGE_TOKEN, VIDEO_TOKEN, START, END = 50, 51, 52, 53
-TOKENS: dict[str, Any] = {"image_token_id": IMAGE_TOKEN, "video_token_id": VIDEO_TOKEN}
+TOKEN: dict[str, Any] = {"image_token_id": IMAGE_TOKEN}
+TOKENS = TOKEN | {"video_token_id": VIDEO_TOKEN}
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 NO_HEAD: dict[str, Any] = {"vision_use_head": False}
-TILES = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
+TILES: dict[str, Any] = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 # Pixels of a patch of Qwen's towers, and of the frame that a still picture is repeated to.
 QWEN_PATCH = 3 * 2 * 4 * 4
 
@@ -123,9 +124,7 @@ def siglip_vision(**changes: Any) -> Any:
 
 
 def llava() -> nn.Module:
-    return hf.LlavaForConditionalGeneration(
-        hf.LlavaConfig(vision_config=clip_vision(), text_config=llama(), image_token_id=IMAGE_TOKEN)
-    )
+    return hf.LlavaForConditionalGeneration(hf.LlavaConfig(vision_config=clip_vision(), text_config=llama(), **TOKEN))
 
 
 def vip_llava() -> nn.Module:
@@ -133,15 +132,14 @@ def vip_llava() -> nn.Module:
         hf.VipLlavaConfig(
             vision_config=clip_vision(),
             text_config=llama(),
-            image_token_id=IMAGE_TOKEN,
-            vision_feature_layers=[-2, -1],
+            **TOKEN | {"vision_feature_layers": [-2, -1]},
         )
     )
 
 
 def llava_next() -> nn.Module:
     return hf.LlavaNextForConditionalGeneration(
-        hf.LlavaNextConfig(vision_config=clip_vision(), text_config=llama(), image_token_id=IMAGE_TOKEN, **TILES)
+        hf.LlavaNextConfig(vision_config=clip_vision(), text_config=llama(), **TOKEN, **TILES)
     )
 
 
@@ -156,7 +154,7 @@ def paligemma() -> nn.Module:
         hf.PaliGemmaConfig(
             vision_config=siglip_vision(projection_dim=32),
             text_config=hf.GemmaConfig(**GROUPED, head_dim=8),
-            image_token_id=IMAGE_TOKEN,
+            **TOKEN,
             projection_dim=32,
         )
     )
@@ -170,9 +168,7 @@ def gemma3() -> nn.Module:
         hf.Gemma3Config(
             vision_config=siglip_vision(),
             text_config=text,
-            image_token_id=IMAGE_TOKEN,
-            boi_token_id=START,
-            eoi_token_id=END,
+            **TOKEN | {"boi_token_id": START, "eoi_token_id": END},
             mm_tokens_per_image=4,
         )
     )
@@ -191,7 +187,7 @@ def idefics3(model: Any, config: Any, vision: Any) -> Callable[[], nn.Module]:
         config(
             vision_config=vision(**IMAGE),
             text_config=llama(),
-            image_token_id=IMAGE_TOKEN,
+            **TOKEN,
             scale_factor=2,
             pad_token_id=0,
         )
@@ -206,7 +202,7 @@ def internvl() -> nn.Module:
         hf.InternVLConfig(
             vision_config=vision,
             text_config=hf.Qwen2Config(**GROUPED),
-            image_token_id=IMAGE_TOKEN,
+            **TOKEN,
             downsample_ratio=0.5,
         )
     )
@@ -228,7 +224,7 @@ def blip2() -> nn.Module:
             qformer_config=hf.Blip2QFormerConfig(**TEXT, encoder_hidden_size=32, cross_attention_frequency=2),
             text_config=text,
             num_query_tokens=4,
-            image_token_id=IMAGE_TOKEN,
+            **TOKEN,
         )
     )
 
