@@ -23,7 +23,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.layers import layer_of
+from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.stacks import Place, Role
 
 # Memory that a running layer takes, in units of its output, wide intermediate tensors included.
@@ -73,6 +73,8 @@ class ValueZeroing(AttentionMapAttribution):
         calls: list[_LayerCall] = []
         with session.progress(call) as advance, _recorded(around, calls):
             causal = record(call, lambda *_: (), None, advance)
+        if not calls:
+            raise not_run(self.model, around)
         shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
         stacks = _stacks(call, list(zip(calls, shared, strict=True)))
         check_seen(call, stacks, replace(request, stacks=None))

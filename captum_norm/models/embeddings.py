@@ -83,7 +83,10 @@ def embedding_module(model: nn.Module) -> nn.Module:
         )
     module = library.embeddings(model)
     if module is None:
-        raise UnsupportedModelError(f"{type(model).__name__} has no known module that embeds its tokens")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no known module that embeds its tokens; give its class a method "
+            "get_input_embeddings() that returns it"
+        )
     return module
 
 

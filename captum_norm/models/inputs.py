@@ -177,8 +177,8 @@ class ModelCall:
 
         def copied(value: Tensor) -> Tensor:
             expanded = value.expand(copies, *value.shape[1:])
-            # Models view pictures in another shape.
-            return expanded.contiguous() if self.towers else expanded
+            # Models view pictures, and ids such as the targets of a loss, in another shape.
+            return expanded.contiguous() if self.towers or value.dim() <= 2 else expanded
 
         return self.map_batched(copied, [0] * copies)
 

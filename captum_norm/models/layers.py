@@ -39,3 +39,13 @@ def _layer(model: nn.Module, name: str, kinds: Iterable[set[nn.Module]]) -> nn.M
         f'found no layer around the attention module "{name}" of {type(model).__name__}; expected an element of a '
         "ModuleList with one attention module"
     )
+
+
+def not_run(model: nn.Module, layers: Iterable[nn.Module]) -> UnsupportedModelError:
+    """Make the error for layers whose forward functions did not run, such as lists of their parts."""
+    kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
+    return UnsupportedModelError(
+        f"the layers of {type(model).__name__} around attention ({kinds}) are not called as modules, so what enters "
+        "and leaves them is unknown; expected modules with a forward function, with attention and feed-forward network "
+        "inside"
+    )

@@ -12,6 +12,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.sentences import SentenceEncoder
+from captum_norm.models.wrappers import unwrapped
 
 Readout = Callable[[Any, Tensor], Tensor]
 """What to explain: from a model's output and where its inputs are real, (N, S), to scores (N, C) or (N,)."""
@@ -108,7 +109,7 @@ def output_scores(call: ModelCall, output: Any, position: Position, readout: Rea
     ``position`` matters only if there are logits at every position.
     """
     positions = call.output_positions
-    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = _logits(call.model, output)
     # Classifiers may make the decoder's inputs from the source.
     lacks_decoder = call.encoder is not None and isinstance(logits, Tensor) and logits.dim() > 2
     sequence = positions.real is not None or positions.length is not None or lacks_decoder
@@ -125,11 +126,13 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise InvalidInputError(f"the readout returned {got} for {len(real)} examples; expected (N, C) or (N,)")
         return scores
-    logits = output.get("logits") if isinstance(output, Mapping) else output
+    logits = _logits(model, output)
     if not isinstance(logits, Tensor):
         way = "compare it with texts: SentenceSimilarity(model, text)" if isinstance(model, SentenceEncoder) else _HEAD
         raise UnsupportedModelError(f"{type(model).__name__} returns no logits; {way}")
-    if logits.dim() not in (1, 2, 3) or logits.shape[: logits.dim() - 1] != real.shape[: logits.dim() - 1]:
+    axes = logits.dim() - 1
+    of_last = axes == 2 and logits.shape[:2] == (len(real), 1)
+    if axes not in (0, 1, 2) or not (of_last or logits.shape[:axes] == real.shape[:axes]):
         raise InvalidInputError(
             f"{type(model).__name__} returns {tuple(logits.shape)} for {len(real)} examples of {real.shape[1]} "
             "positions; expected (B, C) or (B, S, C), or a readout= that chooses what to explain"
@@ -137,8 +140,28 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
     return logits
 
 
+def _logits(model: nn.Module, output: Any) -> Any:
+    """Return the logits in a model's output: the first tensor of a tuple, as of (logits, loss), of a user's own model.
+
+    The tuples of transformers begin with a loss, logits or hidden states.
+    """
+    if isinstance(output, Mapping):
+        return output.get("logits")
+    if not isinstance(output, (tuple, list)) or type(unwrapped(model)).__module__.startswith("transformers."):
+        return output
+    first = next(iter(output), None)
+    return first if isinstance(first, Tensor) and first.is_floating_point() and first.dim() > 1 else output
+
+
 def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> Tensor:
     """Return the logits at one position of each example: (N, S, C) -> (N, C)."""
+    if logits.shape[1] < real.shape[1]:
+        if not real[:, -1].all() or (read is not None and not read[:, -1].all()):
+            raise InvalidInputError(
+                f"{type(model).__name__} returns logits of the last position alone; expected that position, and "
+                "examples without padding on the right, or the arguments for which it returns all logits"
+            )
+        return logits[:, 0]
     if read is None:
         if any(type(module).__name__.endswith(TAGGERS) for module in model.modules()):
             raise InvalidInputError(f"{type(model).__name__} has logits for every position; pass the position to read")

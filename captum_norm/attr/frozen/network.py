@@ -23,7 +23,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.layers import layer_of
+from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.projections import NormReader, Projection, tensor_of
 from captum_norm.models.search.experts import read_routed, routed_rows, routers_beside, routing_of, stacked_maps
@@ -119,6 +119,8 @@ class FrozenNetwork(TorchFunctionMode, ABC):
                     stack.callback(register(hook, with_kwargs=True).remove)
             with self:
                 output = call.run()
+        if not self._entered:
+            raise not_run(call.model, self.modules.layers)
         if self.modules.encoder and True not in self._entered:
             raise UnsupportedModelError(
                 f"the encoder of {type(call.model).__name__} did not run, so the source's parts are unknown; pass the "

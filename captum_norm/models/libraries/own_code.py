@@ -92,6 +92,11 @@ class AttentionProducts(TorchFunctionMode):
                 if weights is not None and values is not None:
                     self._weights.clear()
                     return self._product(weights, values).reshape(*args[0].shape[:-1], -1)
+            if func is torch.einsum and len(args) == 3 and args[1] in self._weights and _is_attention(args[0]):
+                values = self._by_head(args[2])
+                if args[1].dim() == 4 and values is not None:
+                    self._weights.clear()
+                    return self._product(args[1], values)
         result = func(*args, **kwargs)
         if func in SOFTMAX or (self._weights and func not in MIXTURES and self._holds_weights(args, result)):
             self._weights[result] = True
@@ -148,3 +153,14 @@ class AttentionProducts(TorchFunctionMode):
             return (weights @ value).transpose(1, 2), weights
 
         return self._attend(AttentionCall(eager, self._running[-1], query, key, value, attn_mask)).transpose(1, 2)
+
+
+def _is_attention(equation: object) -> bool:
+    """Whether an equation of einsum is that of weights and values, such as ``b h i j, b h j d -> b h i d``."""
+    terms = str(equation).replace(" ", "").replace("->", ",").split(",")
+    if [len(term) for term in terms] not in ([4, 4, 4], [4, 3, 4]):
+        return False
+    weights, values, output = terms
+    batch, head, query, key, width = *weights, values[-1]
+    shared = batch + key + width  # of one head for all
+    return values in (batch + head + key + width, shared) and output == batch + head + query + width
