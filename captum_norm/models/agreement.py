@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.affinity import affinity, may_be_affine
 from captum_norm.models.hooks import Received, evaluating, first_argument, hooked, tensors_in, with_argument
 from captum_norm.models.inputs import ModelCall
-from captum_norm.models.measured_projections import affine_map, may_be_affine
-from captum_norm.models.precision import EIGHT_BITS, coarsest, step_of
+from captum_norm.models.precision import coarsest, step_of
 from captum_norm.models.projections import plain_matrix
 from captum_norm.models.stacks import Stacks
 
@@ -46,8 +46,8 @@ def expect_same_output(call: ModelCall) -> Stacks:
         precision = coarsest(torch.float32, *(_precision(call.model, first) for first, _ in compared))
         # Half the digits: rounding differs between attention functions and adds up over layers.
         error = max((_error(first, second, call) for first, second in compared), default=0.0)
-        if error > step_of(precision) ** 0.5 and _rounds_inputs(call):
-            precision = EIGHT_BITS
+        if error > step_of(precision) ** 0.5:
+            precision = coarsest(precision, *_measured_precisions(call))
         accepted = step_of(precision) ** 0.5
         if error > accepted and precision not in (torch.float32, torch.float64):
             # A router may choose other experts, and a head may cancel everything but rounding.
@@ -111,23 +111,20 @@ def _precision(model: nn.Module, output: Tensor) -> torch.dtype:
     return coarsest(torch.float32, output.dtype, *dtypes)
 
 
-def _rounds_inputs(call: ModelCall) -> bool:
-    """Whether any linear map of the model rounds its inputs to eight bits."""
-    found: list[nn.Module] = []
+def _measured_precisions(call: ModelCall) -> list[torch.dtype]:
+    """Return the precisions of the model's quantised maps, which may be coarser than all its dtypes."""
+    found: dict[nn.Module, torch.dtype] = {}
 
     def test(module: nn.Module, inputs: Tensor | None) -> None:
-        if inputs is not None and not found:
-            read = affine_map(module, inputs)
-            found.extend([module] if read is not None and read.precision == EIGHT_BITS else [])
+        tested = None if inputs is None or module in found else affinity(module, inputs)
+        if tested is not None:
+            _, found[module] = tested
 
-    modules = [
-        module
-        for module in call.model.modules()
-        if plain_matrix(module) is None and (isinstance(module, nn.Linear) or may_be_affine(module))
-    ]
-    with hooked((module, "input", test) for module in modules):
+    quantised = [module for module in call.model.modules() if plain_matrix(module) is None]
+    maps = (module for module in quantised if isinstance(module, nn.Linear) or may_be_affine(module))
+    with hooked((module, "input", test) for module in maps):
         _run(call)
-    return bool(found)
+    return list(found.values())
 
 
 def _error(own: Tensor, explained: Tensor, call: ModelCall) -> float:

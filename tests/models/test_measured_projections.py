@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.measured_projections import ROWS, TOLERATED, MeasuredProjection, affine_map, read_projection
+from captum_norm.models.affinity import TOLERATED
+from captum_norm.models.measured_projections import ROWS, MeasuredProjection, affine_map, read_projection
 from captum_norm.models.precision import EIGHT_BITS
 
 IN, OUT = 24, 20

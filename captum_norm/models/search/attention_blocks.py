@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.affinity import affinity, kind_of, may_be_affine
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind, sum_of
 from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors, with_scales
@@ -22,7 +23,6 @@ from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Layout, Site, registered_layouts
 from captum_norm.models.libraries.replaced_forward import not_compared
-from captum_norm.models.measured_projections import affine_map, may_be_affine
 from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
 from captum_norm.models.search.gates import gated_projections
@@ -79,6 +79,7 @@ class _Probe:
     events: list[Event] = field(default_factory=list)
     entered: list[tuple[int, Tensor | None]] = field(default_factory=list)
     affine: nn.Module | None = None
+    kinds: dict[str, bool] = field(default_factory=dict)
     open_calls: list[_OpenCall] = field(default_factory=list)
     last_trace: Trace | None = None
     device: torch.device | None = None
@@ -109,8 +110,12 @@ class _Probe:
         if self.affine is not None:
             return
         self.entered.append((len(self.events), self._note(module, "input", tensor)))
-        if tensor is not None and may_be_affine(module) and affine_map(module, tensor) is not None:
-            self.affine = module
+        if tensor is not None and may_be_affine(module):
+            # Whatever is read as a projection is tested by itself.
+            kind = kind_of(module)
+            if kind not in self.kinds:
+                self.kinds[kind] = affinity(module, tensor) is not None
+            self.affine = module if self.kinds[kind] else None
 
     def leave(self, module: nn.Module, result: Any) -> Tensor | None:
         if self.affine not in (None, module):
