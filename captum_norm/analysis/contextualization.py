@@ -5,12 +5,13 @@ from itertools import pairwise
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.attr.meter import MeterOptions, NormMeter
 from captum_norm.functional import spearman
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import Scope
+from captum_norm.models.objects import Explainable
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ContextualizationChange:
 
 
 def contextualization_change(
-    model: nn.Module, inputs: Inputs, additional_forward_args: Any = None, **options: Unpack[MeterOptions]
+    model: Explainable, inputs: Inputs, additional_forward_args: Any = None, **options: Unpack[MeterOptions]
 ) -> ContextualizationChange:
     """Measure how much each component of each layer changes the map [Kobayashi et al. 2024].
 

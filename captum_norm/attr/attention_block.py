@@ -2,11 +2,10 @@
 
 from typing import Literal, Unpack
 
-from torch import nn
-
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.norms import ScopedNorms
 from captum_norm.maps import MapUnits
+from captum_norm.models.objects import Explainable
 
 
 class AttentionBlockAttribution(ScopedNorms):
@@ -48,7 +47,7 @@ class AttentionBlockAttribution(ScopedNorms):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         scope: Literal["atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"] = "atb",
         aggregation: str = "rollout",
         **options: Unpack[MeterOptions],

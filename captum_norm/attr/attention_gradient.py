@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.aggregation import encoder_decoder_relevance
 from captum_norm.attr.base import AttentionMapAttribution
@@ -18,6 +18,7 @@ from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role, StackName
@@ -58,7 +59,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         aggregation: str = "rollout",
         *,
         readout: Readout | None = None,

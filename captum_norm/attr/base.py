@@ -29,7 +29,7 @@ from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.objects import Texts
+from captum_norm.models.objects import Explainable, Texts
 from captum_norm.models.stacks import StackName, encoder_of
 
 
@@ -87,7 +87,7 @@ class AttentionMapAttribution(Attribution, ABC):
     single_heads: ClassVar[bool] = False
     batch_first: ClassVar[bool] = False
 
-    def __init__(self, model: nn.Module, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
         """See the class."""
         refuse_unknown(type(self), options)
         self.session = Session(model, **options)

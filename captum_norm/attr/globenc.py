@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Unpack, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.measurements import LayerResults
@@ -18,6 +18,7 @@ from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
+from captum_norm.models.objects import Explainable
 
 END: Scope = "atb_ff_res_ln"
 
@@ -49,7 +50,7 @@ class GlobEnc(AttentionMapAttribution):
     one_stack = True
     text_alone = True
 
-    def __init__(self, model: nn.Module, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: Explainable, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:

@@ -21,6 +21,7 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
+from captum_norm.models.objects import Explainable
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Place, StackName, encoder_of
 
@@ -73,7 +74,7 @@ class NormMeter:
         (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4]))
     """
 
-    def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: Explainable, **options: Unpack[MeterOptions]) -> None:
         refuse_unknown(type(self), options)
         self._session = Session(model, **options)
         self.model = self._session.model

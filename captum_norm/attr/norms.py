@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.aggregation import add_half_identity, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
@@ -14,6 +14,7 @@ from captum_norm.forward.request import Request
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Scope
+from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
 
 
@@ -23,7 +24,7 @@ class ScopedNorms(AttentionMapAttribution):
     scopes: ClassVar[tuple[Scope, ...]]
     single_heads = True
 
-    def __init__(self, model: nn.Module, scope: Scope, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: Explainable, scope: Scope, aggregation: str, **options: Unpack[MeterOptions]) -> None:
         if str(scope) not in self.scopes:
             raise UnsupportedScopeError(
                 f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
@@ -90,7 +91,7 @@ class NormAttribution(ScopedNorms):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         scope: Literal["attn", "attn_res", "attn_res_ln"] = "attn",
         aggregation: str = "rollout",
         **options: Unpack[MeterOptions],

@@ -3,7 +3,7 @@
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
 from captum_norm.attr.measurements import Measurements, maps_of_stacks
@@ -14,6 +14,7 @@ from captum_norm.forward.request import Request, layer_indices
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.known import refuse_mixing
+from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
 
 
@@ -42,7 +43,7 @@ class AttentionRollout(AttentionWeights):
 
     name, title, units = "rollout", "attention rollout", MapUnits("share of rollout")
 
-    def __init__(self, model: nn.Module, **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: Explainable, **options: Unpack[MeterOptions]) -> None:
         refuse_unknown(type(self), options)
         super().__init__(model, "attn_res", "rollout", **options)
 

@@ -26,7 +26,7 @@ from captum_norm.models.embeddings import (
 from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
-from captum_norm.models.objects import opened
+from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import (
     Readout,
     Target,
@@ -98,7 +98,7 @@ class TokenAttribution(Attribution):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         method: Callable[[nn.Module], Attribution],
         /,
         *,

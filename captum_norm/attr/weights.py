@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal, Unpack, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.aggregation import add_half_identity, replaced
 from captum_norm.attr.base import AttentionMapAttribution
@@ -13,6 +13,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.request import Request
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.inputs import ModelCall
+from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
 
 
@@ -44,7 +45,7 @@ class AttentionWeights(AttentionMapAttribution):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         scope: Literal["attn", "attn_res"] = "attn",
         aggregation: str = "mean",
         **options: Unpack[MeterOptions],

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from captum.attr import Attribution
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.arguments import as_index
 from captum_norm.bars import bar
@@ -38,14 +38,14 @@ from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
 from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.objects import opened
+from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import Difference, Readout, Target
 from captum_norm.models.sentences import SentenceEncoder
 from captum_norm.versions import versions
 
 
 def compare(
-    model: nn.Module,
+    model: Explainable,
     inputs: Inputs,
     additional_forward_args: Any = None,
     *,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from captum import metrics
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.arguments import as_count, as_index, as_number, as_truth, shown
 from captum_norm.errors import InvalidInputError
@@ -14,7 +14,7 @@ from captum_norm.evaluation.scores import MOST, check_scores
 from captum_norm.models.embeddings import run_embedded
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.objects import opened
+from captum_norm.models.objects import Explainable, opened
 
 
 def infidelity(
@@ -73,7 +73,7 @@ def infidelity(
 
 def max_sensitivity(
     attribute: Callable[..., Any],
-    model: nn.Module,
+    model: Explainable,
     inputs: Inputs,
     additional_forward_args: Any = None,
     *,

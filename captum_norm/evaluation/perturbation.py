@@ -4,7 +4,7 @@ import inspect
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.errors import InvalidInputError, NonFiniteError
@@ -20,7 +20,7 @@ from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.objects import opened
+from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import (
     Difference,
     Readout,
@@ -59,7 +59,7 @@ class Perturbation:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         removal: StandIn | Literal["delete"] | int | Tensor | None = "mask",
         *,
         tokenizer: Any = None,

@@ -26,7 +26,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.known import KnownModel
-from captum_norm.models.objects import opened
+from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
 from captum_norm.models.verification import on_excerpt, stack_sizes, verify
@@ -85,7 +85,7 @@ class Session:
 
     def __init__(
         self,
-        model: Any,
+        model: Explainable,
         *,
         tokenizer: Any = None,
         accumulate: torch.dtype = torch.float32,

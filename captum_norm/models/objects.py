@@ -1,50 +1,67 @@
 """Finds the module to explain, and its tokenizer, in what people hold: a model, a pipeline, a SentenceTransformer."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.models.sentences import SentenceEncoder, is_sentence_transformer
+from captum_norm.models.sentences import SENTENCE_TRANSFORMER, SentenceEncoder, is_instance
 from captum_norm.texts import quoted
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding
 
-Texts = str | list[str]
-"""A text, or several, for a model whose tokenizer is known."""
+Texts = str | list[str] | list[tuple[str, str]]
+"""A text, or several, or pairs of texts, for a model whose tokenizer is known."""
 
 
-def opened(model: Any, tokenizer: Any = None) -> tuple[nn.Module, Any]:
+class ModelHolder(Protocol):
+    """What holds a model and its tokenizer, such as a pipeline of transformers."""
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        ...
+
+
+_HOLDERS = {"Pipeline": "transformers.", "CrossEncoder": "sentence_transformers."}
+
+Explainable = nn.Module | ModelHolder
+"""What methods accept as a model."""
+
+
+def opened(model: Explainable, tokenizer: Any = None) -> tuple[nn.Module, Any]:
     """Return the module to explain and its tokenizer, ``tokenizer`` if one is given; None if none is known.
 
     Args:
-        model: a module, a pipeline of transformers, or a SentenceTransformer.
+        model: a module, a pipeline of transformers, a SentenceTransformer or a CrossEncoder.
         tokenizer: the tokenizer.
 
     Raises:
         InvalidInputError: it is something else.
         UnsupportedModelError: it is a SentenceTransformer that does not begin with a Transformer.
     """
-    if is_sentence_transformer(model):
-        model = SentenceEncoder(model)
-    found: Any = model
-    if _is_pipeline(model):
-        found = model.model
+    held: Any = SentenceEncoder(model) if is_instance(model, SENTENCE_TRANSFORMER) else model
+    found = held.model if is_instance(held, _HOLDERS) else held
     if not isinstance(found, nn.Module):
         expected = "a torch.nn.Module, a pipeline of transformers or a SentenceTransformer"
         raise InvalidInputError(f"got a model of type {type(found).__name__}; expected {expected}")
-    if tokenizer is None and (found is not model or isinstance(model, SentenceEncoder)):
-        tokenizer = model.tokenizer
+    if tokenizer is None and (found is not held or isinstance(held, SentenceEncoder)):
+        tokenizer = held.tokenizer
     return found, tokenizer
 
 
 def are_texts(inputs: object) -> TypeGuard[Texts]:
-    """Whether inputs are a text or a list of texts."""
+    """Whether inputs are a text, or a list of texts or of pairs of texts."""
     listed = [inputs] if isinstance(inputs, str) else inputs
-    return isinstance(listed, list) and bool(listed) and all(isinstance(text, str) for text in listed)
+    return isinstance(listed, list) and bool(listed) and all(map(_is_text, listed))
 
 
 def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, Any]:
@@ -71,7 +88,6 @@ def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, An
     return found.to(parameter.device)
 
 
-def _is_pipeline(value: object) -> bool:
-    return any(
-        kind.__name__ == "Pipeline" and kind.__module__.startswith("transformers.") for kind in type(value).__mro__
-    )
+def _is_text(value: object) -> bool:
+    parts = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+    return all(isinstance(part, str) for part in parts)

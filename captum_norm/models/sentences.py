@@ -1,6 +1,6 @@
 """Calls a SentenceTransformer by the arguments of its Transformer, and compares its embedding with those of texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.hooks import evaluating
 
+SENTENCE_TRANSFORMER = {"SentenceTransformer": "sentence_transformers."}
 _EMBEDDING = "sentence_embedding"
 
 
@@ -91,8 +92,9 @@ class SentenceEncoder(nn.Module):
     def forward(self, **arguments: Any) -> dict[str, Tensor]:
         """Run the modules one after the other."""
         features = {name: value for name, value in arguments.items() if value is not None}
-        for module in self.whole.children():
-            if type(module).__name__ == "Normalize":
+        for module in self.whole:
+            # Older versions always normalise the embedding.
+            if type(module).__name__ == "Normalize" and getattr(module, "module_input_name", _EMBEDDING) == _EMBEDDING:
                 features[_EMBEDDING] = self.norm(features[_EMBEDDING])
             else:
                 features = module(features)
@@ -157,16 +159,17 @@ class SentenceSimilarity(SentenceEncoder):
     """
 
     def __init__(self, model: nn.Module, *texts: str) -> None:
-        if not is_sentence_transformer(model):
+        if not is_instance(model, SENTENCE_TRANSFORMER):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a SentenceTransformer")
         if not texts or any(type(text) is not str or not text.strip() for text in texts):
             raise InvalidInputError(f"got {shown(texts)}; expected texts to compare with")
         super().__init__(model, texts)
 
 
-def is_sentence_transformer(value: object) -> bool:
-    """Whether a value is a SentenceTransformer, without importing the package."""
-    return any(
-        kind.__name__ == "SentenceTransformer" and kind.__module__.startswith("sentence_transformers.")
-        for kind in type(value).__mro__
-    )
+def is_instance(value: object, classes: Mapping[str, str]) -> bool:
+    """Whether a value is an instance of one of some classes, given with the beginnings of their modules' names.
+
+    Their packages are not imported.
+    """
+    found = ((kind.__module__, classes.get(kind.__name__)) for kind in type(value).__mro__)
+    return any(begin is not None and module.startswith(begin) for module, begin in found)

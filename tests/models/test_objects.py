@@ -1,11 +1,14 @@
 """Pipelines, and texts as inputs, are explained as the model and the tokenizer's output are."""
 
+from copy import deepcopy
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 import transformers
 from captum.attr import IntegratedGradients
+from sentence_transformers import CrossEncoder
 
 from captum_norm import (
     AttentionWeights,
@@ -20,7 +23,7 @@ from captum_norm import (
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import Perturbation
 from tests.analysis.small import randomized
-from tests.tiny import bert_config, tokenizer
+from tests.tiny import bert_config, save_tiny, tokenizer
 
 TEXTS = ["the dog sees a cat", "a cat runs ."]
 
@@ -50,6 +53,15 @@ def test_texts_are_explained_as_what_the_tokenizer_returns(pipeline: Any, kind: 
         expected = make(kind, model, **known).attribute(inputs, **target)
         for method in (make(kind, pipeline), make(kind, model, tokenizer=given)):
             assert torch.equal(method.attribute(texts, **target), expected)
+
+
+def test_pairs_of_texts_are_explained_for_a_cross_encoder_too(pipeline: Any, tmp_path: Path) -> None:
+    pairs = [("the dog", "a cat runs"), ("a dog", "the cat")]
+    model = deepcopy(pipeline.model).float()
+    encoder = CrossEncoder(str(save_tiny(model, tmp_path)), device="cpu")
+    expected = NormAttribution(model).attribute(tokenizer()(pairs, padding=True, return_tensors="pt"))
+    assert torch.equal(NormAttribution(encoder).attribute(pairs), expected)
+    assert torch.equal(NormAttribution(model, tokenizer=tokenizer()).attribute(pairs), expected)
 
 
 def test_maps_of_texts_name_their_tokens(pipeline: Any) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr.base import AttentionMapAttribution
@@ -25,6 +25,7 @@ from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
+from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import (
     Readout,
     Target,
@@ -122,7 +123,7 @@ class DecompX(AttentionMapAttribution):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Explainable,
         bias: Bias = "apart",
         *,
         propagate: bool = False,
