@@ -193,8 +193,8 @@ def _quantized(quantization: Quantization | None) -> Any:
         return None
     one_of("quantization", quantization, get_args(Quantization))
     if quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quantization)
+        return BitsAndBytesConfig(load_in_8bit=True)  # type: ignore[no-untyped-call]
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quantization)  # type: ignore[no-untyped-call]
 
 
 def _refuse_lacking(name_or_path: str, model: "PreTrainedModel", lacking: Collection[str]) -> None:

@@ -1,5 +1,6 @@
 """Calls a SentenceTransformer by the arguments of its Transformer, and compares its embedding with those of texts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,9 +36,9 @@ class SentenceEncoder(nn.Module):
 
     references: Tensor | None
 
-    def __init__(self, whole: nn.Module, texts: Sequence[str] = ()) -> None:
+    def __init__(self, whole: Any, texts: Sequence[str] = ()) -> None:
         super().__init__()
-        self.whole: Any = whole
+        self.whole = whole
         self.texts = tuple(texts)
         self.norm = _UnitLength()
         self.transformer  # noqa: B018 - refused before anything runs
@@ -81,8 +82,8 @@ class SentenceEncoder(nn.Module):
         named = [mode for mode in modes if isinstance(mode, str)]
         return named[0] if len(named) == 1 else None
 
-    def features(self, texts: list[str]) -> dict[str, Any]:
-        """Turn texts into arguments, as ``encode`` does, with the default prompt, on the Transformer's device."""
+    def features(self, texts: list[Any]) -> dict[str, Any]:
+        """Turn texts, or pairs of texts, into arguments on its device, as ``encode`` does with the default prompt."""
         whole = self.whole
         prompt = None if whole.default_prompt_name is None else whole.prompts.get(whole.default_prompt_name)
         found = whole.preprocess(texts, prompt=prompt)
@@ -123,7 +124,7 @@ class _UnitLength(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         divided: Tensor = self.root_mean_square(vectors)
-        return divided * vectors.shape[-1] ** -0.5
+        return divided / math.sqrt(vectors.shape[-1])
 
 
 class _RootMeanSquare(nn.Module):
