@@ -35,7 +35,7 @@ $(LOWEST)/.installed: PIP_BUILD_CONSTRAINT := constraints-lowest.txt
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
-	$(LOWEST)/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group docs --group test
+	$(LOWEST)/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group docs --group ecosystem --group test
 	touch $@
 
 test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that pyproject.toml admits
@@ -80,7 +80,7 @@ constraints-lowest: ## Resolve anew with every lower bound of pyproject.toml, in
 	$(PYTHON) -m tests.lowest_versions > build/lowest.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group docs --group test hatchling editables
+	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group docs --group ecosystem --group test hatchling editables
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints-lowest.txt
 
 clean: ## Remove everything that was installed, built or cached here
