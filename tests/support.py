@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from captum_norm.models.libraries.refusals import REFUSALS
 from captum_norm.models.support import SupportedModel
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
@@ -36,14 +37,23 @@ independently in {formed} of them; in the others, the vectors are checked to add
 Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks
 yours. [Describe a new model](how-to/describe-a-model.md) explains the layouts and what to do if a model is refused,
 [Methods](methods.md) the scopes. Hybrids, whose layers mix positions by more than attention, are explained layer by
-layer ([limitations](methods.md#limitations)); the tests cover Jamba, Bamba, Granite 4 (`granitemoehybrid`), Falcon-H1,
-Nemotron-H, Zamba2, Qwen3-Next, LFM2, RecurrentGemma, MiniMax, and DeBERTa-v2 with its convolution.
+layer ([limitations](methods.md#limitations)); the tests cover Jamba, Bamba, Falcon-H1, Nemotron-H, Qwen3-Next, LFM2,
+RecurrentGemma, MiniMax, and DeBERTa-v2 with its convolution; of Granite 4 (`granitemoehybrid`) and Zamba2 the weights.
 """
 NOTES = {
     "Encoder–decoders": "Scopes are those of the encoder and of cross-attention. The decoder's self-attention has "
     "those up to `atb`, because\ncross-attention follows it, not a feed-forward network.\n\n"
 }
 WITHOUT = "`{model_type}` has no scopes through its feed-forward network: {reason}."
+REFUSED = """
+## Refused
+
+These architectures are refused, each with its reason, which the tests hold too. `AttentionWeights` still explains those
+whose attention alone is understood.
+
+| model type | reason |
+| --- | --- |
+"""
 TAIL = """
 A head on top of these layers (a classifier, a language model) changes nothing. Rows of one type differ in a setting
 that changes the layout. Models of fairseq and models built with `torch.nn` are tested as well.
@@ -96,7 +106,9 @@ def page(models: list[SupportedModel]) -> str:
         WITHOUT.format(model_type=_model_type(every[name].build()), reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
     ]
-    return "".join([*parts, *(f"\n{fill(reason, 120)}\n" for reason in reasons), TAIL])
+    refused = (f"| {', '.join(f'`{name}`' for name in one.model_types)} | {one.reason} |\n" for one in REFUSALS)
+    without = (f"\n{fill(reason, 120)}\n" for reason in reasons)
+    return "".join([*parts, *without, TAIL, REFUSED, *refused])
 
 
 def _row(model: SupportedModel) -> tuple[str, ...]:

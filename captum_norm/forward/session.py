@@ -26,6 +26,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
 from captum_norm.models.known import KnownModel
+from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
@@ -128,7 +129,7 @@ class Session:
         budget = MemoryBudget(self.memory_budget)
         call = bind_inputs(self.model, inputs, additional_forward_args, budget, self.tokenizer, stacks)
         if call.known.sizes is None:
-            with self._naming_weights():
+            with self._naming_reasons():
                 verify(call)
         if call.known is not self._known:
             self._known, self._blocks = call.known, None
@@ -172,7 +173,7 @@ class Session:
         Weights written through ``.data`` and modules that were exchanged leave no trace.
         """
         known = self._blocks is not None
-        with torch.set_grad_enabled(self.differentiable), self._naming_weights():
+        with torch.set_grad_enabled(self.differentiable), self._naming_reasons():
             try:
                 return work()
             except (IncompleteDecompositionError, UnsupportedModelError):
@@ -262,10 +263,15 @@ class Session:
             yield shown.update
 
     @contextmanager
-    def _naming_weights(self) -> Iterator[None]:
-        """Name a weight with NaN or infinity if that is why a model was not understood."""
+    def _naming_reasons(self) -> Iterator[None]:
+        """Give the reason of a refusal: a weight with NaN or infinity, or what is known of the architecture."""
         try:
             yield
+        except (IncompleteDecompositionError, UnsupportedModelError) as error:
+            reason = refusal_of(self.model)
+            if reason is None:
+                raise
+            raise UnsupportedModelError(f"{self.name} is not supported: {reason}") from error
         except (NonFiniteError, UnsupportedScopeError):
             refuse_non_finite_weights(self.model)
             raise

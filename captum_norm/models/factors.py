@@ -51,6 +51,8 @@ def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
     """Multiply a tensor, (..., D), by a factor, if there is one."""
     if factor is None:
         return tensor
+    if factor.size not in (1, tensor.shape[-1]):
+        return torch.full_like(tensor, torch.nan)  # of another shape: no sum holds with it
     with loaded(factor.module):
         return tensor * (factor.stored.to(tensor.device) if isinstance(factor.stored, Tensor) else factor.stored)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.models.attention import AttentionCall, Part
-from captum_norm.models.projections import accumulation_dtype
+from captum_norm.models.precision import accumulation_dtype
 
 # Rounding errors, in units in the last place, of a gate's factors.
 ROUNDINGS = 32

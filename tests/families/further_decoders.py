@@ -23,12 +23,14 @@ from tests.families.llamas import (
 )
 
 BARE = LLAMA | {"layer": "layers.{}"}
+EAGER: dict[str, Any] = {"experts_implementation": "eager"}
 ROUTED: dict[str, Any] = MOE | {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 24}
 
 
 def second_half(_: Any, output: Tensor) -> Tensor:
     """The sigmoid of the second half of each head's queries."""
-    return output.unflatten(-1, (HEADS, -1)).chunk(2, dim=-1)[1].flatten(-2).sigmoid()
+    gate: Tensor = output.unflatten(-1, (HEADS, -1)).chunk(2, dim=-1)[1]
+    return gate.flatten(-2).sigmoid()
 
 
 def gain_over_sigma(norm: Any, inputs: Tensor) -> Tensor:
@@ -78,6 +80,14 @@ FURTHER_DECODERS = {
                 lambda _, output: functional.softplus(output.float()).double().repeat_interleave(8, -1),
             )
         },
+    ),
+    "falcon-h1": Family(
+        lambda: hf.FalconH1ForCausalLM(
+            hf.FalconH1Config(
+                **GROUPED, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8
+            )
+        ),
+        **LLAMA | {"style": "parallel"},
     ),
     "bitnet": Family(
         lambda: hf.BitNetForCausalLM(hf.BitNetConfig(**GROUPED)),
@@ -156,7 +166,7 @@ FURTHER_DECODERS = {
                 moe_k=2,
                 moe_num_shared_experts=1,
                 moe_intermediate_size=24,
-                experts_implementation="eager",
+                **EAGER,
             )
         ),
         **MIXTURE,
@@ -196,7 +206,7 @@ FURTHER_DECODERS = {
         **MLA,
     ),
     "dots1": Family(
-        lambda: hf.Dots1ForCausalLM(hf.Dots1Config(**GROUPED, **ROUTED, head_dim=8, first_k_dense_replace=1)), **MIXTURE
+        lambda: hf.Dots1ForCausalLM(hf.Dots1Config(**GROUPED, **ROUTED, first_k_dense_replace=1)), **MIXTURE
     ),
     "granite-docling-text": Family(
         lambda: hf.GraniteDoclingTextModel(hf.GraniteDoclingTextConfig(**GROUPED, residual_multiplier=0.4)),
@@ -208,7 +218,7 @@ FURTHER_DECODERS = {
     ),
     "hunyuan-v1-moe": Family(
         lambda: hf.HunYuanMoEV1ForCausalLM(
-            hf.HunYuanMoEV1Config(**GROUPED, num_experts=4, moe_topk=2, head_dim=8, experts_implementation="eager")
+            hf.HunYuanMoEV1Config(**GROUPED, num_experts=4, moe_topk=2, head_dim=8, **EAGER)
         ),
         **MIXTURE,
     ),

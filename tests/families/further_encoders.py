@@ -5,6 +5,7 @@ from typing import Any
 import transformers as hf
 
 from tests.families.family import BERT, GROUPED, TEXT, VOCABULARY, Family
+from tests.families.llamas import LOCAL_EXPERTS
 
 NOMIC: dict[str, Any] = {
     "layer": "layers.{}",
@@ -51,11 +52,7 @@ FURTHER_ENCODERS = {
         special=("grouped queries",),
     ),
     "openai-privacy-filter": Family(
-        lambda: hf.OpenAIPrivacyFilterModel(
-            hf.OpenAIPrivacyFilterConfig(
-                **GROUPED, head_dim=8, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
-            )
-        ),
+        lambda: hf.OpenAIPrivacyFilterModel(hf.OpenAIPrivacyFilterConfig(**GROUPED, **LOCAL_EXPERTS, head_dim=8)),
         **NOMIC,
         special=("grouped queries", "attention sinks", "mixture of experts"),
     ),

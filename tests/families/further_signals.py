@@ -65,9 +65,7 @@ FURTHER_VISION = {
 }
 FURTHER_AUDIO = {
     "data2vec-audio": Family(
-        lambda: hf.Data2VecAudioModel(
-            hf.Data2VecAudioConfig(**SOUND, conv_pos_kernel_size=3, num_conv_pos_embeddings_=2)
-        ),
+        lambda: hf.Data2VecAudioModel(hf.Data2VecAudioConfig(**SOUND, conv_pos_kernel_size=3)),
         **WAV2VEC2,
     ),
     "hubert": Family(lambda: hf.HubertModel(hf.HubertConfig(**SOUND)), **WAV2VEC2),

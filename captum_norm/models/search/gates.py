@@ -11,7 +11,8 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.libraries.replaced_forward import not_compared
-from captum_norm.models.projections import coarsest, equal
+from captum_norm.models.precision import coarsest
+from captum_norm.models.projections import equal
 
 
 def gated_projections(call: ModelCall, randomized: tuple[type[nn.Module], ...]) -> dict[nn.Module, nn.Module]:
@@ -30,7 +31,7 @@ def gated_projections(call: ModelCall, randomized: tuple[type[nn.Module], ...]) 
         with torch.no_grad(), not_compared(), call.attention_through(watch.attend), hooked(watch.hooks()):
             call.run()
     first, second = (watch.seen for watch in watches)
-    found = {}
+    found: dict[nn.Module, nn.Module] = {}
     for module, before in first.items():
         after = second.get(module)
         for candidate, received in before.received.items():

@@ -1,0 +1,48 @@
+"""Every architecture in the table of refusals is refused for the reason given there, quickly and in few words."""
+
+import json
+
+import pytest
+import torch
+
+from captum_norm import NormMeter, UnsupportedModelError
+from captum_norm.models.libraries.refusals import REFUSALS
+from tests import families, refused, support
+from tests.refused import REFUSED
+
+REASONS = {name: refusal.reason for refusal in REFUSALS for name in refusal.model_types}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_reason_is_that_of_the_table(name: str) -> None:
+    model = families.randomized(REFUSED[name], 0, torch.float32)
+    inputs = refused.inputs(name, model)
+    with torch.no_grad():
+        before = model(**inputs)[0]
+    with pytest.raises(UnsupportedModelError) as refusal:
+        NormMeter(model).measure(inputs, scopes=["attn", "atb"])
+    assert str(refusal.value) == f"{type(model).__name__} is not supported: {REASONS[name]}"
+    assert type(refusal.value) is UnsupportedModelError
+    assert len(str(refusal.value)) <= 400
+    with torch.no_grad():
+        assert torch.equal(model(**inputs)[0], before)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.model_types[0])
+def test_every_reason_has_a_model(refusal: object) -> None:
+    assert any(name in REFUSED for name in refusal.model_types)  # type: ignore[attr-defined]
+
+
+def test_what_is_refused_is_not_listed_as_supported() -> None:
+    listed = {entry["model_type"] for entry in json.loads(support.DATA.read_text(encoding="utf-8"))}
+    # Some settings of these are supported.
+    assert listed & set(REASONS) == {"big_bird", "bigbird_pegasus", "falcon_h1"}
+
+
+@pytest.mark.parametrize("name", ["led", "longt5", "pegasus_x"])
+def test_the_decoder_can_be_explained_where_the_reason_says_so(name: str) -> None:
+    model = families.randomized(REFUSED[name], 0, torch.float32)
+    inputs = refused.inputs(name, model)
+    stacks = NormMeter(model).measure(inputs, scopes=["atb"], stacks=["decoder", "cross"])
+    assert list(stacks) == ["decoder", "cross"]

@@ -1,0 +1,163 @@
+"""Tiny models of the architectures that are refused, by the names in the library's table of reasons."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from tests.encoder_decoders import BART, T5
+from tests.families import GROUPED, HEADS, TEXT, VOCABULARY
+from tests.families.vision import IMAGE
+from tests.hybrids import HYBRIDS, MAMBA
+
+SPEECH: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 48,
+    "conv_dim": (16, 16),
+    "conv_stride": (8, 4),
+    "conv_kernel": (8, 4),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+STAGES: dict[str, Any] = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
+BLOCKS: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "xlnet": lambda: hf.XLNetModel(hf.XLNetConfig(vocab_size=60, d_model=32, n_layer=2, n_head=HEADS, d_inner=48)),
+    "longformer": lambda: hf.LongformerModel(hf.LongformerConfig(**TEXT, attention_window=4)),
+    "led": lambda: hf.LEDForConditionalGeneration(
+        hf.LEDConfig(**BART, attention_window=4, max_encoder_position_embeddings=64)
+    ),
+    "longt5": lambda: hf.LongT5ForConditionalGeneration(hf.LongT5Config(**T5, local_radius=2)),
+    "big_bird": lambda: hf.BigBirdModel(
+        hf.BigBirdConfig(**TEXT, attention_type="block_sparse", block_size=2, num_random_blocks=1)
+    ),
+    "pegasus_x": lambda: hf.PegasusXForConditionalGeneration(hf.PegasusXConfig(**BART, block_size=4)),
+    "mobilebert": lambda: hf.MobileBertModel(
+        hf.MobileBertConfig(**TEXT, embedding_size=16, intra_bottleneck_size=16, num_feedforward_networks=2)
+    ),
+    "squeezebert": lambda: hf.SqueezeBertModel(hf.SqueezeBertConfig(**TEXT, embedding_size=32)),
+    "convbert": lambda: hf.ConvBertModel(hf.ConvBertConfig(**TEXT, embedding_size=16)),
+    "funnel": lambda: hf.FunnelModel(
+        hf.FunnelConfig(vocab_size=60, d_model=32, block_sizes=[1, 1], n_head=HEADS, d_head=8, d_inner=48)
+    ),
+    "ibert": lambda: hf.IBertModel(hf.IBertConfig(**TEXT)),
+    "nystromformer": lambda: hf.NystromformerModel(
+        hf.NystromformerConfig(**TEXT, num_landmarks=4, segment_means_seq_len=16)
+    ),
+    "fnet": lambda: hf.FNetModel(hf.FNetConfig(**{key: TEXT[key] for key in TEXT if key != "num_attention_heads"})),
+    "canine": lambda: hf.CanineModel(
+        hf.CanineConfig(
+            **{key: TEXT[key] for key in TEXT if key != "vocab_size"}, num_hash_buckets=16, local_transformer_stride=8
+        )
+    ),
+    "prophetnet": lambda: hf.ProphetNetForConditionalGeneration(
+        hf.ProphetNetConfig(
+            vocab_size=40,
+            hidden_size=32,
+            encoder_ffn_dim=48,
+            num_encoder_layers=2,
+            num_encoder_attention_heads=HEADS,
+            decoder_ffn_dim=48,
+            num_decoder_layers=2,
+            num_decoder_attention_heads=HEADS,
+            max_position_embeddings=32,
+            pad_token_id=1,
+            decoder_start_token_id=2,
+        )
+    ),
+    "jetmoe": lambda: hf.JetMoeForCausalLM(
+        hf.JetMoeConfig(
+            **{k: v for k, v in GROUPED.items() if k != "num_attention_heads"},
+            kv_channels=8,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+        )
+    ),
+    "diffllama": lambda: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**GROUPED)),
+    "granite_swa": lambda: hf.GraniteSWAForCausalLM(hf.GraniteSWAConfig(**GROUPED)),
+    "gpt_neox_japanese": lambda: hf.GPTNeoXJapaneseForCausalLM(
+        hf.GPTNeoXJapaneseConfig(
+            **{k: v for k, v in TEXT.items() if k != "intermediate_size"}, intermediate_multiple_size=2
+        )
+    ),
+    "esmc": lambda: hf.EsmcModel(hf.EsmcConfig(**TEXT)),
+    "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**BLOCKS, state_size=4)),
+    "rwkv": lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**BLOCKS, attention_hidden_size=32)),
+    "wavlm": lambda: hf.WavLMModel(hf.WavLMConfig(**SPEECH)),
+    "wav2vec2-conformer": lambda: hf.Wav2Vec2ConformerModel(hf.Wav2Vec2ConformerConfig(**SPEECH)),
+    "swin": lambda: hf.SwinModel(hf.SwinConfig(**STAGES, image_size=16, patch_size=2)),
+    "segformer": lambda: hf.SegformerModel(
+        hf.SegformerConfig(
+            num_encoder_blocks=2,
+            depths=[1, 1],
+            sr_ratios=[2, 1],
+            hidden_sizes=[16, 32],
+            patch_sizes=[3, 3],
+            strides=[2, 2],
+            num_attention_heads=[2, 2],
+            mlp_ratios=[2, 2],
+        )
+    ),
+    "pvt_v2": lambda: hf.PvtV2Model(
+        hf.PvtV2Config(
+            image_size=32,
+            hidden_sizes=[8, 16, 16, 32],
+            num_attention_heads=[1, 2, 2, 4],
+            depths=[1, 1, 1, 1],
+            mlp_ratios=[2, 2, 2, 2],
+        )
+    ),
+    "sam_vision_model": lambda: hf.SamVisionModel(
+        hf.SamVisionConfig(**IMAGE, output_channels=16, window_size=2, global_attn_indexes=[1])
+    ),
+    "hiera": lambda: hf.HieraModel(
+        hf.HieraConfig(
+            embed_dim=8,
+            image_size=[32, 32],
+            depths=[1, 1],
+            num_heads=[1, 2],
+            num_query_pool=1,
+            mask_unit_size=[2, 2],
+            query_stride=[2, 2],
+        )
+    ),
+    "mlcd_vision_model": lambda: hf.MLCDVisionModel(hf.MLCDVisionConfig(**IMAGE)),
+    "gemma3n_text": lambda: hf.Gemma3nForCausalLM(
+        hf.Gemma3nTextConfig(
+            **{k: v for k, v in GROUPED.items() if k != "intermediate_size"},
+            intermediate_size=48,
+            head_dim=8,
+            vocab_size_per_layer_input=60,
+            hidden_size_per_layer_input=8,
+            num_kv_shared_layers=0,
+            laurel_rank=4,
+            activation_sparsity_pattern=[0.0, 0.0],
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    ),
+    "falcon_h1": lambda: hf.FalconH1ForCausalLM(
+        hf.FalconH1Config(**GROUPED, **MAMBA, mamba_d_ssm=64, attention_out_multiplier=0.7, ssm_out_multiplier=1.3)
+    ),
+    "zamba2": HYBRIDS["zamba2"],
+    "granitemoehybrid": HYBRIDS["granite-moe-hybrid"],
+}
+
+
+def inputs(name: str, model: Any) -> dict[str, Tensor]:
+    """What the model reads."""
+    generator = torch.Generator().manual_seed(0)
+    if model.main_input_name == "input_values":
+        return {"input_values": torch.randn(2, 640, generator=generator)}
+    if model.main_input_name == "pixel_values":
+        size = 32 if name in ("pvt_v2", "hiera", "segformer") else 16
+        return {"pixel_values": torch.randn(2, 3, size, size, generator=generator)}
+    length = {"big_bird": 32, "nystromformer": 16}.get(name, 12)
+    ids = {"input_ids": torch.randint(3, 40, (2, length), generator=generator)}
+    if model.config.is_encoder_decoder:
+        ids["decoder_input_ids"] = torch.randint(3, 40, (2, 6), generator=generator)
+    return ids
