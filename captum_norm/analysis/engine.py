@@ -21,6 +21,7 @@ from captum_norm.analysis.tokens import TokenStore
 from captum_norm.errors import InvalidInputError
 from captum_norm.files import check_folder
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
+from captum_norm.models.wrappers import explained_module
 from captum_norm.runs import Backend, Journal, Record, run_job
 from captum_norm.urls import Remote, is_url
 from captum_norm.versions import versions
@@ -109,7 +110,7 @@ def analyze(
         raise InvalidInputError(f"got batch_tokens={batch_tokens} and block_texts={block_texts}; expected at least 1")
     if out is None and not isinstance(backend, str) and backend.address is not None:
         raise InvalidInputError("got a cluster, which needs a folder that all nodes reach; name it with --out (out=)")
-    kind = ANALYSES[name]
+    model, kind = explained_module(model), ANALYSES[name]
     if mask_rate is None:
         mask_rate = kind.mask_rate if tokenizer.mask_token_id is not None else 0.0
     if max_length is None:

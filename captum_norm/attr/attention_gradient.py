@@ -17,6 +17,7 @@ from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.heads import Position
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
@@ -105,7 +106,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         """Compute the maps of the layers requested in one forward and one backward pass."""
         differentiable = self.session.differentiable
         self.session.expect_room(call, Request(weights=True, per_head=True))
-        with gradients_on():
+        with gradients_on(), evaluating(call.model):
             call = call.outside_inference()
             stacks, every = call.stacks(), dict[Role, list[Tensor]]()
 

@@ -16,6 +16,7 @@ from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import SpecialTokens, StandIn
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.outputs import Readout, real_positions
+from captum_norm.models.wrappers import explained_module
 
 _CAPTUM = "captum.attr"
 COLUMNS = {"method", "example", "position", "token", "removable"}
@@ -26,8 +27,8 @@ class RandomScores(Attribution):
     """Random scores from torch's global generator, as a baseline."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self.model = model
+        self.model = explained_module(model)
+        super().__init__(self.model)
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None) -> Tensor:  # noqa: ARG002

@@ -31,6 +31,7 @@ from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
 from captum_norm.models.verification import on_excerpt, stack_sizes, verify
+from captum_norm.models.wrappers import class_of
 
 Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=Reducer)
@@ -109,7 +110,7 @@ class Session:
     @property
     def name(self) -> str:
         """Class of the model, for messages."""
-        return type(self.model).__name__
+        return class_of(self.model).__name__
 
     def bind(
         self, inputs: Inputs, additional_forward_args: Any = None, stacks: Collection[Role] | None = None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.models.hooks import unobserved
+from captum_norm.models.offloading import is_shard
 from captum_norm.models.precision import EIGHT_BITS, accumulation_dtype
 from captum_norm.models.search.copies import FAILURES, drawn
 
@@ -25,6 +26,9 @@ def may_be_affine(module: nn.Module) -> bool:
     owners = [part for part in module.modules() if any(True for _ in _tensors(part))]
     # Running statistics would change.
     if any(part.training and any(True for _ in part.buffers(recurse=False)) for part in owners):
+        return False
+    # Called while it runs, it would lose its weights.
+    if is_shard(module):
         return False
     # A sequence's elements are looked at one by one.
     if isinstance(module, (nn.Linear, nn.Embedding, Conv1D, nn.modules.conv._ConvNd, nn.Sequential)):

@@ -1,7 +1,7 @@
 """Finds a model's token embeddings, replaces them for one call, and chooses replacements for tokens."""
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -13,6 +13,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.hooks import hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.offloading import loaded
 from captum_norm.models.wrappers import config_of
 
 StandIn = Literal["mask", "pad", "zero", "mean"]
@@ -105,9 +106,11 @@ def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -
         return function(output)
 
     module = embedding_module(model)
-    # T5 names one module and runs another that has the same table.
-    same = (other for other in model.modules() if isinstance(other, nn.Embedding) and other.weight is module.weight)
-    with hooked((table, "result", hook) for table in {module, *same}):
+    # T5 names one module and runs another that has the same table; an adapted table has the original one inside.
+    inside = set(module.modules())
+    others = (other for other in model.modules() if isinstance(other, nn.Embedding) and other not in inside)
+    same = (other for other in others if other.weight is module.weight)
+    with hooked((table, "result", hook) for table in (module, *same)):
         yield
     if calls != 1:
         raise UnsupportedModelError(
@@ -212,13 +215,21 @@ def _size(module: nn.Module) -> int:
 
 def _embedding(module: nn.Module, token: int) -> Tensor:
     """Return a token's embedding, (D,), as the module computes it: Gemma, for example, scales the row of its table."""
-    embedded: Tensor = module(torch.tensor([[token]], device=module.weight.device))  # type: ignore[arg-type]
-    return embedded[0, 0]
+    return _embedded(module, [torch.tensor([token], device="cpu")])[0][0]
+
+
+def _embedded(module: nn.Module, ids: Sequence[Tensor]) -> list[Tensor]:
+    """Return the embeddings of several pieces of token ids, (N, D) each, as the module computes them alone."""
+    with ExitStack() as stack:
+        for part in module.modules():
+            stack.enter_context(loaded(part))
+        device: Any = module.weight.device
+        return [module(piece[None].to(device))[0] for piece in ids]
 
 
 def _mean(module: nn.Module) -> Tensor:
-    ids = torch.arange(_size(module), device=module.weight.device)  # type: ignore[arg-type]
-    parts: list[Tensor] = [module(part[None])[0] for part in ids.split(_ROWS)]
+    ids = torch.arange(_size(module), device="cpu")
+    parts = _embedded(module, ids.split(_ROWS))
     dtype = torch.promote_types(parts[0].dtype, torch.float32)
     total = torch.stack([part.sum(0, dtype=dtype) for part in parts]).sum(0)
     return total.div(len(ids)).to(parts[0].dtype)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captum_norm.arguments import as_index, as_indices
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.sentences import SentenceEncoder
-from captum_norm.models.wrappers import config_of, unwrapped
+from captum_norm.models.wrappers import class_of, config_of, unwrapped
 
 ReadPosition = Literal["first", "last", "mean"]
 
@@ -57,7 +57,7 @@ _POOLINGS: Mapping[str, HeadPosition] = MappingProxyType(
 
 def has_labels(model: nn.Module) -> bool:
     """Whether the model's outputs are labelled classes, not tokens of a vocabulary."""
-    return type(unwrapped(model)).__name__.endswith(LABELLED)
+    return class_of(model).__name__.endswith(LABELLED)
 
 
 def has_sigmoids(model: nn.Module) -> bool:
@@ -79,9 +79,9 @@ def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
     """
     if isinstance(model, SentenceEncoder):
         return _POOLINGS.get(model.pooling or "")
-    model = unwrapped(model)
-    name, config = type(model).__name__, config_of(model)
-    if not type(model).__module__.startswith("transformers."):
+    model, kind = unwrapped(model), class_of(model)
+    name, config = kind.__name__, config_of(model)
+    if not kind.__module__.startswith("transformers."):
         return None
     if causal:
         return "last"

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from captum_norm.models.offloading import parameters_kept
 from captum_norm.models.threads import EXPLAINING, explaining
 
 Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
 End = Literal["input", "output", "arguments", "result"]
-# Class of a compiled model.
+# Class of a compiled module.
 COMPILED = "OptimizedModule"
 
 
@@ -116,6 +117,13 @@ def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received:
     return args, kwargs
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` compiles calls of a module, or its forward function."""
+    if module._compiled_call_impl is not None or type(module).__name__ == COMPILED:
+        return True
+    return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in ``eval()`` and run compiled modules uncompiled; restore each module's mode on exit.
@@ -128,9 +136,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         training = [module for module in modules if module.training]
         if training:
             stack.enter_context(explaining(model))
-        if any(module._compiled_call_impl is not None or module.__class__.__name__ == COMPILED for module in modules):
+        if any(map(is_compiled, modules)):
             # A compiler would trace our hooks, too, and compile anew for every call.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(parameters_kept(modules))
         for module in training:
             module.training = False
         try:

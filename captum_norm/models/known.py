@@ -9,6 +9,7 @@ from torch import nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.libraries.library import Library
 from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.offloading import note_sharded
 from captum_norm.models.stacks import Sizes
 from captum_norm.models.wrappers import refuse_spread
 
@@ -48,6 +49,7 @@ def known_model(model: nn.Module, watched: Watched = frozenset()) -> KnownModel:
     state, known = _state(model), every.get(watched)
     if known is None or known.state != state:
         refuse_spread(model)
+        note_sharded(model)
         # Whether layers mix positions is known of the state before until this one is verified.
         known = every[watched] = KnownModel(state, library_of(model), None if known is None else known.mixing)
     return known
@@ -75,4 +77,5 @@ def _state(model: nn.Module) -> State:
     configurations = {id(own): own for module in modules if (own := vars(module).get("config")) is not None}
     attention = [getattr(own, "_attn_implementation", None) for own in configurations.values()]
     dtypes = [p.dtype for module in modules for p in vars(module)["_parameters"].values() if p is not None]
-    return [ref(module) for module in modules], attention, dtypes, torch.is_autocast_enabled()
+    kinds = [(ref(module), type(module)) for module in modules]
+    return kinds, attention, dtypes, torch.is_autocast_enabled()

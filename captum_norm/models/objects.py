@@ -8,6 +8,7 @@ from torch import nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.sentences import SENTENCE_TRANSFORMER, SentenceEncoder, is_instance
+from captum_norm.models.wrappers import explained_module
 from captum_norm.texts import quoted
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ def opened(model: Explainable, tokenizer: Any = None) -> tuple[nn.Module, Any]:
 
     Raises:
         InvalidInputError: it is something else.
-        UnsupportedModelError: it is a SentenceTransformer that does not begin with a Transformer.
+        UnsupportedModelError: it has no layers that can be observed, or is a SentenceTransformer that does not begin
+            with a Transformer.
     """
-    held: Any = SentenceEncoder(model) if is_instance(model, SENTENCE_TRANSFORMER) else model
-    found = held.model if is_instance(held, _HOLDERS) else held
-    if not isinstance(found, nn.Module):
-        expected = "a torch.nn.Module, a pipeline of transformers or a SentenceTransformer"
-        raise InvalidInputError(f"got a model of type {type(found).__name__}; expected {expected}")
+    held: Any = model if is_instance(model, _HOLDERS) else explained_module(model)
+    if is_instance(held, SENTENCE_TRANSFORMER):
+        held = SentenceEncoder(held)
+    found = explained_module(held.model) if is_instance(held, _HOLDERS) else held
     if tokenizer is None and (found is not held or isinstance(held, SentenceEncoder)):
         tokenizer = held.tokenizer
     return found, tokenizer

@@ -1,22 +1,57 @@
-"""Loads a module's offloaded parameters through accelerate's hooks."""
+"""Brings a module the parameters that it has only while it runs: offloaded by accelerate, or sharded by torch."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
+
+# The modules of models sharded by torch's ``fully_shard``, which frees whole weights while the model runs.
+_sharded: WeakSet[nn.Module] = WeakSet()
+
+
+def note_sharded(model: nn.Module) -> None:
+    """Note which modules of a model torch's ``fully_shard`` shards; it puts a class of its own over them."""
+    for module in model.modules():
+        if is_shard(module):
+            _sharded.update(module.modules())
+
+
+def is_shard(module: nn.Module) -> bool:
+    """Whether torch's ``fully_shard`` gathers the weights of a module when it is called, and frees them at the end."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__bases__)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether a module of a model that was noted has its weights in shards between calls."""
+    return module in _sharded
+
+
+def is_elsewhere(module: nn.Module, tensor: Tensor) -> bool:
+    """Whether a module's parameter is offloaded (meta), or sharded: a DTensor, or whole for a moment."""
+    return tensor.is_meta or type(tensor).__name__ == "DTensor" or is_sharded(module)
 
 
 @contextmanager
 def loaded(module: nn.Module) -> Iterator[None]:
-    """Load a module's own parameters, which accelerate may keep on another device or on disk between calls.
+    """Give a module its own parameters, which accelerate may keep on disk and ``fully_shard`` in shards between calls.
 
     Raises:
         UnsupportedModelError: if they are on the meta device and no hook loads them.
     """
-    if not any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+    own = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
+    if not any(is_elsewhere(module, tensor) for tensor in own.values()):
         yield
+        return
+    if not any(tensor.is_meta for tensor in own.values()):
+        module._parameters.update({name: _whole(tensor) for name, tensor in own.items()})
+        try:
+            yield
+        finally:
+            module._parameters.update(own)
         return
     hook = getattr(module, "_hf_hook", None)
     if hook is None:
@@ -29,3 +64,27 @@ def loaded(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         hook.post_forward(module, None)
+
+
+def _whole(tensor: Any) -> Any:
+    """A sharded parameter as a tensor of its own."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+
+
+@contextmanager
+def parameters_kept(modules: Collection[nn.Module]) -> Iterator[None]:
+    """On exit, give the modules of a FullyShardedDataParallel their parameters back.
+
+    Where they are the original ones (``use_orig_params``), a gradient with respect to inputs alone leaves views.
+    """
+    sharded = any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
+    managed = [module for module in modules if sharded and getattr(module, "_fsdp_use_orig_params", False)]
+    kept = [(module, dict(module._parameters)) for module in managed]
+    try:
+        yield
+    finally:
+        for module, parameters in kept:
+            module._parameters.update(parameters)
+            for name in parameters.keys() & vars(module).keys():
+                del vars(module)[name]

@@ -12,7 +12,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.sentences import SentenceEncoder
-from captum_norm.models.wrappers import unwrapped
+from captum_norm.models.wrappers import class_of, unwrapped
 
 Readout = Callable[[Any, Tensor], Tensor]
 """What to explain: from a model's output and where its inputs are real, (N, S), to scores (N, C) or (N,)."""
@@ -163,7 +163,7 @@ def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> 
             )
         return logits[:, 0]
     if read is None:
-        if any(type(module).__name__.endswith(TAGGERS) for module in model.modules()):
+        if any(class_of(module).__name__.endswith(TAGGERS) for module in model.modules()):
             raise InvalidInputError(f"{type(model).__name__} has logits for every position; pass the position to read")
         places = torch.arange(real.shape[1], device=real.device)
         index = torch.where(real, places, -1).amax(1)

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Normalization, normalize
 from captum_norm.models.layouts import Site
-from captum_norm.models.offloading import loaded
+from captum_norm.models.offloading import is_elsewhere, is_sharded, loaded
 from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.search.copies import copy_with, drawn, forward_of, output_of
 
@@ -60,15 +60,15 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
-    """Return a parameter or buffer of a module, on the meta device if it is offloaded; None if it has none."""
+    """Return a parameter or buffer of a module as it stores it, perhaps offloaded or sharded; None if it has none."""
     value = getattr(module, name, None)
     return value if isinstance(value, Tensor) else None
 
 
 def _read(module: nn.Module, name: str) -> Tensor | None:
-    """Return a parameter or buffer of a module, loaded if it is offloaded; None if it has none."""
+    """Return a parameter or buffer of a module, loaded if it is offloaded or sharded; None if it has none."""
     tensor = tensor_of(module, name)
-    if tensor is None or not tensor.is_meta:
+    if tensor is None or not is_elsewhere(module, tensor):
         return tensor
     with loaded(module):
         return tensor_of(module, name)
@@ -151,6 +151,8 @@ class StoredProjection(Projection):
         return None if bias is None else bias.to(dtype)
 
     def version(self) -> object:
+        if is_sharded(self.module):
+            return object()  # the shards change, and the memory of whole weights is used again
         return [version_of(tensor_of(self.module, name)) for name in ("weight", "bias")]
 
 
@@ -163,7 +165,7 @@ def plain_matrix(module: nn.Module) -> Tensor | None:
     """Return a module's ``weight`` if it is a matrix of floating-point numbers, None if it is quantised."""
     weight = tensor_of(module, "weight")
     # What a subclass of Tensor holds, and what its products compute, is its own affair.
-    plain = type(weight) in (Tensor, nn.Parameter)
+    plain = type(weight) in (Tensor, nn.Parameter) or is_sharded(module)
     return weight if weight is not None and plain and weight.is_floating_point() and weight.dim() == 2 else None
 
 

@@ -1,42 +1,139 @@
-"""Finds the model inside torch's wrappers, which pass arguments and outputs on unchanged."""
+"""Sees through wrappers: modules around a model, or classes put over its own, that pass arguments and outputs on."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from captum_norm.errors import UnsupportedModelError
-
-# Attribute that holds the model, by class name: importing the classes takes seconds.
-_WRAPPED = {
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-    "SentenceEncoder": "transformer",
-    "SentenceSimilarity": "transformer",
-}
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 
 
-_LIBRARIES = ("torch.", "captum_norm.")
+@dataclass(frozen=True)
+class _Wrapper:
+    """A class of wrappers.
+
+    Attributes:
+        package: the package that defines it; importing the classes takes seconds.
+        inside: returns the module inside.
+        may_be_left_out: whether that module computes the same on its own.
+    """
+
+    package: str
+    inside: Callable[[Any], nn.Module]
+    may_be_left_out: Callable[[Any], bool] = lambda _: True
+
+
+def _is_of_weights_alone(peft_model: Any) -> bool:
+    """Whether adapters change layers in place, and neither add inputs nor choose by the inputs what to compute."""
+    return not any(
+        config.is_prompt_learning
+        or getattr(config, "alora_invocation_tokens", None)
+        or getattr(config.peft_type, "value", config.peft_type) in ("POLY", "XLORA")
+        for config in peft_model.peft_config.values()
+    )
+
+
+_WRAPPERS: Mapping[str, _Wrapper] = MappingProxyType(
+    {
+        "DataParallel": _Wrapper("torch", lambda model: model.module),
+        "DistributedDataParallel": _Wrapper("torch", lambda model: model.module),
+        "OptimizedModule": _Wrapper("torch", lambda model: model._orig_mod),
+        # It gathers the weights.
+        "FullyShardedDataParallel": _Wrapper("torch", lambda model: model._fsdp_wrapped_module, lambda _: False),
+        "SentenceEncoder": _Wrapper("captum_norm", lambda model: model.transformer, lambda _: False),
+        "PeftModel": _Wrapper("peft", lambda model: model.get_base_model(), _is_of_weights_alone),
+        "PeftMixedModel": _Wrapper("peft", lambda model: model.base_model.model, _is_of_weights_alone),
+    }
+)
+"""By the name of the class or of a base class."""
+
+_OPAQUE: Mapping[str, str] = MappingProxyType(
+    {
+        "torch.jit.": "TorchScript (torch.jit.trace or torch.jit.script)",
+        "torch.export.": "an exported program (torch.export)",
+    }
+)
+"""What runs code of its own instead of a model's layers, by the module of its class."""
+
+
+def explained_module(model: object) -> nn.Module:
+    """Return the module to explain: what is inside wrappers that do nothing but call it, in other threads or compiled.
+
+    It computes what the wrapper computes, uncompiled, and leaves the wrapper's own state alone. Wrappers that do more,
+    or that have hooks or a forward function of the user's, are kept.
+
+    Raises:
+        InvalidInputError: if the model is no module.
+        UnsupportedModelError: if it has no layers that can be observed, or accelerate runs it in another precision.
+    """
+    classes = [f"{base.__module__}." for base in type(model).__mro__]
+    kind = next((kind for module, kind in _OPAQUE.items() if any(name.startswith(module) for name in classes)), None)
+    if kind is not None:
+        raise UnsupportedModelError(
+            f"got {kind}, whose layers cannot be observed; pass the model that it was made from, a torch.nn.Module"
+        )
+    if not isinstance(model, nn.Module):
+        expected = "a torch.nn.Module, a pipeline of transformers or a SentenceTransformer"
+        raise InvalidInputError(f"got a model of type {type(model).__name__}; expected {expected}")
+    if "_original_forward" in vars(model):
+        raise UnsupportedModelError(
+            f"accelerate has replaced the forward function of {type(model).__name__} (mixed precision, or a pipeline); "
+            "pass the model as it was: accelerator.unwrap_model(model, keep_fp32_wrapper=False)"
+        )
+    wrapper = _wrapper(model)
+    if wrapper is None or _is_changed(model) or not wrapper.may_be_left_out(model):
+        return model
+    return explained_module(wrapper.inside(model))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch's wrappers (parallel, sharded or compiled models), or the model itself."""
-    while type(model).__module__.startswith(_LIBRARIES) and type(model).__name__ in _WRAPPED:
-        model = getattr(model, _WRAPPED[type(model).__name__])
-    return model
+    """Return the model inside all wrappers, which knows its configuration and its parts."""
+    wrapper = _wrapper(model)
+    return model if wrapper is None else unwrapped(wrapper.inside(model))
+
+
+def class_of(model: nn.Module) -> type[nn.Module]:
+    """Return the class of the model inside all wrappers; torch's ``fully_shard`` puts one of its own over it."""
+    found = type(unwrapped(model))
+    while any(base.__name__ in ("FSDPModule", "ReplicateModule") for base in found.__bases__):
+        found = found.__bases__[-1]
+    return found
+
+
+def _wrapper(model: nn.Module) -> _Wrapper | None:
+    for base in type(model).__mro__:
+        wrapper = _WRAPPERS.get(base.__name__)
+        if wrapper is not None and base.__module__.partition(".")[0] == wrapper.package:
+            own = type(model).forward.__module__.partition(".")[0] != wrapper.package
+            return None if own else wrapper
+    return None
+
+
+def _is_changed(model: nn.Module) -> bool:
+    """Whether a wrapper runs anything beside the forward function of its class."""
+    own = vars(model)
+    compiled = type(model).__name__ == "OptimizedModule"  # its forward function is an attribute
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or ("forward" in own and not compiled))
 
 
 def refuse_spread(model: nn.Module) -> None:
-    """Refuse a model that runs copies of itself on several devices, each in its own thread."""
-    devices = getattr(model, "device_ids", None) or ()
-    if isinstance(model, nn.DataParallel) and len(devices) > 1:
-        raise UnsupportedModelError(
-            f"DataParallel runs {type(unwrapped(model)).__name__} on {len(devices)} devices, each in its own thread; "
-            "explain the model inside it: model.module"
-        )
+    """Refuse a model that runs copies of itself on several devices, or has its weights in several processes."""
+    for module in model.modules():
+        if type(module).__name__ == "FullyShardedDataParallel" and module.sharding_strategy.name != "NO_SHARD":  # type: ignore[union-attr]
+            raise UnsupportedModelError(
+                f"FullyShardedDataParallel has the weights of {class_of(module).__name__} in {module.world_size} "
+                "processes; explain the model in one process, or shard it with torch's fully_shard"
+            )
+        devices = getattr(module, "device_ids", None) or ()
+        if isinstance(module, nn.DataParallel) and len(devices) > 1:
+            raise UnsupportedModelError(
+                f"DataParallel runs {class_of(module).__name__} on {len(devices)} devices, each in its own thread; "
+                "explain the model inside it: model.module"
+            )
 
 
 def config_of(model: nn.Module) -> Any:
-    """The model's configuration, found through torch's wrappers; None if it has none."""
+    """The model's configuration, found through wrappers; None if it has none."""
     return getattr(unwrapped(model), "config", None)

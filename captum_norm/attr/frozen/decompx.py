@@ -23,6 +23,7 @@ from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.heads import Position
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
@@ -331,7 +332,7 @@ class DecompX(AttentionMapAttribution):
         return Decomposition(shown[0] if len(shown) == 1 else SourceAndPrefix(*shown), bias, number, delta)
 
     def _gradient(self, call: ModelCall, request: Request) -> _Found:
-        with gradients_on():
+        with gradients_on(), evaluating(call.model):
             network = GraphNetwork(self._hooked_modules(call), call)
             found = output_scores(call, network.run(call), request.position, self._readout)
             chosen = chosen_target(request.target, found)

@@ -23,7 +23,7 @@ from captum_norm.models.hooks import Received, hooked
 from captum_norm.models.libraries.library import Library, Towers, forward_parameters
 from captum_norm.models.libraries.own_code import AttentionProducts
 from captum_norm.models.threads import explaining
-from captum_norm.models.wrappers import config_of, unwrapped
+from captum_norm.models.wrappers import class_of, config_of, unwrapped
 
 NAME = "captum_norm"
 # The name under which model files import the interface.
@@ -110,7 +110,7 @@ def _choices(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
 
 def _uses_interface(module: nn.Module) -> bool:
     """Whether the file that defines the module's class uses the attention interface."""
-    return hasattr(sys.modules.get(type(module).__module__), INTERFACE)
+    return hasattr(sys.modules.get(class_of(module).__module__), INTERFACE)
 
 
 def _dispatch(

@@ -29,6 +29,7 @@ from captum_norm.models.search.gates import gated_projections
 from captum_norm.models.search.sums import Sketches, sketch
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
 from captum_norm.models.stacks import Stacks
+from captum_norm.models.wrappers import class_of
 
 HOW_TO = 'Declare the layer with captum_norm.models.register_layout: see "Describe a new model" in the documentation'
 
@@ -172,7 +173,7 @@ class _Probe:
         return self.device
 
     def _settle(self, trace: Trace, call: _OpenCall, start: int) -> Block | None:
-        declared = registered_layouts().get(type(trace.layer).__name__)
+        declared = registered_layouts().get(class_of(trace.layer).__name__)
         context, gated = call.context, self.gated.get(call.module)
         if gated is not None:
             received = trace.call_of(gated) if gated in trace.layer.modules() else None

@@ -40,7 +40,9 @@ def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor)
         copy = _unhooked(module)
         own = vars(copy)
         for tensors in ("_parameters", "_buffers"):
-            own[tensors] = {name: _like(value, like) for name, value in own[tensors].items()}
+            # While a sharded module runs, torch keeps whole parameters among its plain attributes.
+            present = {name: own.pop(name, value) for name, value in own[tensors].items()}
+            own[tensors] = {name: _like(value, like) for name, value in present.items()}
     for name, value in parameters.items():
         kept = next((tensors for tensors in ("_parameters", "_buffers") if name in own[tensors]), None)
         (own if kept is None else own[kept])[name] = value
