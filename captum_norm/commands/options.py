@@ -122,6 +122,25 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def default_position(options: argparse.Namespace) -> str | None:
+    """Return what a sentence encoder's pooling reads; None for another model, whose head decides.
+
+    Raises:
+        InvalidInputError: it reads no one position.
+    """
+    from captum_norm.loading import load_poolings
+    from captum_norm.models.heads import POOLINGS
+
+    poolings = load_poolings(options.model)
+    if not poolings or options.target is not None:
+        return None
+    position = POOLINGS.get(poolings[0]) if len(poolings) == 1 else None
+    if position not in ("first", "last", "mean"):
+        pooling = " and ".join(poolings)
+        raise InvalidInputError(f"the pooling of {options.model} is {pooling}, not one position; give --position")
+    return position
+
+
 def target_of(model: Any, tokenizer: Any, options: argparse.Namespace) -> Any:
     """Return the target for :mod:`captum_norm`; None if none is given."""
     from captum_norm.models import Difference

@@ -44,7 +44,7 @@ _IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
 )
 
 # What the poolings of a SentenceTransformer read; all others read no one position.
-_POOLINGS: Mapping[str, HeadPosition] = MappingProxyType(
+POOLINGS: Mapping[str, HeadPosition] = MappingProxyType(
     {
         "cls": "first",
         "lasttoken": "last",
@@ -78,7 +78,7 @@ def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
         None for classes outside transformers, and for those whose heads differ.
     """
     if isinstance(model, SentenceEncoder):
-        return _POOLINGS.get(model.pooling or "")
+        return POOLINGS.get(model.pooling or "")
     model, kind = unwrapped(model), class_of(model)
     name, config = kind.__name__, config_of(model)
     if not kind.__module__.startswith("transformers."):

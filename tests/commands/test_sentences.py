@@ -1,6 +1,7 @@
 """``--target`` and ``--against`` of a sentence encoder are texts, whose similarity is explained."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import transformers
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import tensor
 
-from captum_norm import DecompX, Difference, SentenceSimilarity, compare
+from captum_norm import DecompX, Difference, NormAttribution, SentenceSimilarity, compare
 from captum_norm.cli import main
-from captum_norm.loading import load_sentence_transformer
+from captum_norm.loading import load_poolings, load_sentence_transformer
 from tests.sentences import sentence_transformer
 from tests.tiny import bert_config, save_tiny
 
@@ -38,6 +39,37 @@ def test_a_similarity_is_explained(folder: Path, tmp_path: Path, capsys: pytest.
     assert found["tokens"][:3] == ["[CLS]", "the", "cat"]
     assert found["position"] == "first"
     assert "target: a dog − the cat" in capsys.readouterr().out
+
+
+def test_the_default_position_is_the_pooling(folder: Path, tmp_path: Path) -> None:
+    words = ["explain", TEXT, "--model", str(folder), "--out", str(tmp_path / "out.json")]
+    assert main(words) == 0
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    model = load_sentence_transformer(str(folder))
+    expected = NormAttribution(model[0].auto_model).attribute(model.tokenizer(TEXT, return_tensors="pt"), position=0)
+    assert found["position"] == "first"
+    assert tensor(found["scores"]).allclose(expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "poolings"),
+    [
+        ({"pooling_mode": ["max", "cls"]}, ["max", "cls"]),
+        ({"pooling_mode": "max"}, ["max"]),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, ["mean", "max"]),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_cls_token": False}, ["weightedmean"]),
+    ],
+)
+def test_a_pooling_of_no_one_position_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], poolings: list[str]
+) -> None:
+    copied = shutil.copytree(folder, tmp_path / "model")
+    (copied / "1_Pooling" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert load_poolings(str(copied)) == poolings
+    assert main(["explain", TEXT, "--model", str(copied)]) == 2
+    told = capsys.readouterr().err
+    assert told.endswith(f"the pooling of {copied} is {' and '.join(poolings)}, not one position; give --position\n")
+    assert main(["explain", TEXT, "--model", str(copied), "--position", "1"]) == 0
 
 
 def test_methods_are_compared_on_the_similarity_to_a_text(folder: Path, tmp_path: Path) -> None:
