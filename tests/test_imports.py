@@ -20,7 +20,7 @@ FILES = {
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
     {"aggregation", "arguments", "maps", "tables", "urls"},
-    {"adapters", "files", "texts"},
+    {"files", "texts"},
     {"runs"},
     {"loading", "models"},
     {"forward", "identity"},

