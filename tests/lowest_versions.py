@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def requirements() -> list[str]:
-    """What the tests run with, as pyproject.toml has it: dependencies, extras, what builds the package, three groups."""
+    """What the tests run with by pyproject.toml: dependencies, extras, what builds the package, three groups."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = (project["dependency-groups"][name] for name in ("docs", "ecosystem", "test"))
     extras = project["project"]["optional-dependencies"].values()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from captum_norm.models.affinity import affinity, plain, plain_attributes, run_alone
 from captum_norm.models.hooks import unobserved
 from captum_norm.models.projections import Projection, reproduces, stored_projection, version_of
-from captum_norm.models.search.copies import drawn
+from captum_norm.models.search.copies import FAILURES, drawn
 
 ROWS = 256
 """How many unit vectors a module is given at a time."""
@@ -148,9 +148,12 @@ def measured_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> M
     found = affine_map(module, inputs) if inputs.shape[:-1] == outputs.shape[:-1] else None
     if found is None:
         return None
-    with torch.no_grad(), unobserved():
-        again = module(inputs)
-    return found if reproduces(again, outputs) else None
+    try:
+        with torch.no_grad(), unobserved():
+            again = module(inputs)
+    except FAILURES:
+        return None
+    return found if isinstance(again, Tensor) and reproduces(again, outputs) else None
 
 
 def affine_map(module: nn.Module, like: Tensor) -> MeasuredProjection | None:

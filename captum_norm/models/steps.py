@@ -16,13 +16,14 @@ Step = NormReader | Projection | Elementwise | ExpertsReader
 
 
 def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | Elementwise | None:
-    """Return what a module without children computes from an input (..., C) to an output (..., D).
+    """Return what a module computes from an input (..., C) to an output (..., D).
 
     A normalisation, an affine map with a bias, or an activation (a function, without the module's hooks); None for
     anything else, such as a linear map without bias or the identity.
     """
     inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
-    if tensor_of(module, "bias") is not None and len(inputs) == len(output):
+    composite = any(True for _ in module.children())
+    if (composite or tensor_of(module, "bias") is not None) and len(inputs) == len(output):
         projection = read_projection(module, inputs[:ROWS], output[:ROWS])
         if projection is not None:
             return projection

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import Elementwise, Normalization, Use
+from captum_norm.models.affinity import affinity, kind_of, may_be_affine
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.feed_forward import ExpertsReader
@@ -58,6 +59,8 @@ class HookedModules:
         routers: the modules that score the experts of a mixture.
         experts: the modules with stacked maps.
         leaves: all other modules without children, except those that do nothing in ``eval()``.
+        composites: modules with children that may together be one affine map, such as an adapted linear layer.
+        affine: whether composites of a kind are affine.
         linear: the linear maps inside attention.
         steps: what each module computes, once it has run.
     """
@@ -73,6 +76,10 @@ class HookedModules:
         whole = self.routers.union(self.experts)
         replaced = [module for module in modules if module not in whole and type(module) not in IDLE]
         self.leaves = [module for module in replaced if not list(module.children())]
+        others = (module for module in replaced if list(module.children()) and may_be_affine(module))
+        apart = whole.union(blocks)
+        self.composites = [module for module in others if apart.isdisjoint(module.modules())]
+        self.affine: dict[str, bool] = {}
         self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
         self.steps: dict[nn.Module, Step] = {}
 
@@ -104,8 +111,10 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         self._entered: set[bool] = set()
         # Our own code runs, in which nothing is replaced.
         self._replacing = False
-        # A router, or experts, which are replaced as a whole.
+        # A router, experts, or an affine map of several modules, which are replaced as a whole.
         self._inside: nn.Module | None = None
+        # Output of the last sum with a constant vector.
+        self._last_sum: Tensor | None = None
         # Output, function and input of the last activation, which may gate the next product.
         self._last_activation: tuple[Tensor, Elementwise, Tensor] | None = None
 
@@ -176,10 +185,12 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         known = self.modules
         return [
             ("before", known.layers, self._enter),
-            ("before", known.routers, self._begin_router),
+            ("before", known.routers, self._replace_whole),
             ("after", known.routers, self._router),
             ("before", known.experts, self._begin_experts),
             ("after", known.experts, self._experts),
+            ("before", known.composites, self._begin_composite),
+            ("after", known.composites, self._composite),
             ("after", known.leaves, self._leaf),
         ]
 
@@ -246,7 +257,10 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         if len(constants) != 1 or not self.carries(output) or not constants[0].is_floating_point():
             return output
         bias = constants[0].detach().flatten().to(accumulation_dtype(output.dtype))
-        return self.affine(bias, output) if bias.any() and bias.isfinite().all() else output
+        if bias.any() and bias.isfinite().all():
+            self._last_sum = self.affine(bias, output)
+            return self._last_sum
+        return output
 
     def _activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         if inputs.isinf().any():
@@ -269,8 +283,8 @@ class FrozenNetwork(TorchFunctionMode, ABC):
     def _leaf(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self.is_active or not isinstance(output, Tensor) or not self.carries(output):
             return None
-        if self._last_activation is not None and output is self._last_activation[0]:
-            return None  # the module called the activation as a function
+        if output is self._last_sum or (self._last_activation is not None and output is self._last_activation[0]):
+            return None  # the module called a function, which was replaced
         step, dtype = self.modules.steps.get(module), accumulation_dtype(output.dtype)
         if step is None:
             step = self._read(module, first_argument(args, kwargs), output)
@@ -297,8 +311,20 @@ class FrozenNetwork(TorchFunctionMode, ABC):
             self.modules.steps[module] = step
         return step
 
-    def _begin_router(self, module: nn.Module, *_: Any) -> None:
-        """Replace nothing inside a router or experts, which are replaced as a whole."""
+    def _begin_composite(self, module: nn.Module, *received: Any) -> None:
+        inputs = first_argument(*received) if self.is_active else None
+        if inputs is not None and self.carries(inputs):
+            known, kind = self.modules.affine, kind_of(module)
+            if kind not in known:
+                known[kind] = affinity(module, self.whole(inputs)) is not None
+            if known[kind]:
+                self._replace_whole(module)
+
+    def _composite(self, module: nn.Module, *seen: Any) -> Any:
+        return self._leaf(module, *seen) if self._has_run(module) else None
+
+    def _replace_whole(self, module: nn.Module, *_: Any) -> None:
+        """Replace nothing inside a module."""
         if self.is_active:
             self._inside = module
 
@@ -306,7 +332,7 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         # Attention with one map per head has stacked maps, too, but reads sequences.
         stream = first_tensor(received)
         if routing_of(received) is not None or (stream is not None and stream.dim() == 2):
-            self._begin_router(module)
+            self._replace_whole(module)
 
     def _has_run(self, module: nn.Module) -> bool:
         """Go on with replacing steps if it was ``module`` that was replaced as a whole; return whether it was."""
