@@ -5,6 +5,9 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from captum_norm.functional import own_keys
 
 
 def normalize_rows(maps: Tensor) -> Tensor:
@@ -16,18 +19,37 @@ def normalize_rows(maps: Tensor) -> Tensor:
 def add_half_identity(maps: Tensor) -> Tensor:
     """Compute (A + I) / 2 of row-normalised maps: a residual connection as strong as attention [Abnar & Zuidema 2020].
 
-    Rows of zeros (padded queries) stay zeros.
+    (..., Q, K) -> (..., Q, K), with I at each query's own key, the last Q. Rows of zeros (padded queries) stay zeros.
     """
-    identity = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
+    identity = torch.zeros_like(maps[(0,) * (maps.dim() - 2)])
+    own_keys(identity).fill_(1)
     live = (maps.sum(-1, keepdim=True) > 0).to(maps.dtype)
     return (maps + identity * live) / 2
+
+
+def with_prefix_rows(maps: Tensor, own: float = 1) -> Tensor:
+    """Add the rows of a tuned prefix, whose keys and values every layer has anew: each contributes to itself alone.
+
+    Args:
+        maps: (..., Q, K), with K − Q keys of the prefix first.
+        own: what each contributes to itself.
+
+    Returns:
+        (..., K, K).
+    """
+    prefix = maps.shape[-1] - maps.shape[-2]
+    if prefix == 0:
+        return maps
+    rows = torch.zeros_like(maps[..., :1, :]).repeat(*[1] * (maps.dim() - 2), prefix, 1)
+    rows.diagonal(0, -2, -1).fill_(own)
+    return torch.cat([rows, maps], dim=-2)
 
 
 def rollout(maps: Tensor) -> Tensor:
     """Product of the layers' row-normalised maps, A_L ··· A_1 [Abnar & Zuidema 2020].
 
     Args:
-        maps: (B, L, Q, K) with Q = K, residual connection included, first layer first.
+        maps: (B, L, Q, K), residual connection included, first layer first; K − Q keys of a tuned prefix come first.
 
     Returns:
         (B, L, Q, K): entry l is the rollout of layers 1 to l+1; every row of a real query sums to 1.
@@ -40,7 +62,7 @@ def rollouts(maps: Tensor) -> Iterator[Tensor]:
     rolled: Tensor | None = None
     for layer in maps.unbind(1):
         shares = normalize_rows(layer)
-        rolled = shares if rolled is None else shares @ rolled
+        rolled = shares if rolled is None else shares @ with_prefix_rows(rolled)
         yield rolled
 
 
@@ -81,11 +103,11 @@ def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> 
 
     Args:
         encoder: (B, L, S, S), rows that sum to 1 (normalised here if not).
-        decoder: (B, L, T, T), the same.
+        decoder: (B, L, T, T), the same; with a tuned prefix (B, L, T, K), its keys first.
         cross: (B, L, T, S), rows that sum to 1 minus the share of the residual connection.
 
     Returns:
-        (B, T, S) and (B, T, T); the two rows of a real position together sum to 1.
+        (B, T, S) and (B, T, K); the two rows of a real position together sum to 1.
     """
     *_, through_encoder = rollouts(encoder)
     *_, last = encoder_decoder_rollouts(through_encoder, decoder, cross)
@@ -102,10 +124,13 @@ def encoder_decoder_rollouts(
         decoder: see :func:`encoder_decoder_rollout`.
         cross: see there.
     """
-    source, prefix = torch.zeros_like(cross[:, 0]), torch.eye(decoder.shape[-1]).to(decoder)
+    source, prefix = torch.zeros_like(cross[:, 0]), torch.zeros_like(decoder[:, 0])
+    own_keys(prefix).fill_(1)
+    positions = decoder.shape[-2]
     for self_map, cross_map in zip(decoder.unbind(1), cross.unbind(1), strict=True):
         before = (1 - cross_map.sum(-1, keepdim=True)) * normalize_rows(self_map)
-        source, prefix = cross_map @ through_encoder + before @ source, before @ prefix
+        source = cross_map @ through_encoder + before[..., -positions:] @ source
+        prefix = before @ with_prefix_rows(prefix)
         yield source, prefix
 
 
@@ -122,12 +147,14 @@ def encoder_decoder_relevance(encoder: Tensor, decoder: Tensor, cross: Tensor) -
 
     Args:
         encoder: (B, L, S, S), not negative.
-        decoder: (B, L, T, T), the same.
+        decoder: (B, L, T, T), the same; with a tuned prefix (B, L, T, K), its keys first.
         cross: (B, L, T, S), the same.
 
     Returns:
-        (B, T, S) and (B, T, T).
+        (B, T, S) and (B, T, K).
     """
+    positions, keys = decoder.shape[-2:]
+    decoder, cross = with_prefix_rows(decoder, 0), functional.pad(cross, (0, 0, keys - positions, 0))
     own_source, own_prefix = (torch.eye(maps.shape[-1]).to(maps) for maps in (encoder, decoder))
     through_encoder, prefix = own_source.expand_as(encoder[:, 0]), own_prefix.expand_as(decoder[:, 0])
     for layer in encoder.unbind(1):
@@ -138,7 +165,7 @@ def encoder_decoder_relevance(encoder: Tensor, decoder: Tensor, cross: Tensor) -
         prefix, source = prefix + self_map @ prefix, source + self_map @ source
         reading = own_prefix + normalize_rows(prefix - own_prefix)
         source = source + reading.mT @ (cross_map @ read)
-    return source, prefix
+    return source[:, -positions:], prefix[:, -positions:]
 
 
 def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:

@@ -82,7 +82,8 @@ class AttributionMaps:
     """Maps of all layers of a model for one batch.
 
     Rows are queries (receiving positions), columns are keys (contributing positions). Entries at padded queries and
-    keys are exactly 0.
+    keys are exactly 0. Keys of virtual tokens and of a cache come first, those of the inputs last: a query's own key is
+    the one K − Q further.
 
     Attributes:
         encoder: (B, L, Q, K), or (B, L, H, Q, K) per head; None if the model has no bidirectional stack.
@@ -94,7 +95,8 @@ class AttributionMaps:
             stacks, encoder first, for models with towers those of the stack that reads the tokens, or of the towers if
             only these were requested; None for methods without one.
         real: (B, Q), True at real (unpadded) input positions.
-        tokens: the tokens of each example, if the inputs have them.
+        tokens: the texts of the keys of each example, if the inputs have their tokens; with ``[virtual 1]``, … or
+            ``[cached 1]``, … before these.
         decoder_real: ``real`` for the decoder's positions of an encoder–decoder model, else None.
         towers: the maps of a model's towers that were requested, by name: ``"vision"``, (N, L, [H,] Q, K), with the N
             pictures (images, tiles) that the tower reads instead of the examples. Pictures packed into one sequence
@@ -102,6 +104,10 @@ class AttributionMaps:
         modality: of each position of each example, ``"text"``, ``"image"``, ``"video"`` or ``"audio"``; None unless the
             model reads several in one sequence, and its inputs are token ids.
         patches: where the patches of each picture stand, for pictures whose patches the model keeps in rows.
+        virtual: the number of virtual tokens of a prompt-learning adapter (PEFT). Those of prompt tuning have rows and
+            columns, before the encoder's in an encoder–decoder model; those of prefix tuning columns alone, before the
+            decoder's.
+        cached: the number of positions in the cache passed, columns of the decoder alone.
     """
 
     encoder: Tensor | None
@@ -115,6 +121,13 @@ class AttributionMaps:
     towers: Mapping[str, Tensor] = field(default_factory=dict)
     modality: Sequence[Sequence[Modality]] | None = None
     patches: Sequence[Patches] = ()
+    virtual: int = 0
+    cached: int = 0
+
+    @property
+    def before(self) -> int:
+        """Number of keys before those of the inputs in a model with one stack."""
+        return self.virtual + self.cached
 
     @property
     def self_attention(self) -> Tensor:

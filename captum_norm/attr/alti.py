@@ -11,8 +11,9 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.layer import Layer
 from captum_norm.forward.room import piece_elements
-from captum_norm.functional import l1_distances, nearness
+from captum_norm.functional import l1_distances, nearness, own_keys
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 
@@ -68,6 +69,7 @@ class ALTI(AttentionMapAttribution):
                 f"got {type(self.model).__name__}, which is not an encoder–decoder model; use attribute or maps"
             )
         refuse_mixing(self.model)
+        refuse_chains(maps.cached)
         with torch.set_grad_enabled(self.session.differentiable):
             return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
@@ -86,7 +88,7 @@ class ALTI(AttentionMapAttribution):
         if layer.cross:
             beside = (whole - layer.stream).abs().sum(-1, keepdim=True)
             return normalize_rows(nearness(torch.cat([distances, beside], -1), size))[..., :-1]
-        distances.diagonal(dim1=1, dim2=2).copy_((whole - layer.own_vectors()).abs().sum(-1))
+        own_keys(distances).copy_((whole - layer.own_vectors()).abs().sum(-1))
         return normalize_rows(nearness(distances, size))
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:

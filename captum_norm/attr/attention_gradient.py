@@ -57,6 +57,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
     units = MapUnits("weight × gradient", "relevance")
     decomposes = False
     single_heads = True
+    prefix_own = 0  # the identity is added to each map
 
     def __init__(
         self,
@@ -137,19 +138,20 @@ class AttentionTimesGradient(AttentionMapAttribution):
             gradients = torch.autograd.grad(number.sum(), weights, allow_unused=True, create_graph=differentiable)
             given = iter(gradients)
             maps = {
-                role: [self._map(layer, next(given), per_head=request.per_head) for layer in layers]
+                role: [self._map(layer, next(given), call, per_head=request.per_head) for layer in layers]
                 for role, layers in kept.items()
             }
         if not differentiable:
             maps = {role: [layer.detach() for layer in layers] for role, layers in maps.items()}
         return stacked_maps(call, maps, {}, causal=stacks.causal)
 
-    def _map(self, weights: Tensor, gradient: Tensor | None, *, per_head: bool) -> Tensor:
+    def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
         if gradient is None:
+            cached = '; the cache holds what it reads of the encoder: pass stacks=["decoder", "cross"]'
             raise UnsupportedModelError(
                 f"the output of {type(self.model).__name__} does not depend on the attention weights that its "
-                "attention function returns"
+                f"attention function returns{cached * (call.before.cached > 0 and call.encoder is not None)}"
             )
         dtype = accumulation_dtype(weights.dtype)
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)

@@ -11,7 +11,7 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.aggregation import AGGREGATIONS
+from captum_norm.aggregation import AGGREGATIONS, with_prefix_rows
 from captum_norm.arguments import as_truth, one_of, shown
 from captum_norm.attr.meter import MeterOptions, count_layers, refuse_unknown
 from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
@@ -21,9 +21,10 @@ from captum_norm.forward.layer import Layer, LayerReducer
 from captum_norm.forward.recording import Reducer
 from captum_norm.forward.request import Request, as_layers, as_stacks, refuse_towers
 from captum_norm.forward.session import LayerTask, Session
-from captum_norm.forward.stacking import stacked_maps
+from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.inputs import Inputs, ModelCall
 from captum_norm.models.known import refuse_mixing
@@ -70,6 +71,7 @@ class AttentionMapAttribution(Attribution, ABC):
         one_stack: of the class: whether it refuses encoder–decoder models.
         text_alone: of the class: whether it refuses a model's towers, and text that attends to a tower's positions.
         single_heads: of the class: whether it has maps of single heads.
+        prefix_own: of the class: what a position of a tuned prefix contributes to itself in each layer.
         batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
             only Hugging Face models allow.
 
@@ -85,6 +87,7 @@ class AttentionMapAttribution(Attribution, ABC):
     one_stack: ClassVar[bool] = False
     text_alone: ClassVar[bool] = False
     single_heads: ClassVar[bool] = False
+    prefix_own: ClassVar[float] = 1
     batch_first: ClassVar[bool] = False
 
     def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
@@ -183,17 +186,19 @@ class AttentionMapAttribution(Attribution, ABC):
                 output.
             additional_forward_args: the model's further positional arguments (attention mask first).
             position: the output position to explain: an index (negative from the end), one index per example,
-                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions. None: what the model's
-                head reads; for a model with an output at every position, the last if it is causal, else the mean. In
-                an encoder–decoder model a position of the decoder, by default the last.
+                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions, all among the inputs'.
+                None: what the model's head reads, a virtual token or not; for a model with an output at every position,
+                the last if it is causal, else the mean. In an encoder–decoder model a position of the decoder, by
+                default the last.
             layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
                 aggregates all layers.
             return_convergence_delta: also return the largest completeness error over layers, (B,).
 
         Returns:
-            (B, S), one non-negative score per input position, 0 at padding; rows of a rollout or product sum to 1.
-            A 1-tuple if ``inputs`` is a tuple, as everywhere in Captum. For an encoder–decoder model, which has two
-            inputs, the tuple :class:`captum_norm.SourceAndPrefix` of their scores, (B, S) and (B, T).
+            (B, S), one non-negative score per input position, 0 at padding. Rows of a rollout or product sum to 1,
+            with the scores of virtual tokens, which only :meth:`scores` returns. A 1-tuple if ``inputs`` is a tuple, as
+            everywhere in Captum. For an encoder–decoder model, which has two inputs, the tuple
+            :class:`captum_norm.SourceAndPrefix` of their scores, (B, S) and (B, T).
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
@@ -222,12 +227,13 @@ class AttentionMapAttribution(Attribution, ABC):
             aggregate: combine all layers; False explains the only layer in ``maps``.
 
         Returns:
-            (B, S); a :class:`captum_norm.SourceAndPrefix` for maps of an encoder–decoder model.
+            (B, K): those of :meth:`attribute`, and before them those of virtual tokens or cached positions, if any; a
+            :class:`captum_norm.SourceAndPrefix` for maps of an encoder–decoder model.
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
-                one position nor the mean, several layers without ``aggregate``, or maps of an encoder–decoder model
-                that the aggregation cannot combine.
+                one position nor the mean, several layers without ``aggregate``, a product of maps over a cache, or maps
+                of an encoder–decoder model that the aggregation cannot combine.
             UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
@@ -288,9 +294,13 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
+        if request.layers is None and self.aggregation != "mean":
+            refuse_chains(call.before.cached)
         maps = self._maps_and_head(call, request)
         scores = self.scores(maps, request.position, aggregate=request.layers is None)
-        return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
+        return scores_of_inputs(call, scores), None if maps.convergence_delta is None else maps.convergence_delta.amax(
+            1
+        )
 
     def reduced_maps(
         self,
@@ -367,15 +377,28 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:
         """Compute what :meth:`captum_norm.NormAttribution.scores` returns, without checks."""
+        chains = aggregate and self.aggregation != "mean"
+        if chains:
+            refuse_chains(maps.cached)
         if maps.cross is not None and maps.decoder_real is not None:
             _, decoder, cross = maps.of_three_stacks
             both = self.chain(maps) if aggregate else SourceAndPrefix(only_layer(cross), only_layer(decoder))
             rows = position_rows(position, "last", maps.decoder_real, both.source, self.model).unsqueeze(1)
             return SourceAndPrefix(*((rows @ scores).squeeze(1) for scores in both))
         stack = maps.self_attention
-        head = self._head_position(maps) if position is None else None
-        rows = position_rows(position, head, maps.real, stack, self.model).unsqueeze(1)
-        return (self.aggregate(stack, rows) if aggregate else rows @ only_layer(stack)).squeeze(1)
+        queries, keys = stack.shape[-2:]
+        if position is None:
+            rows = position_rows(None, self._head_position(maps), maps.real, stack, self.model)
+        else:
+            # The user counts from the first input on, not from the first virtual token.
+            virtual = queries - (keys - maps.before)
+            rows = position_rows(position, None, maps.real[:, virtual:], stack, self.model)
+            rows = nn.functional.pad(rows, (virtual, 0))
+        if not aggregate:
+            return (rows.unsqueeze(1) @ only_layer(stack)).squeeze(1)
+        if chains:
+            stack, rows = with_prefix_rows(stack, self.prefix_own), nn.functional.pad(rows, (keys - queries, 0))
+        return self.aggregate(stack, rows.unsqueeze(1)).squeeze(1)
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Aggregate the maps of an encoder–decoder model: scores in every decoder position, (B, T, S) and (B, T, T).

@@ -195,8 +195,10 @@ class FeedForwardReducer:
         """
         everyone = torch.arange(len(weights), device=weights.device)
         live = weights.ne(0).any(1)
+        _, queries, keys = self._shape
+        own = position + keys - queries
         if not self._cross:
-            live[everyone, position] = False
+            live[everyone, own] = False
         reduced, width = projection.shape
         held = VALUES_PER_VECTOR * reduced + STEPS_PER_VECTOR * width + numbers_per_part
 
@@ -212,7 +214,7 @@ class FeedForwardReducer:
         if self._cross:
             yield projection.new_zeros(len(weights), width), everyone, None, True
         else:
-            yield formed(everyone, position), everyone, position, True
+            yield formed(everyone, own), everyone, own, True
 
 
 class _Sums:

@@ -35,13 +35,15 @@ class Measurements:
         norm_scale: 1/σ of the normalisation of that sum, (B, L, Q); None without a scope that includes one.
         convergence_delta: relative completeness error, (B, L); None if only weights were requested.
         real: True at real query positions, (B, Q).
-        tokens: the tokens' texts, if the inputs have them.
+        tokens: see :class:`captum_norm.AttributionMaps`.
         baseline: start of the integrated-gradients paths; None without scopes through a feed-forward network.
         layer_names: names of the L modules that contain the blocks; empty without scopes.
         layouts: the arrangement of each of them.
         layer_scopes: the scopes of each of them; those through a feed-forward network only if one was requested.
         modality: see :class:`captum_norm.AttributionMaps`.
         patches: see :class:`captum_norm.AttributionMaps`.
+        virtual: see :class:`captum_norm.AttributionMaps`.
+        cached: see :class:`captum_norm.AttributionMaps`.
     """
 
     weights: Tensor | None
@@ -60,6 +62,8 @@ class Measurements:
     layer_scopes: tuple[tuple[Scope, ...], ...] = ()
     modality: Sequence[Sequence[Modality]] | None = None
     patches: Sequence[Patches] = ()
+    virtual: int = 0
+    cached: int = 0
 
 
 @dataclass(eq=False)
@@ -125,7 +129,9 @@ def assemble(
         norm_scale=field_of("norm_scale", by_query),
         convergence_delta=stacked(deltas, {}, places) if deltas else None,
         real=real_queries(call, role, results[0].queries),
-        tokens=call.tokens,
+        tokens=call.key_texts,
+        virtual=call.before.virtual_tokens,
+        cached=call.before.cached,
         baseline=baseline,
         layer_names=tuple(block.name for block in blocks),
         layouts=tuple(block.layout for block in blocks),
@@ -159,4 +165,6 @@ def maps_of_stacks(
         towers={name: stack for name, stack in maps.items() if name not in STACKS},
         modality=inputs.modality,
         patches=inputs.patches,
+        virtual=inputs.virtual,
+        cached=inputs.cached,
     )

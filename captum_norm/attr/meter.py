@@ -16,7 +16,7 @@ from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.request import Request, as_layers, as_stacks
 from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import stack_name
-from captum_norm.functional import Baseline, ratio
+from captum_norm.functional import Baseline, own_keys, ratio
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.inputs import Inputs, ModelCall
@@ -263,7 +263,7 @@ class _WeightReducer:
     def finish(self, _: BlockTensors | None) -> None:
         mean = self._weights.mean(1) if self._per_head else self._weights
         # In cross-attention no weight is the query's own.
-        own = mean.new_zeros(mean.shape[:2]) if self._cross else mean.diagonal(dim1=-2, dim2=-1)
+        own = mean.new_zeros(mean.shape[:2]) if self._cross else own_keys(mean)
         others = (mean.sum(-1) - own).clamp(min=0)
         self.results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
 

@@ -24,6 +24,7 @@ from captum_norm.functional import (
     head_norms,
     key_gram,
     length,
+    own_keys,
     random_directions,
     refined_head_norms,
     refined_summed_norms,
@@ -80,7 +81,8 @@ class NormReducer:
         queries = call.query.shape[2]
         self._carries, self._values, self._cross = carries, values, call.cross
         # One key per query, its own in self-attention, whose vectors are computed directly, too.
-        self._sampled_keys = torch.arange(queries, device=values.device) % keys
+        self._past = 0 if call.cross else keys - queries
+        self._sampled_keys = (torch.arange(queries, device=values.device) + self._past) % keys
         self._sampled_weights = values.new_empty(batch, heads, queries)
         self._limit = piece_elements(task.budget, values)
         # By the norms, which are all of a carry that products of the model's weights depend on.
@@ -137,7 +139,7 @@ class NormReducer:
             if vectors.mapped:
                 norms = vectors.divided(last=last_scopes[carry.norms] == scope)
                 if carry.residual and not self._cross:
-                    norms.diagonal(dim1=-2, dim2=-1).copy_(whole.own_norm)
+                    own_keys(norms).copy_(whole.own_norm)
                 self.results.norms[scope] = norms
         self.delta = torch.stack(deltas).amax(0)
 
@@ -146,7 +148,8 @@ class NormReducer:
         projection, dtype, results = self.task.block.projection, self.task.dtype, self.results
         weight, bias = projection.weight(dtype), projection.bias(dtype)
         keys = self._sampled_keys[rows]
-        values = self._values[:, keys if self._cross else rows]
+        own_rows = slice(rows.start + self._past, rows.stop + self._past)
+        values = self._values[:, keys if self._cross else own_rows]
         sampled = (values * self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)).flatten(2) @ weight
         own = torch.zeros_like(sampled) if self._cross else sampled
         others = here.projected - own if bias is None else self._without_bias(here, rows, own, weight, bias)

@@ -12,6 +12,7 @@ from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
@@ -51,6 +52,7 @@ class AttentionRollout(AttentionWeights):
         """Compute the rollouts up to the layers requested."""
         if request.per_head:
             raise InvalidInputError("got per_head=True; a rollout uses the mean of the heads")
+        refuse_chains(call.before.cached)
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.
         alone = call.towers or (requested is not None and set(requested) == {"encoder"})

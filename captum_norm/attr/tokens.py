@@ -323,8 +323,10 @@ class _Subject:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that Captum repeats with the features."""
-        further = (value for value in (self.real, self.target, self.read) if value is not None)
+        """The tensors that Captum repeats with the features; with a cache, which it cannot, the examples' indices."""
+        further = [value for value in (self.real, self.target, self.read) if value is not None]
+        if self.call.before.cache is not None:
+            further.append(torch.arange(len(self.real), device=self.real.device))
         return (*(self.call.arguments[name] for name in self.names), *further)
 
 
@@ -352,7 +354,11 @@ class _Explained(nn.Module):
         real, *further = tensors[len(names) :]
         target = None if subject.target is None else further.pop(0)
         read = None if subject.read is None else further.pop(0)
-        call = replace(subject.call, arguments=subject.call.arguments | dict(zip(names, tensors, strict=False)))
+        call = subject.call
+        if call.before.cache is not None:
+            index = further.pop(0)
+            call = call.map_batched(lambda value: value[index.to(value.device)], index.tolist())
+        call = replace(call, arguments=call.arguments | dict(zip(names, tensors, strict=False)))
 
         def embed(original: Tensor) -> Tensor:
             if self._baseline is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
@@ -21,10 +22,11 @@ from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_batch_first
+from captum_norm.models.caches import copied, of_first_copy, selected
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of, not_run
-from captum_norm.models.stacks import Place, Role
+from captum_norm.models.stacks import EXTENDED, Place, Role
 
 # Memory that a running layer takes, in units of its output, wide intermediate tensors included.
 LAYER_COPIES = 16
@@ -85,6 +87,7 @@ class ValueZeroing(AttentionMapAttribution):
         }
         maps: dict[Role, list[Tensor]] = {}
         counts = {role: stacks["encoder" if role == "cross" else role][0][0].output.shape[1] for role in requested}
+        counts |= {role: counts[role] + call.before.past for role in counts if role in EXTENDED}
         total = call.batch * sum(counts[role] * len(layers) for role, layers in requested.items())
         with bar(f"values of {session.name}", total, "keys") as shown:
             for role, layers in requested.items():
@@ -202,6 +205,8 @@ class _LayerCall:
         """Select one example; keep ``shared`` arguments and those without a batch axis, such as a common mask."""
         batched, only = self.as_long_as(batch) - shared, slice(index, index + 1)
         arguments = _mapped(lambda place, tensor: tensor[only] if place in batched else tensor, self.arguments)
+        chosen, own = torch.tensor([index], device="cpu"), _cached_layers(self.layer)
+        arguments = _caches_mapped(lambda cache: selected(cache, chosen, own), arguments)
         return replace(self, arguments=arguments, output=self.output[only])
 
     def run(self, copies: int) -> Tensor:
@@ -213,7 +218,8 @@ class _LayerCall:
                 return tensor.expand(copies, *tensor.shape[1:]).contiguous()
             return tensor.expand(copies, *tensor.shape[1:]) if self.crosses and _is_sequence(tensor) else tensor
 
-        args, kwargs = _mapped(repeat, self.arguments)
+        own = _cached_layers(self.layer)
+        args, kwargs = _caches_mapped(lambda cache: of_first_copy(cache, own), _mapped(repeat, self.arguments))
         try:
             output = first_tensor(self.layer(*args, **kwargs))
         except (CaptumNormError, torch.OutOfMemoryError):
@@ -254,7 +260,9 @@ def _recorded(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]
     opened = dict[nn.Module, Received]()
 
     def enter(layer: nn.Module, received: Received) -> None:
-        opened[layer] = received
+        # The layer extends its cache, in which one run again must not find its own keys.
+        own = _cached_layers(layer)
+        opened[layer] = _caches_mapped(lambda cache: copied(cache, own), received)
 
     def leave(layer: nn.Module, stream: Tensor | None) -> None:
         if stream is not None:
@@ -273,4 +281,21 @@ def _mapped(function: Callable[[_Path, Tensor], Tensor], value: Any, place: _Pat
         return type(value)(_mapped(function, item, (*place, index)) for index, item in enumerate(value))
     if isinstance(value, dict):
         return {name: _mapped(function, item, (*place, name)) for name, item in value.items()}
+    return value
+
+
+def _cached_layers(layer: nn.Module) -> set[int] | None:
+    """Return which layers of a cache the modules of a model's layer extend; None if they do not tell."""
+    named = (getattr(module, "layer_idx", None) for module in layer.modules())
+    return {index for index in named if isinstance(index, int)} or None
+
+
+def _caches_mapped(function: Callable[[Cache], Cache], value: Any) -> Any:
+    """Apply a function to every cache in nested arguments."""
+    if isinstance(value, Cache):
+        return function(value)
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(_caches_mapped(function, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _caches_mapped(function, item) for name, item in value.items()}
     return value

@@ -115,8 +115,8 @@ def max_sensitivity(
         (changed,) = changed if isinstance(changed, tuple) else (changed,)
         times = len(changed) // call.batch
         examples = [example for example in range(call.batch) for _ in range(times)]
-        arguments = call.map_batched(lambda value: value.repeat_interleave(times, 0), examples).arguments
-        further = {name: value for name, value in arguments.items() if name not in ("input_ids", "inputs_embeds")}
+        repeated = call.map_batched(lambda value: value.repeat_interleave(times, 0), examples)
+        further = {name: value for name, value in repeated.passed.items() if name not in ("input_ids", "inputs_embeds")}
         return (attribute({"inputs_embeds": changed, **further}, **options),)
 
     def change(embedded: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from captum_norm.errors import CaptumNormError, MethodError, NonFiniteError, Not
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.session import LayerTask
-from captum_norm.functional import Carry, Scales, length, relative_error
+from captum_norm.functional import Carry, Scales, length, own_keys, relative_error
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
@@ -76,7 +76,7 @@ class Layer:
         return self.weights * scale.squeeze(-1)[:, None, :, None]
 
     def vectors(self) -> Tensor:
-        """Contribution of each key to the block's output, (B, Q, K, D), the residual connection at j = i.
+        """Contribution of each key to the block's output, (B, Q, K, D), the residual connection at the query's own.
 
         Forms all vectors at once: for short inputs. Cross-attention has no residual connection at any key.
 
@@ -94,13 +94,14 @@ class Layer:
             )
         given = torch.einsum("bhqk,bhkd,hde->bqke", self.scaled_weights, self.values, self.projection)
         if not self.cross:
-            given.diagonal(dim1=1, dim2=2).add_(self.stream.transpose(1, 2))
+            own_keys(given.movedim(-1, 1)).add_(self.stream.transpose(1, 2))
         return given
 
     def own_vectors(self) -> Tensor:
         """Contribution of each query to itself, the residual connection included, (B, Q, D)."""
-        weights = self.scaled_weights.diagonal(dim1=2, dim2=3).unsqueeze(-1)
-        return self.carry.linear((self.values * weights).transpose(1, 2).flatten(2) @ self._weight) + self.stream
+        weights = own_keys(self.scaled_weights).unsqueeze(-1)
+        values = self.values[:, :, -weights.shape[2] :]
+        return self.carry.linear((values * weights).transpose(1, 2).flatten(2) @ self._weight) + self.stream
 
     def error(self, real: Tensor | None) -> Tensor:
         """Relative completeness error of the vectors, (B,); ``real`` is True at real queries, (B, Q)."""

@@ -30,7 +30,7 @@ from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
-from captum_norm.models.verification import on_excerpt, stack_sizes, verify
+from captum_norm.models.verification import on_excerpt, stack_sizes, verify, verify_cache
 from captum_norm.models.wrappers import class_of
 
 Result = TypeVar("Result")
@@ -132,6 +132,9 @@ class Session:
         if call.known.sizes is None:
             with self._naming_reasons():
                 verify(call)
+        if call.before.cache is not None:
+            with self._naming_reasons():
+                verify_cache(call)
         if call.known is not self._known:
             self._known, self._blocks = call.known, None
         return call

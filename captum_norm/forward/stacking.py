@@ -1,12 +1,12 @@
 """Puts the results of single layers together, at the positions that the user's inputs had."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from captum_norm.maps import AttributionMaps
+from captum_norm.maps import AttributionMaps, SourceAndPrefix
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import STACKS, Role, StackName
@@ -80,9 +80,18 @@ def stacked_maps(
         mixing_ratio=None,
         convergence_delta=stacked(every, {}) if every else None,
         real=real_queries(call, first, maps[first][0].shape[-2]),
-        tokens=call.tokens,
+        tokens=call.key_texts,
+        virtual=call.before.virtual_tokens,
+        cached=call.before.cached,
         decoder_real=None if cross is None else real_queries(call, "cross", cross.shape[-2]),
         towers={name: stack for name, stack in stacks.items() if name not in STACKS},
         modality=call.pictures.modality,
         patches=call.pictures.patches,
     )
+
+
+def scores_of_inputs(call: ModelCall, scores: Any) -> Any:
+    """Drop the scores of virtual tokens and cached positions, which come before those of the inputs."""
+    if isinstance(scores, SourceAndPrefix):
+        return SourceAndPrefix(call.positions.last(scores.source), call.decoder.last(scores.prefix))
+    return call.positions.last(scores)

@@ -166,6 +166,15 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     return root(squares)
 
 
+def own_keys(pairs: Tensor) -> Tensor:
+    """Return what each query has at its own key, as a view: (..., Q, K) -> (..., Q).
+
+    Keys without queries, cached ones or those of a tuned prefix, come first: query i's own key is i + K − Q.
+    """
+    queries, keys = pairs.shape[-2:]
+    return pairs.diagonal(keys - queries, -2, -1)
+
+
 def ratio(others: Tensor, own: Tensor) -> Tensor:
     """Compute others / (others + own) of two non-negative tensors; 0 where both are 0.
 

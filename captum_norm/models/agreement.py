@@ -139,7 +139,7 @@ def _error(own: Tensor, explained: Tensor, call: ModelCall) -> float:
 
 def _real(output: Tensor, call: ModelCall) -> Tensor:
     """The output at real positions, or all of it if it has no axis of positions."""
-    for positions in (call.decoder, call.positions):
+    for positions in (call.decoder, call.positions_of("self")[0]):
         if positions.real is not None:
             for real in (positions.real, positions.real.T):
                 if output.shape[:2] == real.shape and output.dim() > 2:

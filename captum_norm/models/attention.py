@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 
@@ -52,6 +54,33 @@ class AttentionCall:
     def run(self) -> tuple[Tensor, Tensor]:
         """Return attention's output, (B, Q, H, d), and weights, (B, H, Q, K)."""
         return self.eager(self.module, self.query, self.key, self.value, self.mask, **self.options)
+
+    def over_keys(self, count: int) -> "AttentionCall":
+        """Return the same call over ``count`` keys, the queries' own last.
+
+        A static cache has room for further keys behind these, which are dropped; a sliding window has forgotten the
+        first ones, which come back masked.
+        """
+        own = self.key.shape[2]
+        missing = count - own
+        if missing == 0:
+            return self
+
+        def sized(option: Any, fill: float = 0) -> Any:
+            if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != own:
+                return option
+            return functional.pad(option, (missing, 0), value=fill) if missing > 0 else option[..., :count]
+
+        mask = self.query.new_zeros(1, 1, 1, own) if self.mask is None and missing > 0 else self.mask
+        masked = torch.finfo(mask.dtype).min if mask is not None and mask.is_floating_point() else 0
+        # Where a product takes the weights for queries, they have one column for each key.
+        query = sized(self.query) if self.key is self.value else self.query
+        key, value = (
+            functional.pad(heads, (0, 0, missing, 0)) if missing > 0 else heads[:, :, :count]
+            for heads in (self.key, self.value)
+        )
+        options = {name: sized(option) for name, option in self.options.items()}
+        return replace(self, query=query, key=key, value=value, mask=sized(mask, masked), options=options)
 
     def part(self, part: Part, keys: slice = slice(None)) -> "AttentionCall":
         """Restrict the call to some queries of some examples, and to some keys."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.attention import AttentionFunction
+from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.before import Before, read_before
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel, known_model
 from captum_norm.models.libraries.library import Library, SequencesSeen, forward_parameters
@@ -22,7 +23,7 @@ from captum_norm.models.main_input import check_shape, check_tensors
 from captum_norm.models.objects import Texts, are_texts, tokenized
 from captum_norm.models.pictures import Pictures, of_examples, read_pictures
 from captum_norm.models.positions import Positions, check_some_real, read_positions
-from captum_norm.models.stacks import TEXT_STACKS, Members, Role, Stacks
+from captum_norm.models.stacks import EXTENDED, TEXT_STACKS, Members, Role, Stacks
 from captum_norm.models.towers import gathering_chunks
 from captum_norm.models.wrappers import config_of, unwrapped
 
@@ -45,6 +46,7 @@ class ModelCall:
         decoder: positions of the decoder's inputs in an encoder–decoder model.
         tokens: the tokens' texts, if the inputs contain them.
         budget: memory that each piece of a computation may take.
+        before: what comes before the inputs: cached positions, virtual tokens.
         found: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
     """
 
@@ -59,6 +61,7 @@ class ModelCall:
     decoder: Positions
     tokens: Sequence[Sequence[str]] | None
     budget: MemoryBudget
+    before: Before = field(default_factory=Before)
     found: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
 
     @cached_property
@@ -86,7 +89,9 @@ class ModelCall:
 
     def stacks(self) -> Stacks:
         """Create the checks of a forward pass's attention calls."""
-        return Stacks(self._members, several=self.positions.several, found=self.found)
+        before = self.before
+        several = before.virtual > 0 or self.positions.several
+        return Stacks(self._members, several=several, found=self.found, past=before.past, grows=before.cached > 0)
 
     @property
     def _members(self) -> Members:
@@ -104,6 +109,8 @@ class ModelCall:
                 watched = [tower for name, tower in self.towers.items() if name in self.watched]
                 function = stack.enter_context(gathering_chunks(watched, function))
                 function = self._watching(function)
+            if self.before.past:
+                function = self._over_all_keys(function)
             stack.enter_context(self.library.attention_through(self.model, function))
             stack.enter_context(evaluating(self.model))
             yield
@@ -118,13 +125,38 @@ class ModelCall:
         members = self._members
         return lambda call: function(call) if members.role(call) in self.watched else call.run()[0]
 
+    def _over_all_keys(self, function: AttentionFunction) -> AttentionFunction:
+        """Hand on self-attention over all past keys and the queries' own, however many a layer's cache holds."""
+        members = self._members
+
+        def attend(call: AttentionCall) -> Tensor:
+            extends = not call.cross and members.role(call) in EXTENDED
+            return function(call.over_keys(self.before.past + call.query.shape[2]) if extends else call)
+
+        return attend
+
     def positions_of(self, role: Role) -> tuple[Positions, Positions]:
         """Positions of a stack's queries and of its keys."""
         if self.towers and role != "self":
             queries, keys = self.found.get(role, (Positions(), Positions()))
             return self.positions if role == "cross" else queries, keys
-        queries = self.decoder if role in ("decoder", "cross") else self.positions
-        return queries, self.decoder if role == "decoder" else self.positions
+        first = self.positions.after(self.before.virtual)
+        queries = self.decoder if role in ("decoder", "cross") else first
+        if role in ("encoder", "cross"):
+            return queries, first
+        return queries, queries.after(self.before.past, self.before.past_real)
+
+    @property
+    def key_texts(self) -> Sequence[Sequence[str]] | None:
+        """The texts of all keys of the first stack, if the inputs contain those of their tokens."""
+        others = self.before.texts(encoder=self.encoder is not None)
+        return self.tokens and [[*others, *texts] for texts in self.tokens]
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """What the model is called with."""
+        mask = self.library.mask if self.encoder is None else self.library.decoder_mask
+        return self.before.passed(self.arguments, str(mask))
 
     @property
     def output_positions(self) -> Positions:
@@ -134,7 +166,7 @@ class ModelCall:
     def run(self) -> Any:
         """Run the model; errors of its own code become :class:`~captum_norm.InvalidInputError`."""
         try:
-            return self.model(**self.arguments)
+            return self.model(**self.passed)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError) as error:
@@ -150,13 +182,16 @@ class ModelCall:
             ) from error
 
     def excerpt(self, length: int) -> "ModelCall":
-        """The first ``length`` positions of the first example."""
+        """The first ``length`` positions of the first example, without a cache."""
         arguments = self._map_arguments(lambda name, value: self._positions_for(name).cut(value, self.batch, length))
         positions, decoder = (
             replace(old, length=old.length and min(old.length, length), real=old.cut(old.real, self.batch, length))
             for old in (self.positions, self.decoder)
         )
-        return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder)
+        if self.before.cached:
+            arguments.pop("cache_position", None)  # places behind those of the cache
+        before = self.before.without_cache()
+        return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder, before=before)
 
     def example(self, index: int) -> "ModelCall":
         """One example alone."""
@@ -216,7 +251,8 @@ class ModelCall:
         positions, decoder = (
             replace(old, real=changed(old.real), shift=changed(old.shift)) for old in (self.positions, self.decoder)
         )
-        return replace(self, arguments=arguments, batch=len(examples), positions=positions, decoder=decoder)
+        before, batch = self.before.of_examples(examples), len(examples)
+        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder, before=before)
 
     def _map_arguments(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Apply a function to every argument; a tensor with several names, such as query and key, stays one tensor."""
@@ -274,36 +310,45 @@ def bind_inputs(
     if towers is not None and "use_cache" not in arguments and _hands_on(model, towers.text, "use_cache"):
         arguments["use_cache"] = False
     check_tensors(arguments)
-    _remove_caches(arguments)
     halves = library.halves(model)
     encoder = None if halves is None else halves[0]
+    given = (arguments.get(name) for name in library.decoder) if halves is not None else ()
+    start = next((value for value in given if isinstance(value, Tensor)), None)
+    before = read_before(model, library, arguments, main, main if start is None else start, _parameters(model))
     if library.sequences is not None:
         check_shape(main)
         call = ModelCall(
             model, known, encoder, {}, watched, arguments, len(main), Positions(), Positions(), texts, budget
         )
         return _with_positions_seen(call, main, library.sequences)
+
+    def positions_in(part: nn.Module, mask: str | None, own: Tensor, count: int) -> Positions:
+        return read_positions(library, part, mask, own, arguments, count, fixed=before.cache is not None)
+
     part = encoder if encoder is not None else model if towers is None else towers.text
-    positions = read_positions(library, part, library.mask, main, arguments)
-    decoder = Positions()
-    given = (arguments.get(name) for name in library.decoder)
-    start = next((value for value in given if isinstance(value, Tensor)), None)
+    first = before.virtual + (before.past if halves is None else 0)
+    positions, decoder = positions_in(part, library.mask, main, first), Positions()
     if halves is not None and start is not None:
-        decoder = read_positions(library, halves[1], library.decoder_mask, start, arguments)
+        decoder = positions_in(halves[1], library.decoder_mask, start, before.past)
         if len(start) != len(main):
             raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
     if positions.shift is not None or decoder.shift is not None:
         read = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: own.shift_left(arguments[name]) for name, own in read}
     others = {} if towers is None else towers.others
-    return ModelCall(model, known, encoder, others, watched, arguments, len(main), positions, decoder, texts, budget)
+    places = (positions, decoder)
+    return ModelCall(model, known, encoder, others, watched, arguments, len(main), *places, texts, budget, before)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(unwrapped(model).forward).parameters
 
 
 def _named(
     model: nn.Module, names: Sequence[str], inputs: Inputs, additional_forward_args: Any
 ) -> tuple[Tensor, dict[str, Any]]:
     """Return the main input, and all arguments of the model's forward function by name."""
-    parameters = inspect.signature(unwrapped(model).forward).parameters
+    parameters = _parameters(model)
     further = additional_forward_args if isinstance(additional_forward_args, tuple) else (additional_forward_args,)
     positional = [] if additional_forward_args is None else list(further)
     if isinstance(inputs, Mapping):
@@ -319,34 +364,13 @@ def _named(
             got = "an empty tuple" if isinstance(main, tuple) and not main else f"inputs of type {type(main).__name__}"
             raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors, a mapping or texts")
         arguments = _arguments_by_name(model, parameters, main, [*rest, *positional])
-    if "use_cache" in parameters and arguments.get("use_cache") is None:
-        arguments["use_cache"] = False
     return main, arguments
 
 
 def _hands_on(model: nn.Module, part: nn.Module, name: str) -> bool:
     """Whether a model's forward function takes any argument, and that of a part of it one of this name."""
-    parameters = inspect.signature(unwrapped(model).forward).parameters.values()
+    parameters = _parameters(model).values()
     return any(own.kind == own.VAR_KEYWORD for own in parameters) and name in forward_parameters(part)
-
-
-def _remove_caches(arguments: dict[str, Any]) -> None:
-    """Replace the user's empty caches, which every forward pass would fill, by None.
-
-    Raises:
-        InvalidInputError: if a cache holds positions.
-    """
-    for name in ("past_key_values", "cache_params"):
-        cache = arguments.get(name)
-        if cache is None:
-            continue
-        count = getattr(cache, "get_seq_length", None)
-        if count is None or count():
-            raise InvalidInputError(
-                f"got {name} of type {type(cache).__name__} with positions in it; expected the whole sequence as "
-                f"input, and no {name}"
-            )
-        arguments[name] = None
 
 
 def _with_positions_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen) -> ModelCall:
@@ -392,6 +416,9 @@ def _arguments_by_name(
 def _main_argument(
     names: Sequence[str], inputs: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]
 ) -> Tensor:
+    states = inputs.get("encoder_outputs")
+    if states is not None and not any(isinstance(inputs.get(name), Tensor) for name in names):
+        return states[0]  # type: ignore[no-any-return]
     for name in (*names, *parameters):
         if isinstance(inputs.get(name), Tensor):
             return inputs[name]  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """Caches what is known about a model while its modules, dtypes, attention implementation and autocast stay the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -27,12 +27,14 @@ class KnownModel:
         library: the library that the model is built with.
         mixing: the layer that mixes positions other than by attention, if a forward pass found one.
         sizes: sizes of its stacks of layers on an excerpt; None before the first forward pass in this state.
+        caches: the kinds of caches that it was verified with.
     """
 
     state: State
     library: Library
     mixing: str | None
     sizes: Sizes | None = None
+    caches: set[object] = field(default_factory=set)
 
 
 Watched = frozenset[str]

@@ -30,13 +30,14 @@ def longest_sequence(part: nn.Module) -> int | None:
     return min(counts, default=None)
 
 
-def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
+def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor, before: int = 0) -> int | None:
     """Check shape, token ids and length of an input.
 
     Args:
         part: what reads it: a model, its encoder or its decoder.
         embeddings: the token embeddings of ``part``, if any.
         main: the input.
+        before: number of positions before the input's, of a cache or of virtual tokens.
 
     Returns:
         the length of a sequence; None for an image.
@@ -56,8 +57,9 @@ def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor) 
                 f"got the token id {wrong}; {name} knows the ids 0 to {embeddings.num_embeddings - 1}"
             )
     longest = longest_sequence(part)
-    if longest is not None and main.shape[1] > longest:
-        raise InvalidInputError(f"got a sequence of {main.shape[1]} positions; {name} allows at most {longest}")
+    if longest is not None and before + main.shape[1] > longest:
+        behind = f" after {before} others" if before else ""
+        raise InvalidInputError(f"got a sequence of {main.shape[1]} positions{behind}; {name} allows at most {longest}")
     return main.shape[1]
 
 

@@ -12,6 +12,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.sentences import SentenceEncoder
+from captum_norm.models.virtual_tokens import virtual_tokens
 from captum_norm.models.wrappers import class_of, unwrapped
 
 Readout = Callable[[Any, Tensor], Tensor]
@@ -126,7 +127,10 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise InvalidInputError(f"the readout returned {got} for {len(real)} examples; expected (N, C) or (N,)")
         return scores
-    logits = _logits(model, output)
+    logits, virtual = _logits(model, output), virtual_tokens(model)
+    if virtual is not None and isinstance(logits, Tensor) and logits.dim() == 3:
+        # Behind a prompt; in an encoder–decoder model the prompt is the encoder's.
+        logits = logits[:, virtual.number :] if logits.shape[1] == virtual.number + real.shape[1] else logits
     if not isinstance(logits, Tensor):
         way = "compare it with texts: SentenceSimilarity(model, text)" if isinstance(model, SentenceEncoder) else _HEAD
         raise UnsupportedModelError(f"{type(model).__name__} returns no logits; {way}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,13 @@ class Positions:
         length: number of positions; None if it is unknown or the input is no sequence (an image).
         real: True at real positions, (B, S); None without padding.
         shift: how far each example was shifted left to begin at position 0, (B,); None if none was.
+        before: number of positions before the inputs', which no shift moves.
     """
 
     length: int | None = None
     real: Tensor | None = None
     shift: Tensor | None = None
+    before: int = 0
 
     @property
     def several(self) -> bool:
@@ -33,15 +35,43 @@ class Positions:
             return self.length != 1
         return int(self.real.sum(1).max()) > 1
 
+    def last(self, scores: Tensor) -> Tensor:
+        """Drop scores, (B, K), of what comes before these positions: virtual tokens or cached positions."""
+        return scores if self.length is None else scores[:, max(0, scores.shape[1] - self.length) :]
+
     def shift_left(self, value: Any) -> Any:
         """Shift an argument that has one entry per position as the examples were; return any other unchanged."""
         if self.shift is None or not isinstance(value, Tensor) or value.dim() < 2:
             return value
-        return _rolled(value, self.shift, 1) if value.shape[:2] == (len(self.shift), self.length) else value
+        return self._rolled(value, self.shift, 1) if value.shape[:2] == (len(self.shift), self.length) else value
+
+    def after(self, count: int, real: Tensor | None = None) -> "Positions":
+        """Return these positions after ``count`` others, all of them real unless ``real`` tells, (B, count)."""
+        if count == 0 or self.length is None:
+            return self
+        both = None
+        if self.real is not None or real is not None:
+            some = self.real if real is None else real
+            batch, device = len(cast(Tensor, some)), cast(Tensor, some).device
+            parts = ((real, count), (self.real, self.length))
+            both = torch.cat(
+                [
+                    torch.ones(batch, length, dtype=torch.bool, device=device) if mask is None else mask
+                    for mask, length in parts
+                ],
+                dim=1,
+            )
+        return Positions(self.length + count, both, self.shift, self.before + count)
 
     def shift_back(self, rows: Tensor, axis: int) -> Tensor:
         """Shift results back to their positions in the user's inputs, along an axis of length S."""
-        return rows if self.shift is None else _rolled(rows, -self.shift, axis)
+        return rows if self.shift is None else self._rolled(rows, -self.shift, axis)
+
+    def _rolled(self, tensor: Tensor, shift: Tensor, axis: int) -> Tensor:
+        """Roll each example's entries along an axis to the left, but for those before the inputs'."""
+        first = tensor.narrow(axis, 0, self.before)
+        rolled = _rolled(tensor.narrow(axis, self.before, tensor.shape[axis] - self.before), shift, axis)
+        return torch.cat([first, rolled], dim=axis) if self.before else rolled
 
     def restore(self, rows: Tensor, axis: int) -> Tensor:
         """Set results at padding to 0 and shift them back, along an axis of length S."""
@@ -64,9 +94,16 @@ class Positions:
 
 
 def read_positions(
-    library: Library, part: nn.Module, mask: str | None, main: Tensor, arguments: Mapping[str, Any]
+    library: Library,
+    part: nn.Module,
+    mask: str | None,
+    main: Tensor,
+    arguments: Mapping[str, Any],
+    before: int = 0,
+    *,
+    fixed: bool = False,
 ) -> Positions:
-    """Positions of one input, each example shifted to begin at position 0.
+    """Positions of one input, each example shifted to begin at position 0 unless ``fixed``.
 
     Args:
         library: the library that the model is built with.
@@ -74,6 +111,8 @@ def read_positions(
         mask: the name of the argument that masks padding, if there is one.
         main: the input.
         arguments: all arguments of the model's forward function.
+        before: number of positions before the input's.
+        fixed: whether the examples stay where they are, behind those of a cache.
 
     Raises:
         InvalidInputError: if the input or its mask is invalid, or an example is all padding.
@@ -84,13 +123,13 @@ def read_positions(
         _refuse_padding(signal, given)
         return Positions()
     embeddings = library.embeddings(part)
-    length = check_sequence(part, embeddings, main)
+    length = check_sequence(part, embeddings, main, before)
     real = _non_padding(embeddings, main) if mask is None else _real_positions(given, main, length)
     if real is None:
         return Positions(length)
     check_some_real(real, "the padding id" if mask is None else "the attention mask")
     shift = real.to(torch.int8).argmax(1)
-    if not shift.any():
+    if fixed or not shift.any():
         return Positions(length, None if real.all() else real)
     real = _rolled(real, shift, 1)
     return Positions(length, None if real.all() else real, shift)

@@ -22,6 +22,8 @@ An encoder–decoder model has :data:`STACKS`. A model with towers has ``"self"`
 to a tower's positions, each tower's name, and ``"NAME cross"`` if the tower attends to another's positions.
 """
 TEXT_STACKS: tuple[Role, ...] = ("self", "cross")
+EXTENDED: tuple[Role, ...] = ("self", "decoder")
+"""The stacks whose keys a cache or a tuned prefix extends."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Stacks:
         several: whether any example has more than one real position; otherwise weights cannot show causality.
         found: filled with the positions of queries and keys of each stack that reads something else than the inputs'
             tokens.
+        past: number of keys before the queries' own in the stacks :data:`EXTENDED`.
+        grows: whether these are a cache, which only a causal model reads.
 
     Attributes:
         sizes: size of each stack.
@@ -108,13 +112,22 @@ class Stacks:
         causal: whether the only stack, if not an encoder–decoder model's, is causal.
     """
 
-    def __init__(self, members: Members, *, several: bool, found: dict[Role, tuple[Positions, Positions]]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        *,
+        several: bool,
+        found: dict[Role, tuple[Positions, Positions]],
+        past: int = 0,
+        grows: bool = False,
+    ) -> None:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
         self.causal = False
         self._members = members
         self._several = several
         self._found = found
+        self._past, self._grows = past, grows
         self._ahead = False
         self._place: Place
 
@@ -129,16 +142,16 @@ class Stacks:
         role, module = self._members.role(call), call.module
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
-        if role == "self" and (call.cross or queries != keys):
+        past = self._past if role in EXTENDED else 0
+        if role == "self" and (call.cross or keys != past + queries):
             raise UnsupportedModelError(
                 f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; a decoder "
-                "alone may attend only to its whole sequence: pass no past_key_values, and the whole encoder–decoder "
-                "model"
+                "alone may attend only to its own: pass the whole encoder–decoder model"
             )
-        if not role.endswith("cross") and queries != keys:
+        if not role.endswith("cross") and keys != past + queries:
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {queries} to {keys} positions; expected as many keys as queries "
-                "in self-attention: pass no past_key_values"
+                f"{type(module).__name__} attends from {queries} to {keys} positions; expected {past + queries} keys, "
+                "those of the inputs and of past_key_values, in self-attention"
             )
         if self._members.towers and role != "self" and role not in self.sizes:
             self._found[role] = _tower_positions(call)
@@ -172,7 +185,8 @@ class Stacks:
         first = weights[:, :, 0].detach()
         if not first.isfinite().all():
             raise NonFiniteError(f"the attention weights of {self._place} contain NaN or infinity")
-        self._ahead |= bool(first[..., 1:].any())
+        past = self._past if self._place.role in EXTENDED else 0
+        self._ahead |= bool(first[..., past + 1 :].any())
 
     def _expect_same_direction(self, module: nn.Module) -> None:
         causal, declared = not self._ahead, bool(getattr(module, "is_causal", False))
@@ -181,6 +195,8 @@ class Stacks:
         elif self._members.towers:
             # The patches of an image, or a whole prompt with images, may attend ahead in a decoder.
             causal = causal or declared
+        # A padded first query attends anywhere, and one behind a cache may be padded.
+        causal = causal or self._grows
         if self._place.index > 0 and causal != self.causal:
             raise UnsupportedModelError(
                 f"{type(module).__name__} is {'causal' if causal else 'not causal'}, unlike the {self._place.index} "

@@ -1,12 +1,14 @@
 """Checks once per model that explaining it does not change its outputs."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
+from transformers.cache_utils import Cache
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.agreement import attending_plainly, expect_same_output
+from captum_norm.models.caches import cache_kind
 from captum_norm.models.inputs import ModelCall
 from captum_norm.models.mixing import mixing_layer
 from captum_norm.models.stacks import Sizes
@@ -27,6 +29,18 @@ def verify(call: ModelCall) -> None:
         call.known.mixing, sizes = on_excerpt(call, _verify)
         # Without its inputs, a tower has not been seen.
         call.known.sizes = sizes or None
+
+
+def verify_cache(call: ModelCall) -> None:
+    """Check the same of a call with a cache, once for each kind of cache.
+
+    Raises:
+        UnsupportedModelError: see :func:`verify`.
+    """
+    kind = cache_kind(cast(Cache, call.before.cache))
+    if kind not in call.known.caches:
+        expect_same_output(call)
+        call.known.caches.add(kind)
 
 
 def stack_sizes(call: ModelCall) -> Sizes:

@@ -18,7 +18,7 @@ from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, 
 from captum_norm.forward.checks import TOLERANCE, delta_for, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request, layer_indices, request_for
-from captum_norm.forward.stacking import stacked_maps
+from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.blocks import check_batch_first
@@ -49,8 +49,9 @@ class Decomposition(NamedTuple):
     """One output value per example, decomposed.
 
     Attributes:
-        scores: each token's contribution, (B, S), 0 at padding; for an encoder–decoder model a
-            :class:`captum_norm.SourceAndPrefix` of those of the source, (B, S), and the target prefix, (B, T).
+        scores: each token's contribution, (B, S), 0 at padding, after those of virtual tokens, if any; for an
+            encoder–decoder model a :class:`captum_norm.SourceAndPrefix` of those of the source, (B, S), and the target
+            prefix, (B, T).
         bias: the biases' contribution, (B,); 0 if they are shared among the tokens.
         number: the value, (B,).
         convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
@@ -189,7 +190,7 @@ class DecompX(AttentionMapAttribution):
                 f"got the encoder–decoder model {self.session.name}; vectors() decomposes one stack: pass the encoder "
                 "alone, or take the parts' norms in all stacks from maps(), and those of an output from decompose()"
             )
-        call, positions = self._prepared(call), call.positions
+        call, (positions, _) = self._prepared(call), call.positions_of("self")
 
         def work() -> TokenVectors:
             count = max(stack.layers for stack in self.session.sizes(call).values())
@@ -242,7 +243,7 @@ class DecompX(AttentionMapAttribution):
         if request.layers is not None:
             raise InvalidInputError("got a layer and a target; a layer's parts do not add up to the output")
         parts = self._decompose(call, request)
-        return parts.scores, parts.convergence_delta
+        return scores_of_inputs(call, parts.scores), parts.convergence_delta
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, which includes all layers."""
@@ -278,8 +279,16 @@ class DecompX(AttentionMapAttribution):
         }
 
     def _prepared(self, call: ModelCall) -> ModelCall:
-        """Take the call out of inference mode; refuse models whose layers cannot be chained."""
+        """Take the call out of inference mode; refuse models whose layers cannot be chained, and caches."""
         refuse_mixing(self.model)
+        before = call.before
+        if before.past:
+            kept = "cached positions" if before.cached else "virtual tokens of a tuned prefix"
+            way = "pass the whole sequence without a cache, or take" if before.cached else "take"
+            raise InvalidInputError(
+                f"got {before.past} {kept}, keys and values without the input vectors that {type(self).__name__} "
+                f"attributes to; {way} another method, such as norm or alti"
+            )
         with gradients_on():
             return call.outside_inference()
 
@@ -402,7 +411,8 @@ class DecompX(AttentionMapAttribution):
 
 def _sequences(call: ModelCall) -> tuple[Positions, ...]:
     """The positions of the sequences that enter layers."""
-    return (call.positions,) if call.encoder is None else (call.positions, call.decoder)
+    first, _ = call.positions_of("self" if call.encoder is None else "encoder")
+    return (first,) if call.encoder is None else (first, call.decoder)
 
 
 def _at_real(scores: Tensor, positions: Positions) -> Tensor:

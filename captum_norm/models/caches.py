@@ -1,0 +1,178 @@
+"""Reads and copies caches of past keys and values, since every forward pass extends the one that it is given."""
+
+from collections.abc import Collection, Iterator, Mapping
+from copy import copy
+from typing import Any, cast
+
+import torch
+from torch import LongTensor, Tensor
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, LinearAttentionCacheLayerMixin
+
+from captum_norm.errors import InvalidInputError
+
+CACHE = "past_key_values"
+# Its states cannot be taken as keys.
+STATES = "cache_params"
+# Those of an encoder–decoder model's cache.
+_PARTS = ("self_attention_cache", "cross_attention_cache")
+
+
+def taken_cache(arguments: dict[str, Any], examples: int) -> Cache | None:
+    """Take the cache out of a model's arguments, by name; an empty one, which tells the model nothing, is dropped.
+
+    Args:
+        arguments: where None takes the place of a cache.
+        examples: the batch size of the new positions.
+
+    Returns:
+        a cache that holds positions, or None.
+
+    Raises:
+        InvalidInputError: if it is none of transformers' caches, or of another batch.
+    """
+    states, cache = arguments.get(STATES), arguments.get(CACHE)
+    for name, given in ((STATES, states), (CACHE, cache)):
+        if given is not None:
+            _expect_cache(name, given)
+            arguments[name] = None
+    if states is not None and past_length(states):
+        raise InvalidInputError(
+            f"got {STATES} of type {type(states).__name__} with positions in it; expected the whole sequence as "
+            f"input, and no {STATES}"
+        )
+    if cache is None or not past_length(cache):
+        return None
+    held = cached_examples(cache)
+    if held != examples:
+        raise InvalidInputError(f"got {CACHE} of {held} examples for inputs of {examples}; expected one batch")
+    found: Cache = cache
+    return found
+
+
+def past_length(cache: Cache) -> int:
+    """Return the number of positions that a cache has seen, those that a sliding window has dropped included.
+
+    Raises:
+        InvalidInputError: if no layer of it holds keys.
+    """
+    try:
+        return int(cache.get_seq_length())
+    except ValueError as error:
+        raise InvalidInputError(
+            f"got a {type(cache).__name__} with the states of recurrent layers alone; expected the whole sequence as "
+            "input, and no cache"
+        ) from error
+
+
+def cached_examples(cache: Cache) -> int:
+    """Return the batch size of a cache that holds positions."""
+    return next(len(keys) for _, keys in _keys(cache) if keys is not None)
+
+
+def cache_kind(cache: Cache) -> tuple[tuple[type, bool], ...]:
+    """Return each layer's class, and whether it has dropped positions: what decides how a model reads the cache."""
+    past = past_length(cache)
+    return tuple((kind, keys is not None and keys.dim() == 4 and keys.shape[2] < past) for kind, keys in _keys(cache))
+
+
+def _keys(cache: Cache) -> Iterator[tuple[type, Tensor | None]]:
+    """Yield the class of each layer of self-attention, and its keys, if it has any."""
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    for layer in own.layers:
+        keys = getattr(layer, "keys", None)
+        yield type(layer), keys if isinstance(keys, Tensor) else None
+
+
+def copied(cache: Cache, only: Collection[int] | None = None) -> Cache:
+    """Copy a cache for one forward pass. Tensors that the model replaces, not overwrites, are shared.
+
+    Args:
+        cache: the cache.
+        only: the layers that will run; all if None.
+    """
+    made = copy(cache)
+    if isinstance(made, EncoderDecoderCache):
+        for name in _PARTS:
+            setattr(made, name, copied(getattr(made, name), only))
+        made.is_updated = dict(made.is_updated)
+    else:
+        made.layers = [
+            _copied_layer(layer) if only is None or index in only else layer for index, layer in enumerate(made.layers)
+        ]
+    return made
+
+
+def selected(cache: Cache, index: Tensor, only: Collection[int] | None = None) -> Cache:
+    """Copy some examples of a cache, (N,), which may repeat; ``only`` as for :func:`copied`."""
+    made = copied(cache, only)
+    for part in _parts(made):
+        for place, layer in enumerate(part.layers):
+            if only is None or place in only:
+                layer.reorder_cache(cast(LongTensor, index))
+    return made
+
+
+def _parts(cache: Cache) -> list[Cache]:
+    return [getattr(cache, name) for name in _PARTS] if isinstance(cache, EncoderDecoderCache) else [cache]
+
+
+def of_first_copy(cache: Cache, only: Collection[int] | None = None) -> Cache:
+    """Copy a cache of one example for a pass over copies of it: all get the keys and values of the first."""
+    made = copied(cache, only)
+    for part in _parts(made):
+        _update_by_first(part)
+    return made
+
+
+def _update_by_first(cache: Cache) -> None:
+    update = cache.update
+
+    def update_first(keys: Tensor, values: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        every = update(keys[:1], values[:1], *args, **options)
+        first, second = (heads.expand(len(keys), *heads.shape[1:]) for heads in every)
+        return first, second
+
+    vars(cache)["update"] = update_first
+
+
+def refuse_chains(positions: int) -> None:
+    """Refuse to multiply the maps of layers if ``positions`` are cached, whose rows no forward pass computes.
+
+    Raises:
+        InvalidInputError: if there are any.
+    """
+    if positions:
+        raise InvalidInputError(
+            f"got {CACHE} with {positions} positions, whose rows are missing for a product of the layers' maps; pass "
+            'the whole sequence without a cache, or explain one layer (layer=) or the mean (aggregation="mean")'
+        )
+
+
+def _expect_cache(name: str, given: Any) -> None:
+    if isinstance(given, (tuple, list)):
+        raise InvalidInputError(
+            f"got {name} as a {type(given).__name__}, which transformers no longer reads; pass "
+            f"transformers.DynamicCache({name})"
+        )
+    if not isinstance(given, Cache) or not (isinstance(given, EncoderDecoderCache) or hasattr(given, "layers")):
+        raise InvalidInputError(
+            f"got {name} of type {type(given).__name__}; expected a cache of transformers, such as DynamicCache"
+        )
+
+
+def _copied_layer(layer: Any) -> Any:
+    made = copy(layer)
+    # Dynamic layers concatenate; static ones and those with recurrent states write into their tensors.
+    overwrites = not isinstance(layer, DynamicLayer) or isinstance(layer, LinearAttentionCacheLayerMixin)
+    vars(made).update({name: _kept(value, overwrites) for name, value in vars(made).items()})
+    return made
+
+
+def _kept(value: Any, overwrites: bool) -> Any:
+    if isinstance(value, Tensor):
+        # Autograd cannot record tensors made in inference mode.
+        foreign = value.is_inference() and not torch.is_inference_mode_enabled()
+        return value.clone() if overwrites or foreign else value
+    if isinstance(value, Mapping):
+        return {name: _kept(item, overwrites) for name, item in value.items()}
+    return [_kept(item, overwrites) for item in value] if type(value) is list else value

@@ -1,0 +1,365 @@
+"""Calls with past_key_values: the maps are the last rows of those without a cache, and the cache stays as it is."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients
+from torch import Tensor
+
+from captum_norm import (
+    ALTI,
+    AttentionRollout,
+    AttentionTimesGradient,
+    AttentionWeights,
+    CaptumNormError,
+    DecompX,
+    Difference,
+    InvalidInputError,
+    NormAttribution,
+    NormMeter,
+    TokenAttribution,
+    UnsupportedModelError,
+    ValueZeroing,
+)
+from tests import families
+from tests.encoder_decoders import ENCODER_DECODERS
+from tests.families import FAMILIES, randomized
+from tests.families.family import GROUPED
+
+LENGTH, ROOM = 11, 20
+DYNAMIC, STATIC = "dynamic", "static"
+# Windows of four positions: with a cache of eight, their layers have dropped some.
+CASES = [
+    ("gpt2", DYNAMIC, 3),
+    ("gpt2", STATIC, 1),
+    ("llama", DYNAMIC, 1),
+    ("llama", STATIC, 3),
+    ("mistral", DYNAMIC, 3),
+    ("mistral", STATIC, 1),
+    ("gemma2", DYNAMIC, 1),
+    ("gemma2", STATIC, 3),
+    ("bloom", DYNAMIC, 2),
+    ("falcon", DYNAMIC, 2),
+    ("gpt-oss", DYNAMIC, 2),
+]
+
+
+def tolerance(single: bool) -> float:
+    """Softmax, norms or rotations in float32 round otherwise if there are more masked keys."""
+    return 1e-5 if single else 1e-11
+
+
+def empty_cache(model: Any, kind: str) -> Any:
+    config = model.config
+    return hf.DynamicCache(config=config) if kind == DYNAMIC else hf.StaticCache(config=config, max_cache_len=ROOM)
+
+
+def continued(model: Any, ids: Tensor, new: int, kind: str = DYNAMIC, **arguments: Tensor) -> dict[str, Any]:
+    """The last positions as inputs, behind a cache of the others; the arguments are masks, and positions' numbers."""
+    cache, past = empty_cache(model, kind), ids.shape[1] - new
+    with torch.no_grad():
+        first = {name: value[:, :past] for name, value in arguments.items()}
+        model(input_ids=ids[:, :past], past_key_values=cache, use_cache=True, **first)
+    rest = {name: value if "mask" in name else value[:, past:] for name, value in arguments.items()}
+    return {"input_ids": ids[:, past:], "past_key_values": cache, **rest}
+
+
+def tensors_of(cache: Any) -> Iterator[Tensor]:
+    parts = [cache.self_attention_cache, cache.cross_attention_cache] if hasattr(cache, "is_updated") else [cache]
+    for layer in (layer for part in parts for layer in part.layers):
+        yield from (value for value in vars(layer).values() if isinstance(value, Tensor))
+        yield torch.tensor(int(layer.get_seq_length()))
+
+
+class Unchanged:
+    """Checks on leaving that a cache is bit by bit what it was."""
+
+    def __init__(self, cache: Any) -> None:
+        self.cache = cache
+
+    def __enter__(self) -> None:
+        self.before, self.values = list(tensors_of(self.cache)), [t.clone() for t in tensors_of(self.cache)]
+        self.kept = [id(tensor) for tensor in self.before]
+
+    def __exit__(self, *_: object) -> None:
+        after = list(tensors_of(self.cache))
+        assert len(after) == len(self.values)
+        assert all(torch.equal(tensor, value) for tensor, value in zip(after, self.values, strict=True))
+
+
+def assert_last_rows(cached: Tensor | None, whole: Tensor | None, new: int, atol: float, *, axis: int = -2) -> None:
+    assert cached is not None
+    assert whole is not None
+    rows = whole.narrow(axis, whole.shape[axis] - new, new)
+    assert rows.abs().max() > 1e-3, "zeros would show nothing"
+    torch.testing.assert_close(cached, rows, rtol=0, atol=atol * float(rows.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "kind", "new"), CASES)
+def test_maps_are_the_last_rows_of_those_without_a_cache(name: str, kind: str, new: int) -> None:
+    model, ids = families.build(name, dtype=torch.float64), families.inputs(name, batch=2, length=LENGTH)
+    inputs, atol = continued(model, ids, new, kind), tolerance(FAMILIES[name].single)
+    scopes: Any = ["attn", "atb", "atb_ff_res"]
+    with Unchanged(inputs["past_key_values"]):
+        for options in ({"per_head": True}, {"head_norms": True}):
+            meter, asked = NormMeter(model), dict[str, Any](scopes=scopes, weights=True, **options)
+            whole, cached = (meter.measure(given, **asked)["decoder"] for given in (ids, inputs))
+            assert_last_rows(cached.weights, whole.weights, new, atol)
+            for scope in scopes:
+                assert_last_rows(cached.norms[scope], whole.norms[scope], new, atol)
+                assert_last_rows(cached.mixing_ratio[scope], whole.mixing_ratio[scope], new, atol, axis=-1)
+            assert_last_rows(cached.mixing_ratio["weights"], whole.mixing_ratio["weights"], new, atol, axis=-1)
+            assert_last_rows(cached.residual_norm, whole.residual_norm, new, atol, axis=-1)
+        assert_last_rows(cached.head_norms, whole.head_norms, new, atol)
+        maps = NormAttribution(model).maps(inputs)
+    assert (maps.cached, maps.virtual, maps.before) == (LENGTH - new, 0, LENGTH - new)
+    assert maps.encoder is None, "a single query does not show that the model is causal"
+    assert maps.real.shape == (2, new)
+
+
+@pytest.mark.parametrize(("name", "kind", "new"), [case for case in CASES if case[0] in ("gpt2", "mistral", "llama")])
+def test_other_methods_map_the_same_rows(name: str, kind: str, new: int) -> None:
+    model, ids = families.build(name, dtype=torch.float64), families.inputs(name, batch=2, length=LENGTH)
+    inputs, atol = continued(model, ids, new, kind), tolerance(FAMILIES[name].single)
+    methods = [AttentionWeights(model, "attn_res"), ALTI(model), ValueZeroing(model), AttentionTimesGradient(model)]
+    with Unchanged(inputs["past_key_values"]):
+        for method in methods:
+            options: Any = {"target": 5} if method.target == "always" else {}
+            whole, cached = (method.maps(given, **options).decoder for given in (ids, inputs))
+            assert_last_rows(cached, whole, new, atol)
+
+
+@pytest.mark.parametrize(("kind", "new"), [(DYNAMIC, 3), (STATIC, 3), (DYNAMIC, 1)])
+def test_masks_span_cached_and_new_positions(kind: str, new: int) -> None:
+    """Left-padded examples, as in generation; what the padding is does not matter."""
+    model, ids = families.build("gpt2", dtype=torch.float64), families.inputs("gpt2", batch=3, length=LENGTH)
+    mask = torch.ones_like(ids)
+    mask[1, :2], mask[2, :9] = 0, 0
+    if new > 1:
+        mask[0, -1] = 0  # padded new positions, too
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    inputs = continued(model, ids, new, kind, attention_mask=mask, position_ids=places)
+    with Unchanged(inputs["past_key_values"]):
+        for method in (NormAttribution(model, "attn_res"), ALTI(model), ValueZeroing(model)):
+            whole = method.maps({"input_ids": ids, "attention_mask": mask})
+            cached = method.maps(inputs)
+            assert_last_rows(cached.decoder, whole.decoder, new, 1e-11)
+            assert torch.equal(cached.real, mask.bool()[:, -new:])
+            for example in range(3):
+                assert (cached.self_attention[example].sum((0, 1))[~mask[example].bool()] == 0).all()
+    alone = {"input_ids": ids[1:2, 2:], "position_ids": places[1:2, 2:]}
+    expected = NormAttribution(model).maps(alone["input_ids"]).decoder
+    assert_last_rows(NormAttribution(model).maps(inputs).self_attention[1:2, ..., 2:], expected, new, 1e-11)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("given", ["input_ids", "encoder_outputs"])
+def test_an_encoder_decoder_model_goes_on(name: str, given: str) -> None:
+    model = randomized(ENCODER_DECODERS[name].build, 0, torch.float64)
+    atol = tolerance(ENCODER_DECODERS[name].single)
+    generator = torch.Generator().manual_seed(0)
+    source, target = (torch.randint(3, 40, (2, length), generator=generator) for length in (6, 7))
+    mask, decoder_mask = torch.ones_like(source), torch.ones_like(target)
+    mask[1, 4:] = 0
+    encoder = {"input_ids": source, "attention_mask": mask}
+    with torch.no_grad():
+        first = model(**encoder, decoder_input_ids=target[:, :4], use_cache=True)
+    inputs = {
+        "attention_mask": mask,
+        "decoder_input_ids": target[:, 4:],
+        "decoder_attention_mask": decoder_mask,
+        "past_key_values": first.past_key_values,
+    }
+    inputs[given] = source if given == "input_ids" else (first.encoder_last_hidden_state,)
+    everything = encoder | {"decoder_input_ids": target}
+    stacks: Any = ["decoder", "cross"]
+    with Unchanged(first.past_key_values):
+        for method in (NormAttribution(model, "attn"), AttentionWeights(model, "attn_res"), ALTI(model)):
+            whole, cached = (method.maps(one, stacks=stacks) for one in (everything, inputs))
+            assert_last_rows(cached.decoder, whole.decoder, 3, atol)
+            assert_last_rows(cached.cross, whole.cross, 3, atol)
+        whole, cached = (AttentionWeights(model).maps(one, stacks=stacks) for one in (everything, inputs))
+        assert cached.cached == 4
+        if given == "input_ids":
+            source_scores, prefix = AttentionWeights(model).attribute(inputs)  # the mean of the layers
+            expected_source, expected_prefix = AttentionWeights(model).attribute(everything)
+            torch.testing.assert_close(source_scores, expected_source, rtol=0, atol=atol)
+            torch.testing.assert_close(prefix, expected_prefix[:, 4:], rtol=0, atol=atol)
+            with pytest.raises(InvalidInputError, match="past_key_values with 4 positions, whose rows are missing"):
+                ALTI(model).source_and_prefix(inputs)
+            with pytest.raises(InvalidInputError, match="past_key_values with 4 positions, whose rows are missing"):
+                AttentionTimesGradient(model).attribute(inputs, target=3)
+            with pytest.raises(InvalidInputError, match="got 4 cached positions, keys and values without the input"):
+                DecompX(model).attribute(inputs, target=3)
+            whole, cached = (ValueZeroing(model).maps(one, stacks=stacks) for one in (everything, inputs))
+            assert_last_rows(cached.decoder, whole.decoder, 3, atol)
+            assert_last_rows(cached.cross, whole.cross, 3, atol)
+            relevance = AttentionTimesGradient(model)
+            whole, cached = (relevance.maps(one, target=3, stacks=stacks) for one in (everything, inputs))
+            assert_last_rows(cached.decoder, whole.decoder, 3, atol)
+            assert_last_rows(cached.cross, whole.cross, 3, atol)
+            with pytest.raises(UnsupportedModelError, match="the cache holds what it reads of the encoder"):
+                relevance.maps(inputs, target=3)
+
+
+def test_scores_are_of_the_new_positions_and_scores_of_maps_of_all() -> None:
+    model, ids = families.build("gpt2", dtype=torch.float64), families.inputs("gpt2", batch=2, length=LENGTH)
+    inputs = continued(model, ids, 3)
+    mean = NormAttribution(model, aggregation="mean")
+    whole = mean.attribute(ids, position=9)
+    torch.testing.assert_close(mean.attribute(inputs, position=1), whole[:, 8:], rtol=0, atol=1e-12)
+    torch.testing.assert_close(mean.scores(mean.maps(inputs), position=1), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(mean.scores(mean.maps(inputs)), mean.attribute(ids), rtol=0, atol=1e-12)
+    layer = NormAttribution(model).attribute(ids, layer=-1)
+    torch.testing.assert_close(NormAttribution(model).attribute(inputs, layer=-1), layer[:, 8:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make", [NormAttribution, ALTI, ValueZeroing, AttentionRollout, AttentionTimesGradient, DecompX]
+)
+def test_what_needs_the_missing_rows_is_refused_in_a_sentence(make: Callable[[Any], Any]) -> None:
+    model, ids = families.build("gpt2"), families.inputs("gpt2")
+    inputs, method = continued(model, ids, 3), make(model)
+    options = {} if method.target == "never" else {"target": 4}
+    with (
+        Unchanged(inputs["past_key_values"]),
+        pytest.raises(InvalidInputError, match=r"got .*8 .*positions") as refusal,
+    ):
+        method.attribute(inputs, **options)
+    assert len(str(refusal.value)) <= 400
+    assert "the whole sequence without a cache" in str(refusal.value)
+
+
+def test_gradients_and_perturbations_explain_the_new_positions() -> None:
+    """Against autograd and against deletion by hand, with the cache given as a constant."""
+    model, ids = families.build("gpt2", dtype=torch.float64), families.inputs("gpt2", batch=2, length=LENGTH)
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    inputs = continued(model, ids, 3, attention_mask=mask, position_ids=places)
+    table = model.get_input_embeddings().weight.detach()
+    embedded = table[inputs["input_ids"]]
+
+    def number(embeddings: Tensor) -> Tensor:
+        rest = {name: value for name, value in inputs.items() if name not in ("input_ids", "past_key_values")}
+        output = model(inputs_embeds=embeddings, past_key_values=deepcopy(inputs["past_key_values"]), **rest)
+        logits: Tensor = output.logits[:, -1]
+        return logits[:, 7] - logits[:, 2]
+
+    leaf = embedded.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(number(leaf).sum(), leaf)
+    target = Difference(7, 2)
+    with Unchanged(inputs["past_key_values"]):
+        scores = TokenAttribution(model, InputXGradient).attribute(inputs, target)
+        torch.testing.assert_close(scores, (gradient * embedded).sum(-1), rtol=1e-9, atol=1e-12)
+        ablation = TokenAttribution(model, FeatureAblation, baseline="zero").attribute(inputs, target)
+        integrated = TokenAttribution(model, IntegratedGradients, baseline="zero", n_steps=64, batch_size=9)
+        _, delta = integrated.attribute(inputs, target, return_convergence_delta=True)
+    assert delta.abs().max() < 1e-3
+    with torch.no_grad():
+        for position in range(3):
+            without = embedded.clone()
+            without[:, position] = 0
+            torch.testing.assert_close(ablation[:, position], number(embedded) - number(without), rtol=0, atol=1e-10)
+
+
+def test_a_cache_stays_as_it_is_when_a_call_raises() -> None:
+    model, ids = families.build("llama"), families.inputs("llama")
+    for kind in (DYNAMIC, STATIC):
+        inputs = continued(model, ids, 3, kind)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("in the last layer")
+
+        handle = model.model.layers[-1].mlp.register_forward_hook(fail)
+        with Unchanged(inputs["past_key_values"]):
+            for method in (NormAttribution(model), ValueZeroing(model), AttentionTimesGradient(model)):
+                with pytest.raises((CaptumNormError, RuntimeError), match="in the last layer"):
+                    method.maps(inputs)
+        handle.remove()
+        expected = model(**deepcopy(inputs) | {"use_cache": True}).logits
+        NormAttribution(model).maps(inputs)
+        assert torch.equal(model(**inputs).logits, expected), "the next step goes on from the same state"
+
+
+def test_caches_made_with_gradients_or_in_inference_mode() -> None:
+    model, ids = families.build("llama"), families.inputs("llama")
+    expected = NormAttribution(model).maps(ids).decoder
+    recorded = model(ids[:, :8], use_cache=True).past_key_values
+    with torch.inference_mode():
+        inferred = model(ids[:, :8], use_cache=True).past_key_values
+    for cache in (recorded, inferred):
+        inputs = {"input_ids": ids[:, 8:], "past_key_values": cache}
+        with Unchanged(cache):
+            assert_last_rows(NormAttribution(model).maps(inputs).decoder, expected, 3, 1e-5)
+            AttentionTimesGradient(model).maps(inputs, target=3)
+    assert recorded.layers[0].keys.grad_fn is not None
+
+
+def test_models_that_drop_a_cache_unless_they_extend_it() -> None:
+    """Electra reads past_key_values only with use_cache, which is otherwise turned off."""
+    config = hf.ElectraConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        embedding_size=32, is_decoder=True,
+    )  # fmt: skip
+    model, ids = randomized(lambda: hf.ElectraForCausalLM(config), 0, torch.float64), families.inputs("gpt2")
+    inputs = continued(model, ids, 3)
+    assert_last_rows(NormAttribution(model).maps(inputs).decoder, NormAttribution(model).maps(ids).decoder, 3, 1e-11)
+
+
+def test_a_model_first_seen_with_a_cache() -> None:
+    """Its structure is found on the new positions alone; one of them suffices."""
+    ids = families.inputs("mistral", batch=2, length=LENGTH)
+    for new in (1, 4):
+        model = families.build("mistral", dtype=torch.float64)
+        expected = NormAttribution(families.build("mistral", dtype=torch.float64)).maps(ids).decoder
+        assert_last_rows(NormAttribution(model).maps(continued(model, ids, new)).decoder, expected, new, 1e-5)
+
+
+def test_invalid_caches_are_refused_in_a_sentence() -> None:
+    model, ids = families.build("gpt2"), families.inputs("gpt2")
+    method, inputs = NormAttribution(model), continued(model, ids, 3)
+    cache = inputs["past_key_values"]
+    legacy = tuple((layer.keys, layer.values) for layer in cache.layers)
+    mask = torch.ones_like(ids)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"past_key_values": legacy}, r"as a tuple, .* pass transformers.DynamicCache\(past_key_values\)"),
+        ({"past_key_values": 3}, "past_key_values of type int; expected a cache of transformers"),
+        ({"input_ids": ids[:2, 8:]}, "past_key_values of 3 examples for inputs of 2"),
+        ({"attention_mask": mask[:, 8:]}, r"shape \(3, 3\) for 8 cached and 3 new positions; expected \(3, 11\)"),
+        ({"input_ids": ids.repeat(1, 6)}, "a sequence of 66 positions after 8 others; GPT2LMHeadModel allows at most"),
+    ]
+    for changes, message in wrong:
+        with Unchanged(cache), pytest.raises(InvalidInputError, match=message) as refusal:
+            method.maps(inputs | changes)
+        assert len(str(refusal.value)) <= 400
+    assert_last_rows(
+        method.maps(inputs | {"past_key_values": hf.DynamicCache(legacy)}).decoder, method.maps(ids).decoder, 3, 1e-5
+    )
+    with pytest.raises(InvalidInputError, match="GPT2LMHeadModel does not accept these inputs"):
+        method.maps(inputs | {"past_key_values": _shorter(cache)})
+
+
+def _shorter(cache: Any) -> Any:
+    """A cache whose second layer has fewer positions than its first."""
+    made = deepcopy(cache)
+    made.layers[1].keys, made.layers[1].values = made.layers[1].keys[:, :, 2:], made.layers[1].values[:, :, 2:]
+    return made
+
+
+def test_tokens_name_cached_positions() -> None:
+    from tests.tiny import tokenizer
+
+    model = randomized(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED | {"vocab_size": 400})), 0, torch.float32)
+    encoded = tokenizer()(["a b"], return_tensors="pt")
+    cache = model(torch.tensor([[5, 6]]), use_cache=True).past_key_values
+    encoded["past_key_values"] = cache
+    encoded.pop("attention_mask"), encoded.pop("token_type_ids", None)
+    maps = NormAttribution(model).maps(encoded)
+    (texts,) = maps.tokens or []
+    assert list(texts[:2]) == ["[cached 1]", "[cached 2]"]
+    assert len(texts) == maps.self_attention.shape[-1]
