@@ -33,6 +33,7 @@ from .forward.layer import Layer as Layer
 from .forward.session import Session as Session
 from .maps import AttributionMaps as AttributionMaps
 from .maps import MapUnits as MapUnits
+from .maps import Patches as Patches
 from .methods import register_method as register_method
 from .models import Difference as Difference
 from .models import FeedForwardLayout as FeedForwardLayout

@@ -16,6 +16,7 @@ from captum_norm.models.support import SupportedModel
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import EVERY, FURTHER, KINDS, Family
+from tests.families.images import VISION_LANGUAGE
 from tests.test_matrix import SCOPES
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,10 @@ RecurrentGemma, MiniMax, and DeBERTa-v2 with its convolution; of Granite 4 (`gra
 """
 NOTES = {
     "Encoder–decoders": "Scopes are those of the encoder and of cross-attention. The decoder's self-attention has "
-    "those up to `atb`, because\ncross-attention follows it, not a feed-forward network.\n\n"
+    "those up to `atb`, because\ncross-attention follows it, not a feed-forward network.\n\n",
+    "Images and text": "Layout, positions and scopes are those of the text model, which is explained over patches and "
+    "words together; the\nvision towers, all pre-norm, are compared in the same way: see "
+    "[Explain images](how-to/explain-images.md).\n\n",
 }
 WITHOUT = "`{model_type}` has no scopes through its feed-forward network: {reason}."
 REFUSED = """
@@ -68,6 +72,8 @@ def supported() -> Iterator[SupportedModel]:
             yield from _encoder_decoders()
         for name, family in families.items():
             yield _entry(kind, name, family, family.style)
+    for name, pair in VISION_LANGUAGE.items():
+        yield _entry("Images and text", name, pair.text, pair.text.style)
 
 
 def _encoder_decoders() -> Iterator[SupportedModel]:
@@ -97,7 +103,11 @@ def data(models: list[SupportedModel]) -> str:
 
 def page(models: list[SupportedModel]) -> str:
     """As a page of the documentation."""
-    parts = [HEAD.format(count=len(models), full=len(models) - len(FURTHER), formed=len(feed_forwards.PARTS))]
+    parts = [
+        HEAD.format(
+            count=len(models), full=len(models) - len(FURTHER | VISION_LANGUAGE), formed=len(feed_forwards.PARTS)
+        )
+    ]
     for kind, group in groupby(models, key=lambda model: model.kind):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n{NOTES.get(kind, '')}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))

@@ -24,7 +24,7 @@ from captum_norm import (
 )
 from captum_norm.models import Scope
 from captum_norm.models.inputs import bind_inputs
-from tests import oracle
+from tests import feed_forwards, oracle
 from tests.families import randomized
 from tests.families.family import Family
 from tests.families.images import IMAGE_TOKEN, VISION_LANGUAGE, pictures, sequences
@@ -147,6 +147,18 @@ def merged_inputs(model: Any, inputs: Inputs) -> tuple[nn.Module, dict[str, Any]
         model(**inputs)
     handle.remove()
     return text.text, given
+
+
+@every_family
+@pytest.mark.parametrize("stack", ["text", "vision"])
+def test_scopes_through_the_feed_forward_networks_are_complete(name: str, stack: str) -> None:
+    family = VISION_LANGUAGE[name]
+    style = (family.text if stack == "text" else family.tower).style
+    scopes: tuple[Scope, ...] = feed_forwards.SCOPES[style]
+    (measured,) = NormMeter(model_of(name)).measure(inputs_of(name), scopes=scopes, stacks=[stack]).values()
+    assert list(measured.norms) == list(scopes)
+    assert measured.convergence_delta is not None
+    assert measured.convergence_delta.max() < 1e-6
 
 
 @pytest.mark.parametrize("name", ["llava", "llava-onevision", "qwen2-vl", "idefics3", "internvl", "blip-2"])

@@ -10,7 +10,7 @@ class SupportedModel:
     """A model architecture that the tests cover.
 
     Attributes:
-        kind: encoders, decoders, encoder–decoders or vision.
+        kind: encoders, decoders, encoder–decoders, vision, audio, or images and text.
         model_type: ``model_type`` of its configuration.
         model_class: the tested class; others with the same layers differ only in their heads.
         layout: arrangement of its layers; see :attr:`captum_norm.models.Layout.style`.
