@@ -102,7 +102,7 @@ def _grey(pixels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.repeat(0.4 + 0.6 * (pixels @ (0.299, 0.587, 0.114))[..., None], 3, axis=2)
 
 
-def _values(scores: Tensor) -> npt.NDArray[np.float64]:
+def _values(scores: Any) -> npt.NDArray[np.float64]:
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.numel() == 0:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else shown(scores)
         raise InvalidInputError(f"got scores {got}; expected a tensor (rows, columns), a score for each patch")

@@ -33,7 +33,8 @@ def test_the_heat_map_lies_over_the_picture_patch_by_patch() -> None:
     picture = landscape()
     scores = torch.arange(12.0).reshape(3, 4)
     figure = draw_patches(picture, scores, unit="share", title="what the answer reads")
-    plain, over = figure.axes[:2]
+    axes: list[Any] = figure.axes
+    plain, over = axes[:2]
     assert np.allclose(plain.images[0].get_array(), picture / 255)
     grey = over.images[0].get_array()
     assert np.allclose(grey[..., 0], 0.4 + 0.6 * (picture / 255) @ (0.299, 0.587, 0.114))
@@ -68,7 +69,7 @@ def test_a_picture_may_come_in_any_form(form: str) -> None:
         "grey": picture[..., 0],
         "fractions": picture / 255,
     }
-    drawn = draw_patches(forms[form], torch.ones(1, 2)).axes[0].images[0].get_array()
+    drawn: Any = draw_patches(forms[form], torch.ones(1, 2)).axes[0].images[0].get_array()
     expected = np.repeat(picture[..., :1], 3, axis=2) if form == "grey" else picture
     assert np.allclose(drawn, expected / 255)
 
