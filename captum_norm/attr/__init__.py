@@ -4,7 +4,8 @@ from captum_norm.attr.alti import ALTI
 from captum_norm.attr.attention_block import AttentionBlockAttribution
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.frozen.decompx import Decomposition, DecompX, TokenVectors
+from captum_norm.attr.frozen.decompx import DecompX
+from captum_norm.attr.frozen.results import Decomposition, TokenVectors
 from captum_norm.attr.globenc import GlobEnc
 from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.meter import MeterOptions, NormMeter

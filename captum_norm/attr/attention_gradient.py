@@ -11,7 +11,7 @@ from captum_norm.aggregation import encoder_decoder_relevance
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import expect_number, finite_results
-from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.gradients import WITHOUT, gradients_on, gradients_through
 from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
@@ -121,7 +121,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 every.setdefault(place.role, []).append(weights)
                 return output
 
-            with call.attention_through(attend):
+            with call.attention_through(attend), gradients_through(self.model):
                 output = call.run()
             if not every:
                 raise UnsupportedModelError(call.unseen)
@@ -135,7 +135,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 if request.has_stack(role)
             }
             weights = [layer for layers in kept.values() for layer in layers]
-            gradients = torch.autograd.grad(number.sum(), weights, allow_unused=True, create_graph=differentiable)
+            gradients = self._gradients(number, weights)
             given = iter(gradients)
             maps = {
                 role: [self._map(layer, next(given), call, per_head=request.per_head) for layer in layers]
@@ -144,6 +144,20 @@ class AttentionTimesGradient(AttentionMapAttribution):
         if not differentiable:
             maps = {role: [layer.detach() for layer in layers] for role, layers in maps.items()}
         return stacked_maps(call, maps, {}, causal=stacks.causal)
+
+    def _gradients(self, number: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        try:
+            return torch.autograd.grad(
+                number.sum(), weights, allow_unused=True, create_graph=self.session.differentiable
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of a backward function that a layer brings
+            reason = str(error).partition("\n")[0][:160]
+            raise UnsupportedModelError(
+                f"the backward pass of {self.session.name} fails: {reason}; try model.requires_grad_(False), the "
+                f"dequantized model, or a method without gradients: {WITHOUT}"
+            ) from error
 
     def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.forward.checks import delta_for, finite_results
+from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
@@ -253,7 +254,7 @@ class TokenAttribution(Attribution):
             options["return_convergence_delta"] = True
         module = _Explained(self.model, subject, baseline if self._perturbs else None)
         try:
-            with torch.set_grad_enabled(not self._perturbs):
+            with torch.set_grad_enabled(not self._perturbs), gradients_through(self.model):
                 result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise

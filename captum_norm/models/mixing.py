@@ -122,8 +122,8 @@ class _LayerGradients:
         if reached.requires_grad:
             last = reached.select(end, -1)
             number = (last * drawn(last, last.shape)[0]).sum()
-            (gradient,) = torch.autograd.grad(number, stream, retain_graph=True, materialize_grads=True)
-            others = gradient.narrow(start, 0, positions - 1)
+            gradient = _gradient(number, stream)
+            others = None if gradient is None else gradient.narrow(start, 0, positions - 1)
         # An overflow tells nothing: zero times infinity shows no dependence.
         if others is None or not others.isfinite().all():
             mixes = self._changes(layer, positions, stream, received)
@@ -156,3 +156,14 @@ def _axis(tensor: Tensor, positions: int) -> int | None:
     """Return the axis of the positions in a stream of one example; None if it has none."""
     axes = [tensor.dim() - 2, *range(tensor.dim() - 2)]
     return next((axis for axis in axes if tensor.shape[axis] == positions), None)
+
+
+def _gradient(number: Tensor, stream: Tensor) -> Tensor | None:
+    """Gradient of a number, None if a layer of integers passes none on or its backward function fails."""
+    try:
+        (gradient,) = torch.autograd.grad(number, stream, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        return None
+    return gradient

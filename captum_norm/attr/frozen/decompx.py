@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -13,10 +13,11 @@ from captum_norm.attr.frozen.graph import GraphNetwork
 from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
+from captum_norm.attr.frozen.results import Decomposition, TokenVectors
 from captum_norm.bars import bar
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import TOLERANCE, delta_for, expect_number, finite_results
-from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, layer_indices, request_for
 from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.functional import length, relative_error
@@ -43,38 +44,6 @@ from captum_norm.models.stacks import Role
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 # The tokens' number by sequence, their scores (B, K), the biases' part, the value and its size (B,), and the deviation.
 _Found = tuple[Sequence[int], Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-class Decomposition(NamedTuple):
-    """One output value per example, decomposed.
-
-    Attributes:
-        scores: each token's contribution, (B, S), 0 at padding, after those of virtual tokens, if any; for an
-            encoder–decoder model a :class:`captum_norm.SourceAndPrefix` of those of the source, (B, S), and the target
-            prefix, (B, T).
-        bias: the biases' contribution, (B,); 0 if they are shared among the tokens.
-        number: the value, (B,).
-        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
-            from the model if larger, (B,). For a difference of two outputs, the error is relative to their sizes if
-            these are larger, since they were rounded.
-    """
-
-    scores: Any
-    bias: Tensor
-    number: Tensor
-    convergence_delta: Tensor
-
-
-class TokenVectors(NamedTuple):
-    """Hidden states, decomposed.
-
-    Attributes:
-        vectors: each token's (K) contribution to each layer's output at each position (Q), (B, L, Q, K, D).
-        bias: the biases' contribution, (B, L, Q, D); 0 if they are shared among the tokens.
-    """
-
-    vectors: Tensor
-    bias: Tensor
 
 
 class DecompX(AttentionMapAttribution):
@@ -343,7 +312,9 @@ class DecompX(AttentionMapAttribution):
     def _gradient(self, call: ModelCall, request: Request) -> _Found:
         with gradients_on(), evaluating(call.model):
             network = GraphNetwork(self._hooked_modules(call), call)
-            found = output_scores(call, network.run(call), request.position, self._readout)
+            with gradients_through(self.model):
+                output = network.run(call)
+            found = output_scores(call, output, request.position, self._readout)
             chosen = chosen_target(request.target, found)
             number = explained_number(found, chosen)
             gradients = torch.autograd.grad(number.sum(), network.streams, materialize_grads=True)
