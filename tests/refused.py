@@ -122,7 +122,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
             depths=[1, 1],
             num_heads=[1, 2],
             num_query_pool=1,
-            mask_unit_size=[2, 2],
+            masked_unit_size=[2, 2],
             query_stride=[2, 2],
         )
     ),
@@ -144,7 +144,6 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         hf.FalconH1Config(**GROUPED, **MAMBA, mamba_d_ssm=64, attention_out_multiplier=0.7, ssm_out_multiplier=1.3)
     ),
     "zamba2": HYBRIDS["zamba2"],
-    "granitemoehybrid": HYBRIDS["granite-moe-hybrid"],
 }
 
 

@@ -89,6 +89,26 @@ FURTHER_DECODERS = {
         ),
         **LLAMA | {"style": "parallel"},
     ),
+    "granite-moe-shared": Family(
+        lambda: hf.GraniteMoeSharedForCausalLM(
+            hf.GraniteMoeSharedConfig(**GROUPED, **LOCAL_EXPERTS, shared_intermediate_size=24, residual_multiplier=0.4)
+        ),
+        **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
+    ),
+    "granite-moe-hybrid": Family(
+        lambda: hf.GraniteMoeHybridForCausalLM(
+            hf.GraniteMoeHybridConfig(
+                **GROUPED,
+                **LOCAL_EXPERTS,
+                layer_types=["attention", "attention"],
+                shared_intermediate_size=24,
+                residual_multiplier=0.4,
+                mamba_n_heads=4,
+                mamba_d_head=16,
+            )
+        ),
+        **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
+    ),
     "bitnet": Family(
         lambda: hf.BitNetForCausalLM(hf.BitNetConfig(**GROUPED)),
         **LLAMA | {"gate": ("self_attn.attn_sub_norm", "input", gain_over_sigma)},

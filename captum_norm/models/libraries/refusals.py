@@ -105,11 +105,6 @@ REFUSALS = (
         "its attention function scales the output by a sink and returns the weights without it",
     ),
     Refusal(
-        ("granitemoeshared", "granitemoehybrid"),
-        ("GraniteMoeSharedDecoderLayer", "GraniteMoeHybridDecoderLayer"),
-        "it adds the outputs of its routed and shared experts where no module shows the sum, then multiplies it",
-    ),
-    Refusal(
         ("gpt_neox_japanese",),
         ("GPTNeoXJapaneseAttention",),
         "its last layer adds a bias behind the output projection that belongs to no module",

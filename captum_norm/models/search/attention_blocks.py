@@ -7,7 +7,7 @@ layer's own output must follow from that sum. The smallest module in which all t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -26,7 +26,7 @@ from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.projections import Same, equal, reproduces
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
 from captum_norm.models.search.gates import gated_projections
-from captum_norm.models.search.sums import Sketches, sketch
+from captum_norm.models.search.sums import Sketch, Sketches, sketch
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.wrappers import class_of
@@ -59,6 +59,8 @@ CROWDED = 4
 """With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
 REACH = 512
 """How many tensors after a sum the next sum is searched among."""
+NEXT = 32
+"""Among the outputs of how many modules two are searched whose sum is added."""
 
 
 @dataclass
@@ -351,12 +353,13 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
         here = after[start : start + REACH]
         outputs, received = ([event for event in here if event.site.end == end] for end in ("output", "input"))
         places = {event: place for place, event in enumerate(here, start + 1)}
+        written = [(event.tensor, event.sketch) for event in outputs] + _together(outputs[:NEXT])
         for residual_factor, factor in factors:
-            residual, summands = multiplied(residual_factor, stream), [multiplied(factor, o.tensor) for o in outputs]
+            residual, summands = multiplied(residual_factor, stream), [multiplied(factor, one) for one, _ in written]
             if _adds_to_some(residual, summands, trace.output, same):
                 return True
             ends = [sketch(cast(Tensor, trace.output)), *(event.sketch for event in received)]
-            of_summands = [o.sketch if factor is None else sketch(s) for o, s in zip(outputs, summands, strict=True)]
+            of_summands = [own if factor is None else sketch(s) for (_, own), s in zip(written, summands, strict=True)]
             for summand, end in Sketches(of_summands).pairs(sketch(residual), Sketches(ends)):
                 total = sum_of(residual, summands[summand])
                 reached = trace.output if end == 0 else received[end - 1].tensor
@@ -385,6 +388,23 @@ def _adds_to_some(residual: Tensor, summands: Sequence[Tensor], output: Tensor |
     stream, whole = residual[changed], output[changed]
     fitting = (added.reshape(residual.shape)[changed] for added in summands if added.numel() == residual.numel())
     return any(same(stream + added, whole, stream, added) for added in fitting)
+
+
+def _together(outputs: Sequence[Event]) -> list[tuple[Tensor, Sketch]]:
+    """Return the sums of the outputs of every two modules that read the same tensor, such as routed and shared experts.
+
+    No module may show these sums before a number multiplies them.
+    """
+    readers: dict[tuple[float, ...], list[Event]] = {}
+    for event in outputs:
+        if event.call is not None and event.call.inputs.numel() == event.tensor.numel():
+            readers.setdefault(tuple(event.call.inputs.flatten()[:4].tolist()), []).append(event)
+    return [
+        (sum_of(first.tensor, second.tensor), first.sketch.plus(second.sketch))
+        for together in readers.values()
+        for first, second in combinations(together, 2)
+        if first.call and second.call and equal(first.call.inputs, second.call.inputs)
+    ]
 
 
 def _distinct(events: Sequence[Event]) -> list[Event]:

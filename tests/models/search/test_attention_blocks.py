@@ -75,7 +75,7 @@ def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None
     model: Any = hf.GPTNeoXJapaneseForCausalLM(hf.GPTNeoXJapaneseConfig(**families.TEXT))
     torch.nn.init.ones_(model.gpt_neox_japanese.layers[1].attention.dense_bias)
     with pytest.raises(UnsupportedModelError) as caught:
-        AttentionBlockAttribution(model).maps(families.inputs("llama"))
+        find_blocks(bind_inputs(model, families.inputs("llama")))
     message = str(caught.value)
     for part in ("GPTNeoXJapaneseForCausalLM", '.layers.1.attention"', '.dense"', "no sum with a residual"):
         assert part in message
