@@ -27,6 +27,7 @@ from captum_norm.analysis import read_result
 from captum_norm.analysis.corpus import Corpus
 from captum_norm.analysis.frequencies import read_ranks
 from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.loading.configurations import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights
 from tests.tiny import bert_config, save_tiny
@@ -278,7 +279,7 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "ranks": lambda _: Reader(
         "ranks.txt", texts("the\t100\nof\t90\nhouse\n\u2028\n"), lambda path: read_ranks(path, VOCABULARY)
     ),
-    "config": lambda folder: model_file(folder, "config.json", loading._config),
+    "config": lambda folder: model_file(folder, "config.json", read_config),
     "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
     "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),
     "results": lambda _: Reader("results.json", [result_file(RESULT)], result, result_file),
