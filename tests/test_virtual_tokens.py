@@ -1,6 +1,7 @@
 """Prompt-learning adapters of PEFT: virtual tokens are positions of the maps, and scores are of the inputs."""
 
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +20,17 @@ from captum_norm import (
     NormAttribution,
     NormMeter,
     TokenAttribution,
+    UnsupportedModelError,
     ValueZeroing,
 )
 from captum_norm.aggregation import encoder_decoder_relevance, encoder_decoder_rollout
+from captum_norm.analysis import Corpus, analyze
+from captum_norm.analysis.corpus import SAMPLE
 from tests import families
+from tests.commands.calls import TEXT, TOKENS, explain, written
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import randomized
-from tests.tiny import tokenizer
+from tests.tiny import WORDS, save_tiny, tokenizer
 
 peft = pytest.importorskip("peft")
 
@@ -290,3 +295,30 @@ def test_sequences_too_long_for_their_virtual_tokens() -> None:
     model = tuned("gpt2", "prompt")
     with pytest.raises(InvalidInputError, match=r"a sequence of 62 positions after 3 others; .* allows at most 64"):
         NormAttribution(model).maps(torch.ones(1, 62, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_the_command_shows_virtual_tokens(kind: str, tmp_path: Path) -> None:
+    config = hf.GPT2Config(vocab_size=len(WORDS), n_embd=24, n_layer=2, n_head=4)
+    base = randomized(lambda: hf.GPT2LMHeadModel(config), 0, torch.float32)
+    base = hf.GPT2LMHeadModel.from_pretrained(save_tiny(base, tmp_path / "base"))
+    model = peft.get_peft_model(base, settings(kind)).eval()
+    model.save_pretrained(str(tmp_path / "adapter"))
+    out = tmp_path / "explained.json"
+    assert explain("--model", str(tmp_path / "adapter"), "--out", str(out), "--out", str(tmp_path / "map.png")) == 0
+    content = written(out)
+    assert content["tokens"] == ["[virtual 1]", "[virtual 2]", "[virtual 3]", *TOKENS]
+    method, inputs = NormAttribution(model), tokenizer()(TEXT, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    maps = method.maps(inputs)
+    torch.testing.assert_close(torch.tensor(content["scores"]), method.scores(maps)[0], rtol=1e-5, atol=1e-7)
+    values = torch.tensor(content["map"]["values"])
+    assert values.shape == (2, COUNT + len(TOKENS), COUNT + len(TOKENS))
+    queries = maps.self_attention.shape[2]
+    torch.testing.assert_close(values[:, -queries:], maps.self_attention[0], rtol=1e-5, atol=1e-7)
+    target = ["--method", "decompx", "--target", "dog"]
+    if kind == "prompt":
+        assert explain("--model", str(tmp_path / "adapter"), *target, "--out", str(out)) == 0
+        assert written(out)["tokens"] == TOKENS
+    with pytest.raises(UnsupportedModelError, match="virtual tokens, which stand for no text of the corpus"):
+        analyze("special-tokens", model, tokenizer(), Corpus(SAMPLE, limit=4))

@@ -18,9 +18,10 @@ from captum_norm.analysis.results import AnalysisResult
 from captum_norm.analysis.sequences import Encoder, longest
 from captum_norm.analysis.statistics import Array
 from captum_norm.analysis.tokens import TokenStore
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.files import check_folder
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
+from captum_norm.models.virtual_tokens import virtual_tokens
 from captum_norm.models.wrappers import explained_module
 from captum_norm.runs import Backend, Journal, Record, run_job
 from captum_norm.urls import Remote, is_url
@@ -111,6 +112,11 @@ def analyze(
     if out is None and not isinstance(backend, str) and backend.address is not None:
         raise InvalidInputError("got a cluster, which needs a folder that all nodes reach; name it with --out (out=)")
     model, kind = explained_module(model), ANALYSES[name]
+    if virtual_tokens(model) is not None:
+        raise UnsupportedModelError(
+            f"got {type(model).__name__} with virtual tokens, which stand for no text of the corpus; pass the model "
+            "inside: model.get_base_model()"
+        )
     if mask_rate is None:
         mask_rate = kind.mask_rate if tokenizer.mask_token_id is not None else 0.0
     if max_length is None:

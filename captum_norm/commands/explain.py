@@ -140,6 +140,7 @@ def _refuse_without_logits(model: Any, inputs: Any, method: str) -> None:
 def _explain(
     method: Any, inputs: Any, tokenizer: Any, options: argparse.Namespace, text: str, target: Any
 ) -> Explanation:
+    from captum_norm.aggregation import with_prefix_rows
     from captum_norm.forward.request import layer_indices
     from captum_norm.models.heads import read_position
 
@@ -158,6 +159,10 @@ def _explain(
     together = units.together or aggregated
     if target is not None and units.target is not None:
         together = units.target
+    # Virtual tokens are shown if they have scores; those of a tuned prefix receive nothing.
+    tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    tokens = [*(f"[virtual {place}]" for place in range(1, maps.virtual + 1)), *tokens][-scores.shape[1] :]
+    square = with_prefix_rows(maps.self_attention[0], 0)[:, -len(tokens) :, -len(tokens) :]
     default = read_position(method.forward_func, causal=maps.decoder is not None) or "what the head reads"
     return Explanation(
         text=text,
@@ -168,11 +173,11 @@ def _explain(
         aggregation=None if layer is not None else units.aggregation or method.aggregation,
         layer=layer,
         position=default if position is None else position,
-        tokens=tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist()),
+        tokens=tokens,
         scores=scores[0].tolist(),
         unit=together if layer is None else units.entry,
         layers=layers,
-        maps=maps.self_attention[0],
+        maps=square,
         map_unit=units.entry,
         convergence_delta=None if deltas is None else float(deltas.max()),
     )
