@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_norm import (
     ALTI,
@@ -38,10 +38,12 @@ def randomized(model: Any) -> Any:
 
 
 def bert() -> Any:
+    torch.manual_seed(0)
     return randomized(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_attention_heads=4)))
 
 
 def llama() -> Any:
+    torch.manual_seed(0)
     config = hf.LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2)
     return randomized(hf.LlamaForCausalLM(config))
 
@@ -119,3 +121,141 @@ def test_unmerged_is_merged(name: str, adapter: str) -> None:
     with torch.no_grad():
         assert torch.equal(model(IDS, MASK).logits, output)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_adapters_are_followed_as_they_are_switched() -> None:
+    model = adapted("bert", "LoRA")
+    model.add_adapter("other", ADAPTERS["LoRA"]())
+    method = NormAttribution(model)
+
+    def expect_merged(active: list[str]) -> Tensor:
+        copied = copy.deepcopy(model)
+        merged = copied.merge_and_unload(adapter_names=active) if active else copied.unload()
+        expected = numbers(NormAttribution(merged.eval()).maps(IDS, MASK))
+        found = numbers(method.maps(IDS, MASK))
+        expect_same(found, expected, 1e-5)
+        return found
+
+    first = expect_merged(["default"])
+    model.set_adapter("other")
+    assert not torch.allclose(expect_merged(["other"]), first, rtol=1e-2)
+    model.base_model.set_adapter(["default", "other"])
+    assert not torch.allclose(expect_merged(["default", "other"]), first, rtol=1e-2)
+    with model.disable_adapter():
+        plain = expect_merged([])
+    assert not torch.allclose(plain, first, rtol=1e-2)
+    model.set_adapter("default")
+    torch.testing.assert_close(expect_merged(["default"]), first)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "lora_B.default" in key and "attention.output" in key:
+                parameter.mul_(2)
+    assert not torch.allclose(expect_merged(["default"]), first, rtol=1e-2)
+
+
+def replaced(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and not name.endswith(("head", "classifier", "pooler.dense")):
+            model.set_submodule(name, make(module))
+    return model.eval()
+
+
+class Packed(nn.Module):
+    """A linear map whose matrix is kept in groups of integers, as GPTQ, AWQ and GGUF keep it."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        super().__init__()
+        columns = module.weight.detach().T
+        scales = columns.unflatten(0, (-1, 16)).abs().amax(1) / 7
+        self.register_buffer("scales", scales)
+        self.register_buffer("qweight", (columns.unflatten(0, (-1, 16)) / scales[:, None]).round().to(torch.int8))
+        self.bias = module.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        matrix: Any = (self.qweight * self.scales[:, None]).flatten(0, 1).to(inputs)  # type: ignore[operator, index]
+        products: Tensor = inputs @ matrix
+        return products if self.bias is None else products + self.bias
+
+
+def with_bitsandbytes(model: Any, bits: int, **options: Any) -> Any:
+    kinds = pytest.importorskip("bitsandbytes", reason="needs bitsandbytes").nn
+
+    def make(module: nn.Linear) -> nn.Module:
+        kind = kinds.Linear8bitLt if bits == 8 else kinds.Linear4bit
+        made = kind(module.in_features, module.out_features, bias=module.bias is not None, **options)
+        made.load_state_dict(module.state_dict())
+        quantised: nn.Module = made.to("cpu")
+        return quantised
+
+    return replaced(model, make)
+
+
+def with_quanto(model: Any, weights: str) -> Any:
+    quanto = pytest.importorskip("optimum.quanto", reason="needs optimum-quanto")
+    quanto.quantize(model, weights=getattr(quanto, weights))
+    quanto.freeze(model)
+    return model.eval()
+
+
+def with_torchao(model: Any, config: str, **options: Any) -> Any:
+    torchao = pytest.importorskip("torchao.quantization", reason="needs torchao")
+    torchao.quantize_(model, getattr(torchao, config)(**options))
+    return model
+
+
+def with_hqq(model: Any) -> Any:
+    hqq = pytest.importorskip("hqq.core.quantize", reason="needs hqq")
+    config = hqq.BaseQuantizeConfig(nbits=4, group_size=32)
+    return replaced(model, lambda module: hqq.HQQLinear(module, config, compute_dtype=torch.float32, device="cpu"))
+
+
+def dynamic(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+# What rounds its inputs to eight bits, and what computes in bfloat16 on some processors, agrees with the dequantised
+# model as far as that rounding allows.
+EXACT, HALF, ROUNDED = 1e-5, 2e-2, 5e-2
+QUANTISED: dict[str, tuple[Callable[[Any], Any], float]] = {
+    "packed integers": (lambda model: replaced(model, Packed), EXACT),
+    "HQQ": (with_hqq, EXACT),
+    "quanto int8": (lambda model: with_quanto(model, "qint8"), EXACT),
+    "quanto int4": (lambda model: with_quanto(model, "qint4"), EXACT),
+    "quanto float8": (lambda model: with_quanto(model, "qfloat8"), EXACT),
+    "torchao int8": (lambda model: with_torchao(model, "Int8WeightOnlyConfig"), EXACT),
+    "torchao float8": (lambda model: with_torchao(model, "Float8WeightOnlyConfig"), EXACT),
+    "NF4": (lambda model: with_bitsandbytes(model, 4, quant_type="nf4", compute_dtype=torch.float32), HALF),
+    "LLM.int8": (lambda model: with_bitsandbytes(model, 8, has_fp16_weights=False, threshold=6.0), ROUNDED),
+    "torchao dynamic int8": (lambda model: with_torchao(model, "Int8DynamicActivationInt8WeightConfig"), ROUNDED),
+    "dynamic int8": (dynamic, ROUNDED),
+}
+
+
+def dequantised(plain: Any, quantised: Any) -> Any:
+    """The plain model with the matrices that the quantised one multiplies unit vectors with."""
+    for name, module in plain.named_modules():
+        other = quantised.get_submodule(name)
+        if type(module) is nn.Linear:
+            with torch.no_grad():
+                units = torch.eye(module.in_features)[None]
+                bias = other(0 * units[:, :2])[0, 0]
+                module.weight.copy_((other(units)[0] - bias).T)
+                if module.bias is not None:
+                    module.bias.copy_(bias)
+    return plain
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("name", MODELS)
+def test_quantised_is_dequantised(name: str, kind: str) -> None:
+    quantise, tolerance = QUANTISED[kind]
+    model = quantise(MODELS[name]())
+    plain = dequantised(MODELS[name](), model)
+    for method in ("norm", "norm, attn_res", "feed-forward", "rollout", "alti"):
+        expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), tolerance)
+    delta = AttentionBlockAttribution(model, "atb_ff_res").maps(IDS, MASK).convergence_delta
+    assert delta is not None
+    # What rounding leaves is reported.
+    assert delta.max() < 1e-5 if tolerance == EXACT else delta.max() > 1e-4 or tolerance == HALF

@@ -1,5 +1,6 @@
 """Tells whether a model's layers mix positions by attention alone; only then may attention maps be chained."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,15 @@ def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module
     """
     watch = _LayerGradients(_layers(call.model, queries))
     attending = call.attention_through(watch.attend)
-    with torch.inference_mode(mode=False), torch.enable_grad(), attending, hooked(watch.hooks()):
+    with (
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        attending,
+        hooked(watch.hooks()),
+        warnings.catch_warnings(),
+    ):
+        # Quantised maps without a gradient warn; without one, a layer is run instead.
+        warnings.simplefilter("ignore")
         try:
             call.outside_inference().run()
             watch.end()
