@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from s3fs import S3FileSystem
-from werkzeug.serving import make_server
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 BUCKET = "bucket"
 
@@ -93,7 +93,7 @@ class ObjectStore:
         return [] if request.method == "HEAD" else [body]
 
 
-class _Quiet(MotoRequestHandler):
+class _Quiet(WSGIRequestHandler):
     def log(self, *_: Any) -> None:
         pass
 
