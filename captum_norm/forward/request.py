@@ -95,7 +95,7 @@ def as_stacks(model: nn.Module, stacks: object) -> list[Role] | None:
     found = entries("stacks", stacks, "names")
     towers = library_of(model).towers(model)
     names = dict(_TOWER_STACKS) | _of_towers(towers.others) if towers else dict(zip(STACKS, STACKS, strict=True))
-    if not found or any(name not in names for name in found):
+    if not found or not all(isinstance(name, str) and name in names for name in found):
         raise InvalidInputError(f"got stacks={shown(stacks)}; expected some of {', '.join(names)} in a list")
     if towers is None and encoder_of(model) is None:
         raise InvalidInputError(

@@ -91,7 +91,7 @@ def read_before(
     Raises:
         InvalidInputError: if the model reads no cache, or the cache or its mask does not fit the inputs.
     """
-    virtual, cache = virtual_tokens(model), taken_cache(arguments, len(main))
+    virtual, cache = virtual_tokens(model), taken_cache(arguments, len(main) if main.dim() else 0)
     if cache is None:
         if virtual is not None and not virtual.attend:
             return Before(past=virtual.number)
