@@ -174,3 +174,13 @@ def test_decompx_refuses_gates() -> None:
     model = families.build("qwen3-5")
     with pytest.raises(UnsupportedModelError, match="DecompX does not support"):
         DecompX(model).maps(families.inputs("qwen3-5"))
+
+
+def test_adapters_on_a_gated_model_are_those_of_the_merged_one() -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(families.build("qwen3-5"), settings).eval()
+    ids = families.inputs("qwen3-5", batch=2, length=6)
+    adapted = NormMeter(model).measure(ids, scopes=["atb"])["decoder"].norms["atb"]
+    merged = NormMeter(model.merge_and_unload()).measure(ids, scopes=["atb"])["decoder"].norms["atb"]
+    assert relative(adapted, merged) < 1e-5

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from captum_norm import NormMeter, UnsupportedModelError
+from captum_norm import AttentionWeights, NormMeter, UnsupportedModelError
 from captum_norm.models.libraries.refusals import REFUSALS
 from tests import families, refused, support
 from tests.refused import REFUSED
@@ -46,3 +46,10 @@ def test_the_decoder_can_be_explained_where_the_reason_says_so(name: str) -> Non
     inputs = refused.inputs(name, model)
     stacks = NormMeter(model).measure(inputs, scopes=["atb"], stacks=["decoder", "cross"])
     assert list(stacks) == ["decoder", "cross"]
+
+
+@pytest.mark.parametrize("name", ["mobilebert", "convbert", "esmc", "gpt_neox_japanese"])
+def test_weights_are_explained_where_attention_alone_is_understood(name: str) -> None:
+    model = families.randomized(REFUSED[name], 0, torch.float32)
+    maps = AttentionWeights(model).maps(refused.inputs(name, model)).self_attention
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 12))
