@@ -96,7 +96,7 @@ def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> N
         (lambda ids: {"inputs": ids + 55}, r"the token id \d+; BertModel knows the ids 0 to 59"),
         (lambda ids: {"inputs": ids - 50}, r"the token id -\d+; BertModel knows the ids 0 to 59"),
         (lambda ids: {"inputs": ids.repeat(1, 6)}, "a sequence of 66 positions; BertModel allows at most 64"),
-        (lambda _: {"inputs": "text"}, "inputs of type str; expected a tensor, a tuple of tensors or a mapping"),
+        (lambda _: {"inputs": "text"}, r"got the text .text. and no tokenizer; create the method with tokenizer="),
         (lambda _: {"inputs": None}, "inputs of type NoneType"),
         (lambda _: {"inputs": ()}, "got an empty tuple"),
         (lambda ids: {"inputs": ids.numpy()}, "got inputs of type ndarray; expected a tensor"),

@@ -36,7 +36,11 @@ def sketch(tensor: Tensor) -> Sketch:
     """Return the sketch of a tensor."""
     directions, length = _directions(tensor.numel())
     flat = tensor.detach().cpu().double().flatten()
-    return Sketch(flat @ directions, length * flat.norm(), torch.tensor(torch.finfo(tensor.dtype).eps).double())
+    return Sketch(
+        flat @ directions,
+        length * flat.norm(),
+        torch.tensor(torch.finfo(tensor.dtype).eps, dtype=torch.float64, device="cpu"),
+    )
 
 
 @cache
@@ -54,7 +58,7 @@ class Sketches:
     """
 
     def __init__(self, sketches: Sequence[Sketch]) -> None:
-        empty = torch.empty(0, dtype=torch.float64)
+        empty = torch.empty(0, dtype=torch.float64, device="cpu")
         self._products = torch.stack([one.products for one in sketches]) if sketches else empty.reshape(0, DIRECTIONS)
         self._sizes = torch.stack([one.size for one in sketches]) if sketches else empty
         self._eps = torch.stack([one.eps for one in sketches]) if sketches else empty

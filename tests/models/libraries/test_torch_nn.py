@@ -252,7 +252,7 @@ def test_bad_input_is_said_in_one_sentence() -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(InvalidInputError, match=r"missing.*'trg' \(if the decoder's sequence is missing, pass"):
         NormAttribution(translator).maps(tokens)
-    with pytest.raises(InvalidInputError, match="stacks cannot be aggregated"):
+    with pytest.raises(InvalidInputError, match="NormAttribution does not chain its three stacks"):
         NormAttribution(translator).attribute((tokens, tokens))
     attention = nn.MultiheadAttention(WIDTH, HEADS)
     with pytest.raises(InvalidInputError, match=r"key_padding_mask of dtype torch\.int64; expected bool or floating"):
