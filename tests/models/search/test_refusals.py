@@ -86,4 +86,4 @@ def test_the_search_grows_no_faster_than_the_model(forward: Any, monkeypatch: py
         compared.clear()
         refusal(model)
         counts.append(len(compared))
-    assert counts[1] < 2.2 * counts[0]
+    assert counts[1] <= 2.2 * counts[0]
