@@ -22,7 +22,7 @@ from captum_norm import (
 
 peft = pytest.importorskip("peft", reason="adapters need PEFT")
 
-SIZES = {"vocab_size": 60, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {"vocab_size": 60, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 IDS = torch.tensor([[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 3]])
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
 
@@ -61,7 +61,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "LoKr": lambda: peft.LoKrConfig(r=4, target_modules=LINEAR, init_weights=False),
     "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=8, target_modules=LINEAR, init_weights=False),
 }
-METHODS: dict[str, Callable[[Any], Tensor]] = {
+METHODS: dict[str, Callable[[Any], Any]] = {
     "norm": lambda model: NormAttribution(model).maps(IDS, MASK),
     "norm, attn_res": lambda model: NormAttribution(model, "attn_res").maps(IDS, MASK),
     "attention block": lambda model: AttentionBlockAttribution(model).maps(IDS, MASK),
@@ -169,7 +169,7 @@ class Packed(nn.Module):
         scales = columns.unflatten(0, (-1, 16)).abs().amax(1) / 7
         self.register_buffer("scales", scales)
         self.register_buffer("qweight", (columns.unflatten(0, (-1, 16)) / scales[:, None]).round().to(torch.int8))
-        self.bias = module.bias
+        self.bias: nn.Parameter | None = module.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
         matrix: Any = (self.qweight * self.scales[:, None]).flatten(0, 1).to(inputs)  # type: ignore[operator, index]
