@@ -15,6 +15,7 @@ from captum_norm.analysis.value_maps import ValueMap
 from captum_norm.attr import Measurements, NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.layouts import Scope, Stage
+from captum_norm.models.offloading import input_device
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Analysis(ABC):
 
     def measure(self, batch: TokenBatch) -> Measurements:
         """Run the model on a batch."""
-        inputs = batch.inputs(next(self.context.meter.model.parameters()).device)
+        inputs = batch.inputs(input_device(self.context.meter.model))
         (measured,) = self.context.meter.measure(inputs, **self.options).values()
         return measured
 

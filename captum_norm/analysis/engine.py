@@ -21,6 +21,7 @@ from captum_norm.analysis.tokens import TokenStore
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.files import check_folder
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
+from captum_norm.models.offloading import input_device
 from captum_norm.models.virtual_tokens import virtual_tokens
 from captum_norm.models.wrappers import explained_module
 from captum_norm.runs import Backend, Journal, Record, run_job
@@ -141,7 +142,7 @@ def analyze(
         **settings,
         "frequencies": _with_digest(frequencies),
         "tokens": tokens is not None,
-        "device": (device or next(model.parameters()).device.type).partition(":")[0],
+        "device": (device or input_device(model).type).partition(":")[0],
         **versions(),
     }
     metadata = {

@@ -23,6 +23,7 @@ from captum_norm.analysis.value_maps import value_maps
 from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import on_device
+from captum_norm.models.offloading import input_device
 from captum_norm.models.stacks import encoder_of
 from captum_norm.runs import Attempt, Block, Identity, Job, Parts, Record, Work
 
@@ -56,7 +57,7 @@ class Setup:
         """Find the model's structure."""
         part = encoder_of(self.model) or self.model
         meter = NormMeter(part)
-        inputs = next(self.encoder.batches([self.first], 1)).inputs(next(part.parameters()).device)
+        inputs = next(self.encoder.batches([self.first], 1)).inputs(input_device(part))
         ((stack, measured),) = meter.measure(inputs, head_norms=True, maps=False).items()
         lengths: Any = measured.transformed_norms
         scopes = [scope for scope in measured.layer_scopes[0] if all(scope in layer for layer in measured.layer_scopes)]

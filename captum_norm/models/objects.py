@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-import torch
 from torch import nn
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.models.offloading import input_device
 from captum_norm.models.sentences import SENTENCE_TRANSFORMER, SentenceEncoder, is_instance
 from captum_norm.models.wrappers import explained_module
 from captum_norm.texts import quoted
@@ -85,8 +85,7 @@ def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, An
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"{type(tokenizer).__name__} cannot tokenize the inputs: {reason[:300]}") from error
-    parameter = next(model.parameters(), torch.empty(0, device="cpu"))
-    return found.to(parameter.device)
+    return found.to(input_device(model))
 
 
 def _is_text(value: object) -> bool:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
@@ -33,6 +34,16 @@ def is_sharded(module: nn.Module) -> bool:
 def is_elsewhere(module: nn.Module, tensor: Tensor) -> bool:
     """Whether a module's parameter is offloaded (meta), or sharded: a DTensor, or whole for a moment."""
     return tensor.is_meta or type(tensor).__name__ == "DTensor" or is_sharded(module)
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Return the device that a model's inputs belong on: its first parameter's, or where accelerate loads that."""
+    parameter = next(model.parameters(), None)
+    if parameter is not None and not parameter.is_meta:
+        return parameter.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    devices = (getattr(hook, "execution_device", None) for hook in hooks)
+    return torch.device(next((device for device in devices if device is not None), "cpu"))
 
 
 @contextmanager

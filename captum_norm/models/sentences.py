@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.hooks import evaluating
+from captum_norm.models.offloading import input_device
 
 SENTENCE_TRANSFORMER = {"SentenceTransformer": "sentence_transformers."}
 _EMBEDDING = "sentence_embedding"
@@ -87,7 +88,7 @@ class SentenceEncoder(nn.Module):
         whole = self.whole
         prompt = None if whole.default_prompt_name is None else whole.prompts.get(whole.default_prompt_name)
         found = whole.preprocess(texts, prompt=prompt)
-        device = next(self.parameters()).device
+        device = input_device(self)
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in found.items()}
 
     def forward(self, **arguments: Any) -> dict[str, Tensor]:

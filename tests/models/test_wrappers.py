@@ -28,9 +28,10 @@ from captum_norm import (
 )
 from captum_norm.comparison import compare
 from captum_norm.forward.session import Session
+from captum_norm.identity import weights_digest
 from captum_norm.methods import METHODS
 from captum_norm.models.wrappers import class_of, explained_module, unwrapped
-from tests import families
+from tests import families, tiny
 
 IDS = torch.tensor([[5, 7, 9, 3, 11, 2], [5, 17, 19, 13, 0, 0]])
 INPUTS = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}
@@ -268,6 +269,15 @@ def test_weights_that_a_training_step_changed_are_read_anew() -> None:
     torch.testing.assert_close(after, NormAttribution(trained(bert())).attribute(INPUTS))
 
 
+@pytest.mark.parametrize("how", ["memory", "disk"])
+def test_texts_and_digests_of_an_offloaded_model(how: str, tmp_path: Path) -> None:
+    FOLDER[:] = [tmp_path]
+    tokenizer, plain, model = tiny.tokenizer(), bert(), offloaded(how)(bert())
+    expected, found = (NormAttribution(m, tokenizer=tokenizer).attribute("a dog sees the cat") for m in (plain, model))
+    assert torch.equal(found, expected)
+    assert weights_digest(model) == weights_digest(plain)
+
+
 def test_weights_in_several_processes_are_refused() -> None:
     with one_process():
         model: Any = sharded(bert(), originals=True)
@@ -366,8 +376,7 @@ def test_adapters_that_choose_by_the_inputs_run_through_peft() -> None:
     assert explained_module(wrapped) is wrapped
     ids = IDS[:1]
     with torch.no_grad():
-        base: Any = wrapped.get_base_model()
-        logits, without = wrapped(input_ids=ids).logits[0, -1], base(input_ids=ids).logits[0, -1]
+        logits, without = (m(input_ids=ids).logits[0, -1] for m in (wrapped, unwrapped(wrapped)))
     assert not torch.allclose(logits, without, atol=1e-3)
     torch.testing.assert_close(DecompX(wrapped).decompose(ids, 1).number, logits[1:2])
 
