@@ -102,11 +102,16 @@ def _pictures(
     pixels = arguments.get(PIXELS)
     if kind != "image" or not isinstance(pixels, Tensor) or pixels.dim() not in (4, 5):
         return None
-    if getattr(config, "image_grid_pinpoints", None) and isinstance(arguments.get(SIZES), Tensor):
-        return _tiled(config, arguments[SIZES].tolist(), count)
+    if isinstance(arguments.get(SIZES), Tensor):
+        sizes = arguments[SIZES].tolist()
+        if getattr(config, "image_grid_pinpoints", None):
+            return _tiled(config, sizes, count)
+        side = getattr(vision, "patch_size", 1)
+        merged = getattr(config, "spatial_merge_size", 1)
+        return [_frames(1, height // side, width // side, merged) for height, width in sizes]
     # Pictures of zeros are padding.
     shown = len(pixels) if pixels.dim() == 4 else int(pixels.flatten(0, 1).flatten(1).any(1).sum())
-    if not shown or count % shown or SIZES in arguments:
+    if not shown or count % shown:
         return None
     rows, columns = _rows_and_columns(count // shown, *pixels.shape[-2:])
     resampled = any(name not in ("vision", "audio") for name in towers)

@@ -4,25 +4,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import transformers as hf
-from torch import Tensor, nn
+from torch import nn
+from transformers.models.idefics2 import Idefics2PerceiverConfig, Idefics2VisionConfig
 from transformers.models.idefics3 import Idefics3VisionConfig
 from transformers.models.mllama import MllamaTextConfig, MllamaVisionConfig
 from transformers.models.smolvlm import SmolVLMVisionConfig
 
-from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, part
+from tests.families.family import BERT, GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, part
 from tests.families.llamas import LOCAL_EXPERTS, SANDWICH
+from tests.families.picture_inputs import (
+    END,
+    IMAGE_TOKEN,
+    START,
+    VIDEO_TOKEN,
+    attended_pictures,
+    padded_pictures,
+    pairs,
+    pictures,
+    qwen_pictures,
+    sized_pictures,
+    tiled_pictures,
+)
 from tests.families.vision import CLIP, IMAGE, LAMBDA, VIT
 
-IMAGE_TOKEN, VIDEO_TOKEN, START, END = 50, 51, 52, 53
 TOKEN: dict[str, Any] = {"image_token_id": IMAGE_TOKEN}
 TOKENS = TOKEN | {"video_token_id": VIDEO_TOKEN}
 ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 NO_HEAD: dict[str, Any] = {"vision_use_head": False}
 TILES: dict[str, Any] = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
-# Pixels of a patch of Qwen's towers, and of the frame that a still picture is repeated to.
-QWEN_PATCH = 3 * 2 * 4 * 4
 
 
 @dataclass(frozen=True)
@@ -46,69 +56,6 @@ class VisionLanguage:
     @property
     def build(self) -> Callable[[], nn.Module]:
         return self.text.build
-
-
-def sequences(*examples: list[int]) -> dict[str, Any]:
-    """Token ids and mask of examples padded on the right; a negative number -n stands for n places of a picture."""
-    rows = [[t for e in example for t in ([IMAGE_TOKEN] * -e if e < 0 else [e])] for example in examples]
-    length = max(map(len, rows))
-    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
-    return {"input_ids": torch.tensor([row + [0] * (length - len(row)) for row in rows]), "attention_mask": mask}
-
-
-def pixels(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(300))
-
-
-def pictures(tokens: int) -> Callable[[], dict[str, Any]]:
-    """One example with a picture and one with two; each picture takes ``tokens`` places."""
-    return lambda: (
-        sequences([1, 7, -tokens, 9, 11], [1, -tokens, 5, -tokens, 8, 21, 34]) | {"pixel_values": pixels(3, 3, 16, 16)}
-    )
-
-
-def qwen_pictures() -> dict[str, Any]:
-    """Pictures of 4 × 4, 2 × 6 and 4 × 2 patches, every 2 × 2 of which take one place."""
-    found = sequences([1, 7, START, -4, END, 9, 11], [1, START, -3, END, 5, START, -2, END, 8, 21, 34])
-    grid = torch.tensor([[1, 4, 4], [1, 2, 6], [1, 4, 2]])
-    return found | {
-        "pixel_values": pixels(int(grid.prod(1).sum()), QWEN_PATCH),
-        "image_grid_thw": grid,
-        "mm_token_type_ids": (found["input_ids"] == IMAGE_TOKEN).int(),
-    }
-
-
-def padded_pictures() -> dict[str, Any]:
-    """A picture of zeros fills up the example that has fewer, and one picture is half padding."""
-    images, mask = pixels(2, 2, 3, 16, 16), torch.ones(2, 2, 16, 16, dtype=torch.bool)
-    images[0, 1], mask[1, 1, :, 8:], images[1, 1, :, :, 8:] = 0, False, 0
-    found = sequences([1, 7, -4, 9, 11], [1, -4, 5, -4, 8, 21, 34])
-    return found | {"pixel_values": images, "pixel_attention_mask": mask}
-
-
-def tiled_pictures() -> dict[str, Any]:
-    """Pictures of 16 × 32 and 32 × 20 pixels: the whole, then two or four tiles without padding, with new lines."""
-    images = pixels(2, 5, 3, 16, 16)
-    found = sequences([1, 7, -(16 + 4 * 9), 9, 11], [1, -(16 + 8 * 5), 8])
-    images[0, 3:] = images[1, 3:] = 0
-    return found | {"pixel_values": images[:, :3], "image_sizes": torch.tensor([[16, 32], [32, 16]])}
-
-
-def attended_pictures() -> dict[str, Any]:
-    """Pictures of one and of two tiles, to which the text after them attends."""
-    mask = torch.zeros(2, 6, 1, 2, dtype=torch.long)
-    mask[0, 1:4, :, :1] = mask[1, 2:] = 1
-    return sequences([1, -1, 9, 11], [1, 5, -1, 8, 21, 34]) | {
-        "pixel_values": pixels(2, 1, 2, 3, 16, 16),
-        "aspect_ratio_ids": torch.tensor([[1], [2]]),
-        "aspect_ratio_mask": torch.tensor([[[1, 0]], [[1, 1]]]),
-        "cross_attention_mask": mask,
-    }
-
-
-def pairs() -> dict[str, Any]:
-    """Two texts and two pictures side by side."""
-    return sequences([1, 7, 9, 11, 2], [1, 5, 8, 2]) | {"pixel_values": pixels(2, 3, 16, 16)}
 
 
 def llama(**changes: Any) -> Any:
@@ -243,7 +190,7 @@ def mllama() -> nn.Module:
         vision_output_dim=64,
         supported_aspect_ratios=[[1, 1], [1, 2], [2, 1]],
     )
-    text = MllamaTextConfig(**GROUPED | {"num_hidden_layers": 3}, cross_attention_layers=[1], rope_parameters=ROPE)
+    text = MllamaTextConfig(**GROUPED | {"num_hidden_layers": 3}, cross_attention_layers=[1], rope_parameters=dict(ROPE))
     return hf.MllamaForConditionalGeneration(
         hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN)
     )
@@ -261,12 +208,67 @@ def llama4() -> nn.Module:
         projector_input_dim=32,
         projector_output_dim=32,
         vision_output_dim=32,
-        rope_parameters=ROPE,
+        rope_parameters=dict(ROPE),
     )
     text = hf.Llama4TextConfig(**GROUPED, **LOCAL_EXPERTS, head_dim=8, intermediate_size_mlp=48)
     return hf.Llama4ForConditionalGeneration(
         hf.Llama4Config(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN)
     )
+
+
+def pixtral_vision() -> Any:
+    return hf.PixtralVisionConfig(**IMAGE, rope_parameters=dict(ROPE))
+
+
+def pixtral() -> nn.Module:
+    options: dict[str, Any] = {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}
+    return hf.LlavaForConditionalGeneration(
+        hf.LlavaConfig(vision_config=pixtral_vision(), text_config=llama(), **TOKEN, **options)
+    )
+
+
+def mistral3() -> nn.Module:
+    options: dict[str, Any] = {"spatial_merge_size": 2, "vision_feature_layer": -1}
+    return hf.Mistral3ForConditionalGeneration(
+        hf.Mistral3Config(vision_config=pixtral_vision(), text_config=hf.MistralConfig(**GROUPED), **TOKEN, **options)
+    )
+
+
+def cohere(model: Any, config: Any, **changes: Any) -> Callable[[], nn.Module]:
+    text = GROUPED | {"sliding_window": 6}
+    return lambda: model(
+        config(
+            vision_config=siglip_vision(), text_config=hf.Cohere2Config(**text), downsample_factor=2, **TOKEN, **changes
+        )
+    )
+
+
+def idefics2() -> nn.Module:
+    perceiver = Idefics2PerceiverConfig(
+        hidden_size=32,
+        resampler_n_latents=4,
+        resampler_depth=2,
+        resampler_n_heads=HEADS,
+        resampler_head_dim=8,
+        num_key_value_heads=2,
+    )
+    return hf.Idefics2ForConditionalGeneration(
+        hf.Idefics2Config(
+            vision_config=Idefics2VisionConfig(**IMAGE),
+            perceiver_config=perceiver,
+            text_config=hf.MistralConfig(**GROUPED),
+            **TOKEN,
+        )
+    )
+
+
+def metaclip2() -> nn.Module:
+    return hf.MetaClip2Model(hf.MetaClip2Config(text_config=TEXT, vision_config=IMAGE, projection_dim=32))
+
+
+def alt_clip() -> nn.Module:
+    text = TEXT | {"project_dim": 32}
+    return hf.AltCLIPModel(hf.AltCLIPConfig(text_config=text, vision_config=IMAGE, projection_dim=32))
 
 
 def clip() -> nn.Module:
@@ -287,6 +289,10 @@ def tower(layer: str, **changes: Any) -> Family:
 
 SIGLIP = tower("model.vision_tower.encoder.layers.{}")
 VISION_MODEL = tower("model.vision_model.encoder.layers.{}")
+PIXTRAL = tower(
+    "model.vision_tower.transformer.layers.{}", value="attention.v_proj", projection="attention.o_proj", centered=False
+)
+WINDOW = ("grouped queries", "sliding window")
 SIDE_BY_SIDE = tower("vision_model.encoder.layers.{}")
 QWEN: dict[str, Any] = {
     "tower": tower("model.visual.blocks.{}", value="attn.qkv", projection="attn.proj", values=part(2)),
@@ -385,6 +391,29 @@ VISION_LANGUAGE = {
         text(llama4, layer="language_model.model.layers.{}", special=("mixture of experts",)),
         tower("vision_model.model.layers.{}", projection="self_attn.o_proj"),
         **POOLED,
+    ),
+    "pixtral": VisionLanguage(text(pixtral), PIXTRAL, sized_pictures(1), grids=((4, 4), (4, 2), (2, 4))),
+    "mistral3": VisionLanguage(text(mistral3), PIXTRAL, sized_pictures(2), grids=((2, 2), (2, 1), (1, 2))),
+    "aya-vision": VisionLanguage(
+        text(cohere(hf.AyaVisionForConditionalGeneration, hf.AyaVisionConfig), style="parallel", special=WINDOW),
+        SIGLIP,
+        **POOLED,
+    ),
+    "cohere2-vision": VisionLanguage(
+        text(
+            cohere(hf.Cohere2VisionForConditionalGeneration, hf.Cohere2VisionConfig, alignment_intermediate_size=32),
+            style="parallel",
+            special=WINDOW,
+        ),
+        SIGLIP,
+        **POOLED,
+    ),
+    "idefics2": VisionLanguage(text(idefics2, layer="model.text_model.layers.{}"), VISION_MODEL, padded_pictures),
+    "metaclip2": VisionLanguage(
+        Family(metaclip2, **CLIP | {"layer": "text_model.encoder.layers.{}"}, causal=True), SIDE_BY_SIDE, pairs
+    ),
+    "alt-clip": VisionLanguage(
+        Family(alt_clip, **BERT | {"layer": "text_model.roberta.encoder.layers.{}"}), SIDE_BY_SIDE, pairs
     ),
     "clip": VisionLanguage(
         Family(clip, **CLIP | {"layer": "text_model.encoder.layers.{}"}, causal=True), SIDE_BY_SIDE, pairs

@@ -174,6 +174,9 @@ def _towers(model: nn.Module) -> Towers | None:
     models = [(name, module) for name, module in whole.named_modules() if isinstance(module, PreTrainedModel)]
     if len(models) < 2 or _halves(model) is not None:
         return None
+    # Most models hold one other, which embeds the tokens.
+    if len(models) == 2 and isinstance(_embeddings(models[1][1]), nn.Embedding):
+        return None
     # A model of two towers side by side may name no embeddings, or those of one tower.
     tables = (_embeddings(module) for _, module in models)
     embeddings = next((table for table in tables if isinstance(table, nn.Embedding)), None)

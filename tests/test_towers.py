@@ -1,0 +1,163 @@
+"""What some models with several towers have of their own: cross-attention, query transformers, windows, padding."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from captum_norm import (
+    AttentionRollout,
+    AttentionWeights,
+    DecompX,
+    InvalidInputError,
+    NormAttribution,
+    UnsupportedModelError,
+    ValueZeroing,
+)
+from captum_norm.models.inputs import bind_inputs
+from tests import oracle
+from tests.families.picture_inputs import pictures, sequences
+from tests.test_images import alone, inputs_of, model_of
+
+
+def test_stacks_that_a_model_lacks_are_refused() -> None:
+    model, inputs = model_of("llava"), inputs_of("llava")
+    method = NormAttribution(model)
+    with pytest.raises(InvalidInputError, match="expected some of text, encoder, decoder, cross, vision"):
+        method.maps(inputs, stacks=["qformer"])
+    with pytest.raises(UnsupportedModelError, match="no attention of cross was seen"):
+        method.maps(inputs, stacks=["cross"])
+    words = {"input_ids": torch.tensor([[1, 7, 9]])}
+    with pytest.raises(UnsupportedModelError, match=r"no attention of vision was seen .* pass its inputs, too"):
+        method.maps(words, stacks=["vision"])
+    # Afterwards, the tower is seen.
+    assert method.maps(inputs, stacks=["vision"]).towers["vision"].shape == (3, 2, 17, 17)
+    with pytest.raises(InvalidInputError, match=r"maps of vision alone; read \.towers"):
+        method.scores(method.maps(inputs, stacks=["vision"]))
+    with pytest.raises(InvalidInputError, match="got the stack vision; ValueZeroing explains the text alone"):
+        ValueZeroing(model).maps(inputs, stacks=["vision"])
+
+
+def test_text_alone_has_the_maps_of_the_text_model() -> None:
+    model, ids = model_of("llava"), torch.tensor([[1, 7, 9, 3]])
+    maps = NormAttribution(model).maps(ids)
+    assert maps.modality is not None
+    assert maps.modality[0] == ["text"] * 4
+    assert not maps.patches
+    alone = NormAttribution(model.model.language_model).maps(ids)
+    torch.testing.assert_close(maps.decoder, alone.decoder, rtol=1e-9, atol=1e-11)
+
+
+def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
+    """Mllama: the norms in cross-attention, written out; aggregating the text's own layers must be asked for."""
+    model, inputs = model_of("mllama"), inputs_of("mllama")
+    method = NormAttribution(model, "attn_res")
+    maps = method.maps(inputs)
+    assert maps.decoder is not None
+    assert maps.cross is not None
+    assert maps.decoder.shape == (2, 2, 6, 6)
+    assert maps.cross.shape == (2, 1, 6, 10)
+    layer = model.model.language_model.layers[1].cross_attn
+    seen: list[Any] = []
+    handles = [
+        layer.v_proj.register_forward_hook(lambda _m, _a, output: seen.append(output)),
+        layer.register_forward_hook(lambda _m, _a, output: seen.append(output[1])),
+    ]
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        model(**inputs)
+    model.set_attn_implementation("sdpa")
+    for handle in handles:
+        handle.remove()
+    values, weights = seen
+    heads = values.view(2, -1, 2, 8).transpose(1, 2).repeat_interleave(2, 1)
+    matrix = layer.o_proj.weight.detach().T.reshape(4, 8, -1)
+    gate = model.model.language_model.layers[1].cross_attn_attn_gate.detach().tanh().abs()
+    vectors = oracle.vectors_per_head(weights, heads, matrix).sum(1).norm(dim=-1) * gate
+    real = inputs["attention_mask"].bool()[..., None]
+    torch.testing.assert_close(maps.cross[:, 0], vectors * real, rtol=1e-6, atol=1e-9)
+    with pytest.raises(InvalidInputError, match="maps of the stacks decoder, cross; expected"):
+        method.attribute(inputs)
+    own = method.scores(method.maps(inputs, stacks=["text"]))
+    torch.testing.assert_close(own.sum(1), torch.ones(2, dtype=own.dtype))
+    for refused in (ValueZeroing, DecompX):
+        with pytest.raises(UnsupportedModelError, match="attends to a tower's positions, too"):
+            refused(model).attribute(inputs)
+    with pytest.raises(InvalidInputError, match="not rolled out together"):
+        AttentionRollout(model).attribute(inputs)
+
+
+def test_a_query_transformer_has_stacks_of_its_own() -> None:
+    model, inputs = model_of("blip-2"), inputs_of("blip-2")
+    maps = NormAttribution(model, "attn").maps(inputs, stacks=["qformer", "qformer cross"])
+    assert {name: tuple(stack.shape) for name, stack in maps.towers.items()} == {
+        "qformer": (3, 2, 4, 4),
+        "qformer cross": (3, 1, 4, 17),
+    }
+    # What stands in the sequence are its queries, not patches.
+    assert maps.modality is not None
+    assert maps.modality[0].count("image") == 4
+    assert not maps.patches
+
+
+def test_windows_and_pictures_do_not_attend_to_each_other() -> None:
+    """Qwen2.5-VL packs pictures into a sequence and divides them into windows, in its first layer here."""
+    model, inputs = model_of("qwen2.5-vl"), inputs_of("qwen2.5-vl")
+    maps = AttentionWeights(model).maps(inputs, stacks=["vision"]).towers["vision"]
+    assert maps.shape == (1, 2, 36, 36)
+    picture = torch.tensor([0] * 16 + [1] * 12 + [2] * 8)
+    same = picture[:, None] == picture
+    assert torch.equal(maps[0, 1] > 0, same)
+    window = torch.arange(36) // 4
+    assert torch.equal(maps[0, 0] > 0, window[:, None] == window)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(1, 2, 36).to(maps))
+
+
+def test_the_contributions_to_a_logit_add_up_over_patches_and_words() -> None:
+    model, inputs = model_of("llava"), inputs_of("llava")
+    parts = DecompX(model).decompose(inputs, target=3)
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    last = inputs["attention_mask"].sum(1) - 1
+    expected = logits[torch.arange(2), last, 3]
+    torch.testing.assert_close(parts.scores.sum(1) + parts.bias, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_pictures_are_padding_where_no_query_attends_to_them() -> None:
+    """Half of SmolVLM's last picture is padding: its patches are 0 in the tower's maps."""
+    model, inputs = model_of("smolvlm"), inputs_of("smolvlm")
+    maps = NormAttribution(model).maps(inputs, stacks=["vision"])
+    real = torch.ones(3, 4, 4, dtype=torch.bool)
+    real[2, :, 2:] = False
+    assert torch.equal(maps.real, real.flatten(1))
+    assert torch.equal(maps.towers["vision"].ne(0).any(-2)[:, 0], real.flatten(1))
+
+
+def test_it_must_be_known_whose_pictures_are_whose() -> None:
+    model = model_of("llava")
+    found = sequences([1, -16, 7], [1, 5, -16]) | {"pixel_values": inputs_of("llava")["pixel_values"][:2]}
+    call = bind_inputs(model, found)
+    assert torch.equal(call.example(1).arguments["pixel_values"], found["pixel_values"][1:])
+    repeated = bind_inputs(model, alone("llava", 1)).repeated(3)
+    assert torch.equal(repeated.arguments["pixel_values"], alone("llava", 1)["pixel_values"].repeat(3, 1, 1, 1))
+    three = pictures(16)()
+    three["input_ids"], three["attention_mask"] = (three[key].flip(0) for key in ("input_ids", "attention_mask"))
+    call = bind_inputs(model, three)
+    assert torch.equal(call.example(1).arguments["pixel_values"], three["pixel_values"][2:])
+
+
+def test_an_adapted_model_has_towers_too() -> None:
+    """LoRA on every query and value map, of text and tower, unmerged: the maps of the merged model."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(
+        copy.deepcopy(model_of("llava")),
+        peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
+    ).eval()
+    inputs = inputs_of("llava")
+    found = NormAttribution(adapted).maps(inputs, stacks=["text", "vision"])
+    expected = NormAttribution(adapted.merge_and_unload()).maps(inputs, stacks=["text", "vision"])
+    torch.testing.assert_close(found.decoder, expected.decoder, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found.towers["vision"], expected.towers["vision"], rtol=1e-5, atol=1e-7)
+    assert [grid.positions.tolist() for grid in found.patches] == [grid.positions.tolist() for grid in expected.patches]
