@@ -190,7 +190,9 @@ def mllama() -> nn.Module:
         vision_output_dim=64,
         supported_aspect_ratios=[[1, 1], [1, 2], [2, 1]],
     )
-    text = MllamaTextConfig(**GROUPED | {"num_hidden_layers": 3}, cross_attention_layers=[1], rope_parameters=dict(ROPE))
+    text = MllamaTextConfig(
+        **GROUPED | {"num_hidden_layers": 3}, cross_attention_layers=[1], rope_parameters=dict(ROPE)
+    )
     return hf.MllamaForConditionalGeneration(
         hf.MllamaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN)
     )
