@@ -274,7 +274,7 @@ def test_bad_input_is_said_in_one_sentence() -> None:
     with pytest.raises(InvalidInputError, match="token id 40"):
         method.maps(inputs | {"decoder_input_ids": torch.full((2, 4), 40)})
     with pytest.raises(InvalidInputError, match="expected some of encoder, decoder, cross"):
-        meter.measure(inputs, weights=True, stacks=["crossed"])  # type: ignore[list-item]
+        meter.measure(inputs, weights=True, stacks=["crossed"])
     with pytest.raises(InvalidInputError, match="MarianEncoder is no encoder–decoder model"):
         NormMeter(model.get_encoder()).measure(inputs["input_ids"], weights=True, stacks=["cross"])
 

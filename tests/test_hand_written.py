@@ -102,7 +102,8 @@ class Lists(nn.Module):
         self.layers, self.final_norm = nn.ModuleList(map(nn.ModuleList, parts)), nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        for norm, block, residual in self.layers:  # type: ignore[misc]
+        layers: Any = self.layers
+        for norm, block, residual in layers:
             x = residual(block(norm(x)), x)
         normed: Tensor = self.final_norm(x)
         return normed
@@ -163,7 +164,8 @@ def test_methods_without_an_output_and_those_of_captum() -> None:
 def by_hand(model: InLists) -> dict[str, Tensor]:
     """Weights, (B, L, Q, K), and norms at ``attn``, of the products written out."""
     x, found = model.token_emb(IDS), {"weights": list[Tensor](), "norms": list[Tensor]()}
-    for norm, attention, _ in model.attn_layers.layers:  # type: ignore[misc]
+    layers: Any = model.attn_layers.layers
+    for norm, attention, _ in layers:
         parts = attention.c_attn(norm(x)).chunk(3, dim=2)
         q, k, v = (part.unflatten(-1, (HEADS, -1)) for part in parts)
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / (WIDTH / HEADS) ** 0.5

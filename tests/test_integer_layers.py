@@ -34,7 +34,8 @@ class Integers(nn.Module):
 
     def matrix(self) -> Tensor:
         integers: Any = self.integers
-        return integers.to(self.bias.dtype) * self.scale
+        matrix: Tensor = integers.to(self.bias.dtype) * self.scale
+        return matrix
 
     def forward(self, inputs: Tensor) -> Tensor:
         product = inputs @ self.matrix().T
@@ -106,6 +107,6 @@ def test_a_backward_pass_that_fails_is_refused() -> None:
             raise RuntimeError("view size is not compatible")
 
     model = classifier()
-    model.bert.encoder.layer[1].output.register_forward_hook(lambda _, __, output: Fails.apply(output))
+    model.bert.encoder.layer[1].output.register_forward_hook(lambda _, __, output: Fails.apply(output))  # type: ignore[no-untyped-call]
     with pytest.raises(UnsupportedModelError, match=r"backward pass of BertFor.* fails: view size .*; try model"):
         AttentionTimesGradient(model).attribute(IDS, 1)

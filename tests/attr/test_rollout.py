@@ -108,4 +108,4 @@ def test_unknown_stacks_and_layers_are_refused() -> None:
         method.maps(inputs, layers=[2])
     assert method.maps(inputs, layers=[2], stacks=["encoder"]).self_attention.shape[1] == 1
     with pytest.raises(InvalidInputError, match="got stacks 'cross'; expected a sequence of names"):
-        method.maps(inputs, stacks="cross")  # type: ignore[arg-type]
+        method.maps(inputs, stacks="cross")
