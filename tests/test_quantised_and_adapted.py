@@ -59,6 +59,7 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "IA3": lambda: peft.IA3Config(target_modules=[*LINEAR, *OUTER], feedforward_modules=OUTER, init_ia3_weights=False),
     "LoHa": lambda: peft.LoHaConfig(r=4, target_modules=LINEAR, init_weights=False),
     "LoKr": lambda: peft.LoKrConfig(r=4, target_modules=LINEAR, init_weights=False),
+    "VeRA": lambda: peft.VeraConfig(r=4, target_modules=["query", "value", "q_proj", "o_proj"], init_weights=False),
     "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=8, target_modules=LINEAR, init_weights=False),
 }
 METHODS: dict[str, Callable[[Any], Any]] = {
@@ -225,6 +226,7 @@ QUANTISED: dict[str, tuple[Callable[[Any], Any], float]] = {
     "torchao int8": (lambda model: with_torchao(model, "Int8WeightOnlyConfig"), EXACT),
     "torchao float8": (lambda model: with_torchao(model, "Float8WeightOnlyConfig"), EXACT),
     "NF4": (lambda model: with_bitsandbytes(model, 4, quant_type="nf4", compute_dtype=torch.float32), HALF),
+    "FP4": (lambda model: with_bitsandbytes(model, 4, quant_type="fp4", compute_dtype=torch.float32), HALF),
     "LLM.int8": (lambda model: with_bitsandbytes(model, 8, has_fp16_weights=False, threshold=6.0), ROUNDED),
     "torchao dynamic int8": (lambda model: with_torchao(model, "Int8DynamicActivationInt8WeightConfig"), ROUNDED),
     "dynamic int8": (dynamic, ROUNDED),
@@ -259,3 +261,35 @@ def test_quantised_is_dequantised(name: str, kind: str) -> None:
     assert delta is not None
     # What rounding leaves is reported.
     assert delta.max() < 1e-5 if tolerance == EXACT else delta.max() > 1e-4 or tolerance == HALF
+
+
+def test_an_adapter_on_quantised_weights() -> None:
+    """QLoRA."""
+    quantised = with_bitsandbytes(bert(), 4, quant_type="nf4", compute_dtype=torch.float32)
+    model = peft.get_peft_model(quantised, ADAPTERS["LoRA"]()).eval()
+    plain = dequantised(bert(), model.base_model.model)
+    for method in ("norm", "feed-forward", "rollout"):
+        expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), HALF)
+
+
+def test_dropout_in_an_adapter_is_off() -> None:
+    config = peft.LoraConfig(r=4, target_modules=LINEAR, init_lora_weights=False, lora_dropout=0.5)
+    model = peft.get_peft_model(bert(), config).eval()
+    expected = numbers(NormAttribution(model).maps(IDS, MASK))
+    expect_same(numbers(NormAttribution(model.train()).maps(IDS, MASK)), expected, 1e-6)
+    assert all(module.training for module in model.modules())
+
+
+def test_inputs_rounded_to_four_bits_are_refused_with_the_way_out() -> None:
+    class Coarse(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            step = inputs.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7
+            return super().forward((inputs / step).round() * step)
+
+    def make(module: nn.Linear) -> nn.Module:
+        made = Coarse(module.in_features, module.out_features, module.bias is not None)
+        made.load_state_dict(module.state_dict())
+        return made
+
+    with pytest.raises(CaptumNormError, match=r"dequantize\(\)"):
+        NormAttribution(replaced(bert(), make)).maps(IDS, MASK)

@@ -251,6 +251,6 @@ def _description(probe: _Probe, trace: Trace, call: _OpenCall) -> str:
         return f"{found}, but no module receives its output. {HOW_TO}"
     return (
         f'{found}, but "{probe.names[received[0]]}" ({type(received[0]).__name__}), which receives its output, is not '
-        "affine: merge the adapter (merge_and_unload()), dequantize() the weights, or switch dropout off "
-        f"(eval()). {HOW_TO}"
+        "affine: merge the adapter (merge_and_unload()) or dequantize() the weights. "
+        f"{HOW_TO}"
     )
