@@ -154,7 +154,6 @@ NOT_UNDERSTOOD = {
     "embedding-gemma2": "embeddings of the layer's own and a further factor follow it",
     "openai-privacy-filter": "a number multiplies the sum of its experts",
     "minimax-m3-text": "a number multiplies the sum of its routed experts before the shared one's output is added",
-    "falcon-h1": "a network reads the sum of the residual stream, attention and a state-space model",
     **dict.fromkeys(
         ("granite-moe-shared", "granite-moe-hybrid"), "no module shows the sum of its routed and shared experts"
     ),

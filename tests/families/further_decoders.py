@@ -81,14 +81,6 @@ FURTHER_DECODERS = {
             )
         },
     ),
-    "falcon-h1": Family(
-        lambda: hf.FalconH1ForCausalLM(
-            hf.FalconH1Config(
-                **GROUPED, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_n_groups=1, mamba_d_state=8
-            )
-        ),
-        **LLAMA | {"style": "parallel"},
-    ),
     "granite-moe-shared": Family(
         lambda: hf.GraniteMoeSharedForCausalLM(
             hf.GraniteMoeSharedConfig(**GROUPED, **LOCAL_EXPERTS, shared_intermediate_size=24, residual_multiplier=0.4)

@@ -118,8 +118,7 @@ REFUSALS = (
     Refusal(
         ("falcon_h1",),
         ("FalconH1DecoderLayer",),
-        "numbers multiply its attention and its state-space model in one sum; only without these multipliers is it "
-        "understood",
+        "one sum adds attention and a state-space model, each times a number, to the residual stream",
     ),
     Refusal(
         ("gemma3n_text",),

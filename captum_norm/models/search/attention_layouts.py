@@ -113,15 +113,6 @@ def _end(
         follows = other.site.end == "output" and same(whole, trace.output, residual, branch, other.tensor)
         if follows and not same(whole, other.tensor):
             return Site("", "output"), trace.site(other), None
-    # Beside attention stands another mixer, whose output the same sum holds (Falcon-H1).
-    for place, end in of_streams.pairs(together, of_after):
-        other, event = streams[place], after[end]
-        whole = sum_of(total, other.tensor)
-        if event.site.end == "output" or other.site.end == "input" or same(whole, other.tensor):
-            continue
-        summands = (residual, branch, other.tensor)
-        if same(whole, event.tensor, *summands) and _continues(trace, whole, after, same, factors):
-            return trace.site(event), trace.site(other), None
     return None
 
 
