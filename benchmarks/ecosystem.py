@@ -9,6 +9,7 @@ A model that is not understood is refused in at most two seconds more than its f
 
 import argparse
 import copy
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -46,30 +47,34 @@ def replaced(model: BertModel, make: Callable[[nn.Linear], nn.Module]) -> BertMo
     return model
 
 
+def bitsandbytes() -> Any:
+    """Return its modules, which have no types."""
+    return importlib.import_module("bitsandbytes.nn")
+
+
 def eight_bits(module: nn.Linear) -> nn.Module:
     """Return a map of bitsandbytes, LLM.int8."""
-    from bitsandbytes.nn import Linear8bitLt
-
-    made = Linear8bitLt(module.in_features, module.out_features, has_fp16_weights=False, threshold=6.0)
+    made = bitsandbytes().Linear8bitLt(module.in_features, module.out_features, has_fp16_weights=False, threshold=6.0)
     made.load_state_dict(module.state_dict())
-    return made.to("cpu")  # type: ignore[no-any-return]
+    quantised: nn.Module = made.to("cpu")
+    return quantised
 
 
 def four_bits(module: nn.Linear) -> nn.Module:
     """Return a map of bitsandbytes, NF4."""
-    from bitsandbytes.nn import Linear4bit
-
-    made = Linear4bit(module.in_features, module.out_features, compute_dtype=torch.float32, quant_type="nf4")
+    made = bitsandbytes().Linear4bit(
+        module.in_features, module.out_features, compute_dtype=torch.float32, quant_type="nf4"
+    )
     made.load_state_dict(module.state_dict())
-    return made.to("cpu")  # type: ignore[no-any-return]
+    quantised: nn.Module = made.to("cpu")
+    return quantised
 
 
 def weight_only(model: BertModel) -> BertModel:
     """Quantise with quanto, weights alone."""
-    from optimum.quanto import freeze, qint8, quantize
-
-    quantize(model, weights=qint8)
-    freeze(model)
+    quanto: Any = importlib.import_module("optimum.quanto")
+    quanto.quantize(model, weights=quanto.qint8)
+    quanto.freeze(model)
     return model
 
 
@@ -120,7 +125,8 @@ def costs(model: nn.Module, ids: Tensor) -> tuple[float, Callable[[], float]]:
 def compare(length: int, forms: Sequence[str]) -> None:
     """Print the ratios of some forms to the plain model."""
     ids = torch.randint(0, 30_000, (1, length))
-    plain = BertModel(BertConfig()).eval()
+    plain: Any = BertModel(BertConfig())
+    plain.eval()
     print(f"BERT-base shape, 1 × {length}: adapted or quantised ÷ plain\n")
     print("| form | first call (≤ 3) | warm calls (≤ 1.05) |\n|---|---|---|")
     for name, form in FORMS.items():
@@ -142,8 +148,9 @@ def refusal(layers: int) -> tuple[float, float]:
         fed: Tensor = layer.mlp(layer.post_attention_layernorm(hidden_states))
         return hidden_states + fed
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100}
-    model: Any = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **sizes)).eval()
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 100}
+    model: Any = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **sizes))
+    model.eval()
     for layer in model.model.layers:
         layer.forward = MethodType(squashed, layer)
     ids = torch.randint(0, 100, (1, 16))

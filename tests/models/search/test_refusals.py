@@ -17,7 +17,8 @@ from tests import families
 def llama(layers: int) -> Any:
     torch.manual_seed(0)
     config = hf.LlamaConfig(**(families.TEXT | {"num_hidden_layers": layers}))
-    return hf.LlamaForCausalLM(config).eval()
+    model: Any = hf.LlamaForCausalLM(config)
+    return model.eval()
 
 
 def odd_sum(self: Any, hidden_states: Tensor, **options: Any) -> Tensor:
