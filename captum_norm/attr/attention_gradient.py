@@ -16,9 +16,10 @@ from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype

@@ -25,8 +25,9 @@ from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
+from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import HeadPosition, Position, position_rows, read_position
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of

@@ -16,7 +16,7 @@ from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
 from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.objects import Explainable
 

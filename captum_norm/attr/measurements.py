@@ -10,7 +10,7 @@ from captum_norm.forward.stacking import real_queries, stacked
 from captum_norm.functional import Baseline
 from captum_norm.maps import AttributionMaps, Modality, Patches
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import STACKS, Role, StackName

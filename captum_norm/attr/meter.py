@@ -19,7 +19,8 @@ from captum_norm.forward.stacking import stack_name
 from captum_norm.functional import Baseline, own_keys, ratio
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, check_scopes
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.call import ModelCall
+from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
 from captum_norm.models.objects import Explainable
 from captum_norm.models.precision import accumulation_dtype

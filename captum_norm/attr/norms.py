@@ -12,7 +12,7 @@ from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.request import Request
 from captum_norm.maps import AttributionMaps, MapUnits
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName

@@ -13,7 +13,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.caches import refuse_chains
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName

@@ -15,6 +15,7 @@ from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteErro
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
+from captum_norm.models.call import ModelCall
 from captum_norm.models.embeddings import (
     EMBEDDINGS,
     StandIn,
@@ -26,7 +27,7 @@ from captum_norm.models.embeddings import (
 )
 from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import (
     Readout,

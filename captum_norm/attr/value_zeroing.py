@@ -23,8 +23,8 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.caches import copied, of_first_copy, selected
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.stacks import EXTENDED, Place, Role
 

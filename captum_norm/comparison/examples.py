@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import Position
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.outputs import Choice, Difference, Target, read_mask, real_positions
 
 

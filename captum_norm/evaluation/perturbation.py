@@ -8,6 +8,7 @@ from torch import Tensor
 
 from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.errors import InvalidInputError, NonFiniteError
+from captum_norm.models.call import ModelCall
 from captum_norm.models.embeddings import (
     Replacement,
     StandIn,
@@ -18,7 +19,7 @@ from captum_norm.models.embeddings import (
 )
 from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import (

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import ReadPosition
 from captum_norm.models.hooks import Hook, evaluating, hooked, tensors_in
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.stacks import Stacks
 from captum_norm.models.verification import EXCERPT
 

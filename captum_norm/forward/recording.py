@@ -18,11 +18,11 @@ from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
+from captum_norm.models.call import ModelCall
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import ExpertsReader, Routing
 from captum_norm.models.gates import Gate
 from captum_norm.models.hooks import End, Hook, hooked
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import loaded
 from captum_norm.models.search.experts import routing_of, routing_of_scores

@@ -8,7 +8,7 @@ from torch import nn
 
 from captum_norm.arguments import as_indices, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.outputs import Difference

@@ -24,7 +24,8 @@ from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
-from captum_norm.models.inputs import Inputs, ModelCall, bind_inputs
+from captum_norm.models.call import ModelCall
+from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.known import KnownModel
 from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.objects import Explainable, opened

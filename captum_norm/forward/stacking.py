@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.maps import AttributionMaps, SourceAndPrefix
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import STACKS, Role, StackName
 

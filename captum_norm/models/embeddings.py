@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import hooked
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.offloading import loaded
 from captum_norm.models.wrappers import config_of

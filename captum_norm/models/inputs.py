@@ -1,273 +1,28 @@
 """Binds the user's inputs to the parameters of a model's forward function, and checks them."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from traceback import walk_tb
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.before import Before, read_before
+from captum_norm.models.before import read_before
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.known import KnownModel, known_model
-from captum_norm.models.libraries.library import Library, SequencesSeen, forward_parameters
-from captum_norm.models.libraries.registry import library_of, no_attention
+from captum_norm.models.known import known_model
+from captum_norm.models.libraries.library import SequencesSeen, forward_parameters
+from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.main_input import check_shape, check_tensors
 from captum_norm.models.objects import Texts, are_texts, tokenized
-from captum_norm.models.pictures import Pictures, of_examples, read_pictures
 from captum_norm.models.positions import Positions, check_some_real, read_positions
-from captum_norm.models.stacks import EXTENDED, TEXT_STACKS, Members, Role, Stacks
-from captum_norm.models.towers import gathering_chunks
-from captum_norm.models.wrappers import config_of, unwrapped
+from captum_norm.models.stacks import TEXT_STACKS, Role
+from captum_norm.models.wrappers import unwrapped
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
-
-
-@dataclass(frozen=True)
-class ModelCall:
-    """One call of a model.
-
-    Attributes:
-        model: the model.
-        known: what is known about it.
-        encoder: the encoder of an encoder–decoder model; None for any other model.
-        towers: the models inside it that read images or sounds beside tokens, by name.
-        watched: the stacks to explain of a model with towers.
-        arguments: arguments of its forward function, by name.
-        batch: batch size.
-        positions: positions of the inputs, of the encoder's in an encoder–decoder model.
-        decoder: positions of the decoder's inputs in an encoder–decoder model.
-        tokens: the tokens' texts, if the inputs contain them.
-        budget: memory that each piece of a computation may take.
-        before: what comes before the inputs: cached positions, virtual tokens.
-        found: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
-    """
-
-    model: nn.Module
-    known: KnownModel
-    encoder: nn.Module | None
-    towers: Mapping[str, nn.Module]
-    watched: Collection[Role]
-    arguments: dict[str, Any]
-    batch: int
-    positions: Positions
-    decoder: Positions
-    tokens: Sequence[Sequence[str]] | None
-    budget: MemoryBudget
-    before: Before = field(default_factory=Before)
-    found: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
-
-    @cached_property
-    def pictures(self) -> Pictures:
-        """Which positions are pictures, in the order of the user's inputs."""
-        ids, real = self.arguments.get("input_ids"), self.positions.real
-        if self.positions.shift is None or not isinstance(ids, Tensor):
-            return read_pictures(config_of(self.model), list(self.towers), self.arguments, real)
-        ids, real = (self.positions.shift_back(rows, 1) for rows in (ids, real if real is not None else ids >= 0))
-        return read_pictures(config_of(self.model), list(self.towers), self.arguments | {"input_ids": ids}, real)
-
-    @property
-    def library(self) -> Library:
-        """The library that the model is built with."""
-        return self.known.library
-
-    @property
-    def unseen(self) -> str:
-        """The message for a call in which no attention was seen."""
-        if not self.towers or "self" in self.watched:
-            return no_attention(self.model)
-        return (
-            f"no attention of {' or '.join(self.watched)} was seen in {type(self.model).__name__}; pass its inputs, too"
-        )
-
-    def stacks(self) -> Stacks:
-        """Create the checks of a forward pass's attention calls."""
-        before = self.before
-        several = before.virtual > 0 or self.positions.several
-        return Stacks(self._members, several=several, found=self.found, past=before.past, grows=before.cached > 0)
-
-    @property
-    def _members(self) -> Members:
-        return Members(self.encoder, self.towers)
-
-    @contextmanager
-    def attention_through(self, function: AttentionFunction) -> Iterator[None]:
-        """Put the model in ``eval()`` and run its attention through ``function``; restore both on exit.
-
-        Of a model with towers, only the stacks watched run through it, and images that a tower attends to one after
-        the other come as one sequence.
-        """
-        with ExitStack() as stack:
-            if self.towers:
-                watched = [tower for name, tower in self.towers.items() if name in self.watched]
-                function = stack.enter_context(gathering_chunks(watched, function))
-                function = self._watching(function)
-            if self.before.past:
-                function = self._over_all_keys(function)
-            stack.enter_context(self.library.attention_through(self.model, function))
-            stack.enter_context(evaluating(self.model))
-            yield
-
-    @property
-    def unwatched(self) -> set[nn.Module]:
-        """The modules of the towers that are not explained."""
-        names = {role.removesuffix(" cross") for role in self.watched}
-        return {module for name, tower in self.towers.items() if name not in names for module in tower.modules()}
-
-    def _watching(self, function: AttentionFunction) -> AttentionFunction:
-        members = self._members
-        return lambda call: function(call) if members.role(call) in self.watched else call.run()[0]
-
-    def _over_all_keys(self, function: AttentionFunction) -> AttentionFunction:
-        """Hand on self-attention over all past keys and the queries' own, however many a layer's cache holds."""
-        members = self._members
-
-        def attend(call: AttentionCall) -> Tensor:
-            extends = not call.cross and members.role(call) in EXTENDED
-            return function(call.over_keys(self.before.past + call.query.shape[2]) if extends else call)
-
-        return attend
-
-    def positions_of(self, role: Role) -> tuple[Positions, Positions]:
-        """Positions of a stack's queries and of its keys."""
-        if self.towers and role != "self":
-            queries, keys = self.found.get(role, (Positions(), Positions()))
-            return self.positions if role == "cross" else queries, keys
-        first = self.positions.after(self.before.virtual)
-        queries = self.decoder if role in ("decoder", "cross") else first
-        if role in ("encoder", "cross"):
-            return queries, first
-        return queries, queries.after(self.before.past, self.before.past_real)
-
-    @property
-    def key_texts(self) -> Sequence[Sequence[str]] | None:
-        """The texts of all keys of the first stack, if the inputs contain those of their tokens."""
-        others = self.before.texts(encoder=self.encoder is not None)
-        return self.tokens and [[*others, *texts] for texts in self.tokens]
-
-    @property
-    def passed(self) -> dict[str, Any]:
-        """What the model is called with."""
-        mask = self.library.mask if self.encoder is None else self.library.decoder_mask
-        return self.before.passed(self.arguments, str(mask))
-
-    @property
-    def output_positions(self) -> Positions:
-        """Positions of the outputs: those of the decoder's inputs in an encoder–decoder model."""
-        return self.positions if self.encoder is None else self.decoder
-
-    def run(self) -> Any:
-        """Run the model; errors of its own code become :class:`~captum_norm.InvalidInputError`."""
-        try:
-            return self.model(**self.passed)
-        except (CaptumNormError, torch.OutOfMemoryError):
-            raise
-        except (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError) as error:
-            if _is_ours(error):
-                raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            lacks_decoder = self.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
-            hint = f" ({self.library.without_decoder})" * lacks_decoder
-            if "padding token" in reason:
-                hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
-            raise InvalidInputError(
-                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
-            ) from error
-
-    def excerpt(self, length: int) -> "ModelCall":
-        """The first ``length`` positions of the first example, without a cache."""
-        arguments = self._map_arguments(lambda name, value: self._positions_for(name).cut(value, self.batch, length))
-        positions, decoder = (
-            replace(old, length=old.length and min(old.length, length), real=old.cut(old.real, self.batch, length))
-            for old in (self.positions, self.decoder)
-        )
-        if self.before.cached:
-            arguments.pop("cache_position", None)  # places behind those of the cache
-        before = self.before.without_cache()
-        return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder, before=before)
-
-    def example(self, index: int) -> "ModelCall":
-        """One example alone."""
-        return self.map_batched(lambda value: value[index : index + 1], [index])
-
-    def examples(self, index: Tensor, length: int) -> "ModelCall":
-        """Some examples, (N,), cut to their first ``length`` positions, without shifts of results back."""
-
-        def take(value: Tensor) -> Tensor:
-            rows = value[index.to(value.device)]
-            return rows[:, :length] if rows.dim() > 1 and rows.shape[1] == self.positions.length else rows
-
-        call = self.map_batched(take, index.tolist())
-        return replace(call, positions=replace(call.positions, length=length, shift=None))
-
-    def repeated(self, copies: int) -> "ModelCall":
-        """A call with ``copies`` of this call's only example."""
-
-        def copied(value: Tensor) -> Tensor:
-            expanded = value.expand(copies, *value.shape[1:])
-            # Models view pictures, and ids such as the targets of a loss, in another shape.
-            return expanded.contiguous() if self.towers or value.dim() <= 2 else expanded
-
-        return self.map_batched(copied, [0] * copies)
-
-    def outside_inference(self) -> "ModelCall":
-        """The call without inference tensors, which autograd cannot record."""
-
-        def outside(value: Any) -> Any:
-            return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
-
-        return replace(self, arguments=self._map_arguments(lambda _, value: outside(value)))
-
-    def map_batched(self, change: Callable[[Tensor], Tensor], examples: Sequence[int]) -> "ModelCall":
-        """Make a call of some examples, one of which may come several times.
-
-        Args:
-            change: selects these examples, applied to all arguments and positions that begin with the batch.
-            examples: their indices. Arguments that have all pictures in a row keep those of these examples.
-
-        Raises:
-            InvalidInputError: if it is unknown which pictures belong to which example.
-        """
-
-        def changed(value: Any) -> Any:
-            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
-            return change(value) if batched else value
-
-        counts = self.pictures.counts if self.towers else {}
-        if counts is None:
-            raise InvalidInputError(
-                f"it is unknown which pictures belong to which of the {self.batch} examples; pass one at a time"
-            )
-        arguments = self._map_arguments(
-            lambda name, value: of_examples(value, counts[name], examples) if name in counts else changed(value)
-        )
-        positions, decoder = (
-            replace(old, real=changed(old.real), shift=changed(old.shift)) for old in (self.positions, self.decoder)
-        )
-        before, batch = self.before.of_examples(examples), len(examples)
-        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder, before=before)
-
-    def _map_arguments(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
-        """Apply a function to every argument; a tensor with several names, such as query and key, stays one tensor."""
-        once: dict[int, Any] = {}
-        return {name: once.setdefault(id(value), change(name, value)) for name, value in self.arguments.items()}
-
-    def _positions_for(self, name: str) -> Positions:
-        return self.decoder if self.library.is_decoders(name) else self.positions
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether our own hooks raised an error, not the model's code."""
-    # Our function mode is around every torch function that the model calls.
-    *_, frame = (frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__torch_function__")
-    return str(frame.f_globals.get("__name__")).startswith("captum_norm.")
 
 
 def bind_inputs(

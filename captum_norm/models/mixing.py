@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked, with_argument
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.search.copies import drawn
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.sentences import SentenceEncoder
 from captum_norm.models.virtual_tokens import virtual_tokens
 from captum_norm.models.wrappers import class_of, unwrapped

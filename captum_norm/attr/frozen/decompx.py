@@ -23,9 +23,10 @@ from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.blocks import check_batch_first
+from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs, ModelCall
+from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import (

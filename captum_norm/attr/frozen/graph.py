@@ -18,7 +18,7 @@ from captum_norm.functional import (
     lengths,
 )
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.inputs import ModelCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.precision import accumulation_dtype
 
 

@@ -21,9 +21,9 @@ from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.affinity import affinity, kind_of, may_be_affine
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
+from captum_norm.models.call import ModelCall
 from captum_norm.models.feed_forward import ExpertsReader
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.projections import NormReader, Projection, tensor_of

@@ -17,8 +17,8 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.affinity import affinity, kind_of, may_be_affine
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import first_tensor, hooked, is_observed
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.layouts import Site, registered_layouts
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.projections import equal, reproduces

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, hooked
-from captum_norm.models.inputs import ModelCall
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.precision import coarsest
 from captum_norm.models.projections import equal
