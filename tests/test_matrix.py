@@ -47,7 +47,7 @@ TEXT_FAMILIES = [name for name, family in FAMILIES.items() if not family.image]
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 REFUSED: dict[str, set[str]] = {
-    "value zeroing": {"xmod", "bloom", "falcon-rw", "granite-moe"},
+    "value zeroing": {"xmod", "bloom", "falcon-rw"},
     "decompx": {"esm", "deberta"},
 }
 

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import captum_norm
-from captum_norm import TOLERANCE, AttributionMaps, CaptumNormError, Difference
+from captum_norm import TOLERANCE, AttributionMaps, CaptumNormError, Difference, SourceAndPrefix
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.comparison import RandomScores
+from captum_norm.maps import Scores
 from captum_norm.methods import METHODS
 from tests.classifiers import randomized, state
 from tests.fuzzing import FACTOR
@@ -275,13 +276,22 @@ def near(actual: Tensor, expected: Tensor, precision: torch.dtype, rounded: floa
     return bool((actual - expected).abs().max() <= accepted)
 
 
-def check_scores(call: Call, method: Any, inputs: Any, scores: Tensor, rounded: float, *, random: bool) -> None:
-    mask = call.mask
+def source_of(scores: Any) -> Tensor:
+    """The scores of the source if there is a target prefix as well."""
+    found: Tensor = scores.source if isinstance(scores, SourceAndPrefix) else scores
+    return found
+
+
+def check_scores(call: Call, method: Any, inputs: Any, found: Scores, rounded: float, *, random: bool) -> None:
+    mask, scores = call.mask, source_of(found)
+    if isinstance(found, SourceAndPrefix):
+        assert len(found.prefix) == len(mask)
+        assert found.prefix.isfinite().all()
     assert scores.shape == mask.shape
     assert scores.dtype in (torch.float32, torch.float64)
     assert scores.isfinite().all()
     assert (scores[~mask] == 0).all()
-    again = explained(lambda: method.attribute(inputs, **call.options))
+    again = source_of(explained(lambda: method.attribute(inputs, **call.options)))
     assert torch.equal(again, scores)
     position = call.options.get("position")
     if random or not (position is None or isinstance(position, str)):
@@ -293,7 +303,7 @@ def check_scores(call: Call, method: Any, inputs: Any, scores: Tensor, rounded: 
     for row in range(len(mask)):
         target = per_example(call.options.get("target"), row, len(mask))
         options = call.options | ({"target": target} if "target" in call.options else {})
-        alone = explained(partial(method.attribute, call.alone(inputs, row), **options))
+        alone = source_of(explained(partial(method.attribute, call.alone(inputs, row), **options)))
         assert near(scores[row, mask[row]].detach(), alone[0].detach(), call.precision, rounded)
 
 
