@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from captum_norm import NonFiniteError, NormAttribution, NormMeter, UnsupportedModelError
+from captum_norm import AttentionBlockAttribution, NonFiniteError, NormAttribution, NormMeter, UnsupportedModelError
 from tests import families, feed_forwards
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
@@ -103,11 +103,16 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
         NormAttribution(model).maps(inputs)
 
 
-def test_weights_that_only_a_module_around_brings_are_refused() -> None:
+def test_weights_that_only_a_module_around_brings_are_read_while_they_are_there() -> None:
     model, inputs = families.build("llama"), families.inputs("llama")
+    expected = NormAttribution(model).maps(inputs).decoder
     accelerate.cpu_offload(model, execution_device=CPU, preload_module_classes=["LlamaDecoderLayer"])
+    found = NormAttribution(model).maps(inputs).decoder
+    assert found is not None
+    assert expected is not None
+    assert torch.equal(found, expected)
     with pytest.raises(UnsupportedModelError, match=r"of a Linear are on no device.*without preload_module_classes"):
-        NormAttribution(model).maps(inputs)
+        AttentionBlockAttribution(model, "atb_ff_res").maps(inputs)
 
 
 def test_a_model_loaded_with_a_device_map(tmp_path: Path) -> None:
