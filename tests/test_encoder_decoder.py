@@ -243,23 +243,8 @@ def test_cross_attention_is_explained_where_the_encoder_attends_in_windows(name:
         matrix = model.get_submodule(projection.format(layer)).weight.detach().T
         vectors = oracle.vectors_per_head(weights[layer], heads, matrix.unflatten(0, (4, -1))).sum(1)
         assert_near(found[:, layer], vectors.norm(dim=-1), 1e-11)
-    with pytest.raises(UnsupportedModelError, match=r"of the stack encoder was seen .* stacks=\['decoder', 'cross'\]"):
+    with pytest.raises(UnsupportedModelError, match=r"encoder .*stacks=\[.decoder., .cross.\]"):
         NormAttribution(model).maps(inputs)
-
-
-def test_a_decoder_that_predicts_several_tokens_at_once_is_refused() -> None:
-    config = hf.ProphetNetConfig(
-        vocab_size=40,
-        hidden_size=32,
-        num_encoder_layers=2,
-        num_encoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        num_decoder_layers=2,
-        num_decoder_attention_heads=4,
-        decoder_ffn_dim=48,
-    )
-    with pytest.raises(UnsupportedModelError, match="no attention was seen in ProphetNetModel"):
-        NormAttribution(hf.ProphetNetModel(config)).maps(encoder_decoders.inputs("marian"), stacks=["cross"])
 
 
 def test_bad_input_is_said_in_one_sentence() -> None:
