@@ -220,10 +220,6 @@ FURTHER_DECODERS = {
     "dots1": Family(
         lambda: hf.Dots1ForCausalLM(hf.Dots1Config(**GROUPED, **ROUTED, first_k_dense_replace=1)), **MIXTURE
     ),
-    "granite-docling-text": Family(
-        lambda: hf.GraniteDoclingTextModel(hf.GraniteDoclingTextConfig(**GROUPED, residual_multiplier=0.4)),
-        **BARE | {"branch_factor": "residual_multiplier", "special": ("grouped queries", "residual multiplier")},
-    ),
     "helium": Family(lambda: hf.HeliumForCausalLM(hf.HeliumConfig(**GROUPED, head_dim=8)), **LLAMA),
     "hunyuan-v1-dense": Family(
         lambda: hf.HunYuanDenseV1ForCausalLM(hf.HunYuanDenseV1Config(**GROUPED, head_dim=8)), **LLAMA
