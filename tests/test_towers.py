@@ -149,7 +149,7 @@ def test_it_must_be_known_whose_pictures_are_whose() -> None:
 
 def test_an_adapted_model_has_towers_too() -> None:
     """LoRA on every query and value map, of text and tower, unmerged: the maps of the merged model."""
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
     torch.manual_seed(0)
     adapted = peft.get_peft_model(
         copy.deepcopy(model_of("llava")),

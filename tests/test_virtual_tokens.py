@@ -32,7 +32,7 @@ from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import randomized
 from tests.tiny import WORDS, save_tiny, tokenizer
 
-peft = pytest.importorskip("peft")
+peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
 COUNT, LENGTH = 3, 6
 

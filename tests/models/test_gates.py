@@ -177,7 +177,7 @@ def test_decompx_refuses_gates() -> None:
 
 
 def test_adapters_on_a_gated_model_are_those_of_the_merged_one() -> None:
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
     settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=False)
     model = peft.get_peft_model(families.build("qwen3-5"), settings).eval()
     ids = families.inputs("qwen3-5", batch=2, length=6)

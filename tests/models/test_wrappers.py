@@ -123,7 +123,7 @@ def sharded_in_place(model: Any) -> Any:
 
 def offloaded(how: str) -> Callable[[Any], Any]:
     def offload(model: Any) -> Any:
-        accelerate = pytest.importorskip("accelerate")
+        accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
         if how == "memory":
             return accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
         return accelerate.disk_offload(model, FOLDER[0], execution_device=torch.device("cpu"))
@@ -296,7 +296,7 @@ TASK = {"bert": "SEQ_CLS", "llama": "CAUSAL_LM"}
 
 def adapted(model: nn.Module, task: str, targets: list[str], **options: Any) -> Any:
     """A model with LoRA on some modules; nothing that it adds is zero."""
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
     config = peft.LoraConfig(task_type=task, target_modules=targets, init_lora_weights=False, **options)
     torch.manual_seed(1)
     wrapped = peft.get_peft_model(model, config).eval()
@@ -445,7 +445,7 @@ def test_what_has_no_layers_is_refused_in_a_sentence(kind: str) -> None:
 
 
 def test_mixed_precision_of_accelerate_is_refused_with_the_way_out() -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
     accelerate.state.AcceleratorState._reset_state(True)
     try:
         accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
