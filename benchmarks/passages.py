@@ -14,18 +14,19 @@ from typing import Any
 
 import torch
 from captum.attr import Attribution
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks import copied_facts
 from benchmarks.copied_facts import Prompt
 from benchmarks.kept import Content, Opener, kept, kept_methods, passes, refusals, table
 from benchmarks.ranking import first_share, reciprocal_rank, with_interval
-from captum_norm import GenerationAttribution, NormAttribution
+from captum_norm import GenerationAttribution
 from captum_norm.bars import bar
 from captum_norm.comparison.methods import make_method
 from captum_norm.comparison.seeding import seeded
 from captum_norm.comparison.timing import timed
 from captum_norm.errors import CaptumNormError
+from captum_norm.generation import handed_on
 from captum_norm.generation.prompts import read_answer, read_prompt
 from captum_norm.generation.segments import segments_of
 from captum_norm.methods import METHODS
@@ -118,17 +119,22 @@ def rows_of(names: Iterable[str]) -> Rows:
     """Return a row for each method of some names that can explain prompts of this length in the time of a benchmark.
 
     Beside rollouts of norms stand their means over layers: the sum of a passage's norms, and the norm of its vectors'
-    sum.
+    sum. Spans add the vectors of the answer's tokens, as FlashTrace.
     """
-    return {
+    rows: dict[str, Callable[[Any, Any], Scorer]] = {
         **{name: partial(by_tokens, name) for name in names if name not in (*LEFT_OUT, *REFERENCES)},
-        "norm, mean of layers": lambda model, tokenizer: by_segments(_layers(model), tokenizer, added=True),
-        "norm, of a passage's sum": lambda model, tokenizer: by_segments(_layers(model), tokenizer),
+        "norm, mean of layers": lambda model, tokenizer: by_segments(_layers("norm", model), tokenizer, added=True),
+        "norm, of a passage's sum": lambda model, tokenizer: by_segments(_layers("norm", model), tokenizer),
+        "alti, mean of layers": lambda model, tokenizer: by_segments(_layers("alti", model), tokenizer, added=True),
     }
+    for name in ("alti", "norm"):
+        for hops in (0, 1):
+            rows[f"{name}, span" + (f", hops={hops}" if hops else "")] = partial(by_span, name, hops)
+    return rows
 
 
-def _layers(model: Any) -> NormAttribution:
-    return NormAttribution(model, aggregation="mean")
+def _layers(name: str, model: Any) -> Any:
+    return METHODS[name].load()(model, aggregation="mean")
 
 
 def by_tokens(name: str, model: Any, tokenizer: Any) -> Scorer:
@@ -149,11 +155,33 @@ def by_segments(method: Attribution, tokenizer: Any, *, added: bool = False) -> 
     def score(question: Question) -> Sequence[float]:
         prompt = question.prompt
         if added:
-            whole = explained.attribute(prompt.text, prompt.answer, per_token=False).seq_attr
+            whole = explained.attribute(prompt.text, prompt.answer).seq_attr
             return summed(whole[: len(question.passages)], question.passages, len(prompt.passages))
         result = explained.attribute(prompt.text, prompt.answer, segments=prompt.passages, per_token=False)
         found: list[float] = result.segment_attr.tolist()
         return found
+
+    return score
+
+
+def by_span(name: str, hops: int, model: Any, tokenizer: Any) -> Scorer:
+    """Score passages by the vectors that their tokens give to all tokens of an answer together, averaged over layers.
+
+    Hops hand the importance of the question's tokens, behind the passages, on to what their positions rest on.
+    """
+    method = _layers(name, model)
+    explained = GenerationAttribution(method, tokenizer)
+
+    def score(question: Question) -> Sequence[float]:
+        prompt, count = question.prompt, len(question.passages)
+        importance = explained.attribute(prompt.text, prompt.answer, per_token=False).seq_attr
+        if hops:
+            first = 1 + max(place for place, number in enumerate(question.passages) if number >= 0)
+            ids = question.ids[:, :count].to(model.device)
+            rows = method.scores_of_last({"input_ids": ids}, count - first)[0][0].cpu()
+            rows = nn.functional.pad(rows, (0, len(importance) - count))
+            importance = handed_on(importance, rows, first, hops)
+        return summed(importance[:count], question.passages, len(prompt.passages))
 
     return score
 
@@ -269,6 +297,13 @@ def sections(content: Content) -> list[str]:
         "text and the rest is read anew. Passes: the median time, in forward passes over the same prompt. ± half the "
         f"95 % bootstrap interval. {LEAVING_OUT.capitalize()}: the loss itself as a score."
     )
+    spans = (
+        "Spans: the vectors of the answer's tokens are added before contributions are taken, which are averaged over "
+        "layers, as in FlashTrace [Pan et al. 2026]; with hops=1 what falls on the question's tokens is handed on to "
+        "what their positions rest on. FlashTrace takes contributions of each head's vectors, keeps the residual "
+        "connection apart, and adds the question's vectors, too, weighted by their importance; here ALTI takes those "
+        "of all heads' sum, residual connections included, and each token of the question hands on by its own row."
+    )
     costs = {row["method"]: passes(row) for row in content["methods"] if row["refused"] is None}
     costs[LEAVING_OUT] = str(passages)
     rows = [
@@ -285,6 +320,7 @@ def sections(content: Content) -> list[str]:
         "## The passage that holds the answer: copied facts",
         what,
         measured,
+        spans,
         table(["", "passes", "prompts", "hits ↑", "MRR ↑", "share ↑", "loss ↑"], rows),
         left_out,
         *refusals(content),

@@ -145,6 +145,22 @@ def test_methods_of_the_table_exist() -> None:
     assert "shapley" not in names
 
 
+@pytest.mark.parametrize("name", ["norm", "alti"])
+def test_spans_score_the_passages_of_the_same_text(name: str, language_model: tuple[Any, Any]) -> None:
+    model, tokenizer = language_model
+    question = question_of(next(iter(prompts(1, seed=3, passages=3))), tokenizer)
+    method: Any = METHODS[name].load()(model, aggregation="mean")
+    maps = method.maps(question.ids, last=len(question.answer), together=True).self_attention
+    rows, whole, count = rows_of(METHODS), maps[0, :, 0].mean(0), len(question.passages)
+    span, handed = (rows[f"{name}, span{hops}"](model, tokenizer)(question) for hops in ("", ", hops=1"))
+    assert span == pytest.approx(summed(whole[:count], question.passages, 3), rel=1e-4)
+    expected = whole.clone()
+    for place in range(max(index for index, number in enumerate(question.passages) if number >= 0) + 1, count):
+        own = method.attribute(question.ids[:, : place + 1], position=-1)[0]
+        expected[: place + 1] += whole[place] * own / own.sum()
+    assert handed == pytest.approx(summed(expected[:count], question.passages, 3), rel=1e-4)
+
+
 def test_only_missing_methods_run(tmp_path: Path, language_model: tuple[Any, Any]) -> None:
     model, tokenizer = language_model
     inputs = tokenizer(["Anna owns a boat", "Paul works"], padding=True, return_tensors="pt")

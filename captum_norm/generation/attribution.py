@@ -119,7 +119,9 @@ class GenerationAttribution(Attribution):
             hops: hand importance on this many times from the answer's tokens before ``outputs``, such as a chain of
                 thought, to what these rest on [Pan et al. 2026]; scores below zero hand on nothing.
             keep_template: keep scores of tokens that a chat template adds, which are 0 otherwise.
-            per_token: False explains the outputs together alone, in one backward pass of a method that has them.
+            per_token: False explains the outputs together alone, in one backward pass of a method that has them. A
+                method that averages the layers' maps of vectors then adds the vectors of all outputs before it takes
+                norms or distances: the span scores of FlashTrace [Pan et al. 2026] with ``ALTI``.
 
         Returns:
             the scores.

@@ -71,7 +71,8 @@ def answer_rows(
         example: prompt and answer.
         rows: which of its tokens.
         contrast: the token whose logit is subtracted; for one row.
-        together: one row, of their sum, which takes one backward pass of a method that has them.
+        together: one row, of their sum: one backward pass of a method that has them, and the vectors of all rows added
+            before norms or distances are taken by one that :func:`adds_vectors`.
     """
     found = _each(method, example, rows, contrast, together=together)
     if not together or len(found.scores) == 1:
@@ -80,6 +81,8 @@ def answer_rows(
 
 
 def _each(method: Any, example: Example, rows: slice, contrast: int | None, *, together: bool) -> Rows:
+    if together and adds_vectors(method):
+        return _span(method, example, rows)
     if not explains_output(method):
         scores, deltas = method.scores_of_last(dict(example.inputs), len(example.answer))
         whole = _flat(scores)
@@ -99,6 +102,19 @@ def _each(method: Any, example: Example, rows: slice, contrast: int | None, *, t
     return Rows.joined(
         [_attributed(method, example.inputs, answer[some], contrast, positions[some]) for some in _batches(len(answer))]
     )
+
+
+def _span(method: Any, example: Example, rows: slice) -> Rows:
+    """Score inputs by the vectors that they give to the last tokens of an answer together, averaged over layers."""
+    last = len(example.answer[rows])
+    translated = "decoder_input_ids" in example.inputs
+    parts = [
+        method.maps(dict(example.inputs), stacks=stacks, last=last, together=True)
+        for stacks in ([["cross"], ["decoder"]] if translated else [None])
+    ]
+    stacks = [parts[0].cross, parts[1].decoder] if translated else [parts[0].self_attention]
+    deltas = [part.convergence_delta.amax(1) for part in parts if part.convergence_delta is not None]
+    return Rows(torch.cat([stack.mean(1)[0] for stack in stacks], -1), torch.stack(deltas).amax(0) if deltas else None)
 
 
 def _logits(

@@ -122,6 +122,37 @@ def test_the_whole_is_the_sum_of_its_tokens(name: str) -> None:
     assert torch.allclose(whole.seq_attr, each.seq_attr, rtol=1e-4, atol=1e-5 * float(each.seq_attr.abs().max()))
 
 
+@pytest.mark.parametrize("kind", [NormAttribution, ALTI])
+def test_a_span_has_the_vectors_of_its_tokens_added(kind: Any) -> None:
+    method = kind(llama(), aggregation="mean")
+    generation = GenerationAttribution(method, tokenizer())
+    found = generation.attribute(PROMPT, ANSWER, outputs=(1, 4), per_token=False)
+    read, answer = encoded(PROMPT), tokens_of_answer()
+    ids = torch.cat([read, torch.tensor([answer[:3]])], 1)
+    each = torch.arange(ids.shape[1]).unsqueeze(0)
+    expected = method.maps(ids, last=3, segments=each, together=True).decoder.mean(1)[0, 0]
+    assert torch.allclose(found.seq_attr, expected, rtol=1e-5)
+    rows = generation.attribute(PROMPT, ANSWER, outputs=(1, 4))
+    assert not torch.allclose(rows.seq_attr, expected, rtol=1e-2), "norms of single tokens are no norm of their sum"
+    handed = generation.attribute(PROMPT, ANSWER, outputs=(1, 4), per_token=False, hops=1).seq_attr
+    before = generation.attribute(PROMPT, ANSWER, outputs=(0, 1)).seq_attr
+    before = torch.nn.functional.pad(before, (0, len(expected) - len(before)))
+    assert torch.allclose(handed, handed_on(expected, before[None], read.shape[1], 1), rtol=1e-5)
+
+
+def test_a_span_of_a_translation_has_source_and_prefix() -> None:
+    method = NormAttribution(t5(), aggregation="mean")
+    answer = tokens_of_answer()
+    generation = GenerationAttribution(method, tokenizer())
+    one, same = (generation.attribute(PROMPT, answer, outputs=(2, 3), per_token=each) for each in (True, False))
+    assert torch.allclose(one.seq_attr, same.seq_attr, rtol=1e-4)
+    two = generation.attribute(PROMPT, answer, outputs=(1, 3), per_token=False).seq_attr
+    rows = generation.attribute(PROMPT, answer, outputs=(1, 3)).seq_attr
+    assert two.shape == rows.shape
+    assert bool((two <= rows * (1 + 1e-5)).all()), "a sum is no longer than its parts together"
+    assert not torch.allclose(two, rows, rtol=1e-2)
+
+
 def test_a_part_is_explained_without_what_comes_after_it() -> None:
     generation = GenerationAttribution(DecompX(gpt2()), tokenizer())
     whole, part = (generation.attribute(PROMPT, ANSWER, outputs=outputs) for outputs in (None, "old ring"))
