@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest fuzz faults format docs bench constraints constraints-lowest clean
+.PHONY: help demo test test-lowest fuzz faults format docs bench release-check constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses and al
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.analysis
 	$(BIN)/python -m benchmarks.alignment
+
+# Run once the version is in pyproject.toml and CHANGELOG.md. dist/ must be empty: what it then has is what was checked.
+release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and follow the README there
+	$(BIN)/python -m tests.release dist
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
 constraints: PIP_CONSTRAINT :=

@@ -1,0 +1,113 @@
+"""What contributors meet first is in order: the workflow, the forms, the hooks and the check of a release."""
+
+import io
+import os
+import re
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.release import complaints
+from tests.test_readme import ROOT
+
+FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def parsed(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_workflow_runs_all_checks_with_the_lowest_python() -> None:
+    workflow = parsed(ROOT / ".github" / "workflows" / "checks.yml")
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    (python,) = (step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == f">={python}"
+    assert workflow["permissions"] == {"contents": "read"}
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_issue_forms_are_such_as_github_shows(path: Path) -> None:
+    form = parsed(path)
+    assert set(form) == {"name", "description", "labels", "body"}
+    assert form["name"]
+    asked = [field for field in form["body"] if field["type"] != "markdown"]
+    assert all(field["type"] in ("input", "textarea") and field["attributes"]["label"] for field in asked)
+    assert any(field.get("validations", {}).get("required") for field in asked)
+    identities = [field["id"] for field in asked]
+    assert len(set(identities)) == len(identities)
+    assert all(re.fullmatch(r"[a-z_-]+", identity) for identity in identities)
+    assert all(set(field) <= {"type", "id", "attributes", "validations"} for field in form["body"])
+
+
+def test_there_is_a_form_for_errors_models_and_questions() -> None:
+    assert [path.stem for path in FORMS] == ["bug", "model", "question"]
+
+
+def test_hooks_run_what_make_runs() -> None:
+    (repository,) = parsed(ROOT / ".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        program, *command = hook["entry"].split()
+        plain = [word for word in command if not word.startswith("-")]
+        assert program.startswith(".venv/bin/")
+        assert " ".join([program.replace(".venv/bin", "$(BIN)"), *plain]) in MAKEFILE
+
+
+def archives(folder: Path, *, wheel: dict[str, str], sources: list[str]) -> tuple[Path, Path]:
+    paths = folder / "a.tar.gz", folder / "a.whl"
+    with tarfile.open(paths[0], "w:gz") as opened:
+        for name in sources:
+            opened.addfile(tarfile.TarInfo(f"captum_norm-0.3.0/{name}"), io.BytesIO())
+    with zipfile.ZipFile(paths[1], "w") as written:
+        for name, text in wheel.items():
+            written.writestr(name, text)
+    return paths
+
+
+GOOD_WHEEL = {
+    "captum_norm/py.typed": "",
+    "alignment/py.typed": "",
+    "captum_norm-0.3.0.dist-info/METADATA": "Metadata-Version: 2.4\nName: captum-norm\nVersion: 0.3.0\n",
+} | {str(path.relative_to(ROOT)): "" for path in (ROOT / "captum_norm").rglob("page/assets/*")}
+GOOD_SOURCES = ["LICENSE", "CHANGELOG.md", "tests/release.py", "pyproject.toml"]
+GOOD_CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.3.0] - 2027-01-01\n\n### Added\n"
+
+
+def test_a_release_in_order_has_no_complaint(tmp_path: Path) -> None:
+    assert complaints(*archives(tmp_path, wheel=GOOD_WHEEL, sources=GOOD_SOURCES), GOOD_CHANGELOG) == []
+
+
+@pytest.mark.parametrize(
+    ("wheel", "sources", "changelog", "complaint"),
+    [
+        ({**GOOD_WHEEL, "tests/a.py": ""}, GOOD_SOURCES, GOOD_CHANGELOG, "alone"),
+        ({**GOOD_WHEEL, "captum_norm/script/a.js": ""}, GOOD_SOURCES, GOOD_CHANGELOG, "nobody runs"),
+        ({**GOOD_WHEEL, "captum_norm/a/tests/a.py": ""}, GOOD_SOURCES, GOOD_CHANGELOG, "nobody runs"),
+        (
+            {name: GOOD_WHEEL[name] for name in GOOD_WHEEL if name != "alignment/py.typed"},
+            GOOD_SOURCES,
+            GOOD_CHANGELOG,
+            r"wheel lacks|not alignment",
+        ),
+        (GOOD_WHEEL, GOOD_SOURCES[1:], GOOD_CHANGELOG, r"archive lacks \['LICENSE'\]"),
+        (GOOD_WHEEL, GOOD_SOURCES, GOOD_CHANGELOG.replace("0.3.0", "0.30"), r"no dated section \[0.3.0\]"),
+        (GOOD_WHEEL, GOOD_SOURCES, GOOD_CHANGELOG.replace(" - 2027-01-01", ""), "no dated section"),
+        (GOOD_WHEEL, GOOD_SOURCES, GOOD_CHANGELOG.replace("d]\n", "d]\n\n### Fixed\n", 1), "under Unreleased"),
+    ],
+)
+def test_what_is_wrong_with_a_release_is_said(
+    tmp_path: Path, wheel: dict[str, str], sources: list[str], changelog: str, complaint: str
+) -> None:
+    found = complaints(*archives(tmp_path, wheel=wheel, sources=sources), changelog)
+    assert len(found) >= 1
+    assert re.search(complaint, found[0])
