@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest fuzz faults format docs bench release-check constraints constraints-lowest clean
+.PHONY: help demo script test test-lowest fuzz faults format docs bench release-check constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
 	$(BIN)/captum-norm demo
 	$(BIN)/norm-align sweep --corpus alibi=blue-beard
+
+SCRIPT := captum_norm/visualization/script
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(SCRIPT)
+
+script: $(INSTALLED) ## Check the pages' script and bundle it into captum_norm/visualization/page/assets
+	$(NPM) ci --no-audit --no-fund
+	$(NPM) run check
+	$(NPM) test
+	$(NPM) run build
 
 test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentation
 	$(BIN)/ruff check

@@ -149,7 +149,7 @@ def _png(explanation: Explanation) -> bytes:
 
 
 def _html(explanation: Explanation) -> bytes:
-    from captum_norm.visualization.page import render_page
+    from captum_norm.visualization.static_page import render_page
 
     page = render_page(
         explanation.tokens,

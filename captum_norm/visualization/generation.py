@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 
 from captum_norm.generation.result import GenerationResult
 from captum_norm.visualization.heatmap import Panel, draw_heatmaps
-from captum_norm.visualization.page import render_page
 from captum_norm.visualization.records import text_record
+from captum_norm.visualization.static_page import render_page
 
 
 def render_answer(result: GenerationResult) -> str:

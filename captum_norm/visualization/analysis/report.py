@@ -9,7 +9,7 @@ from captum_norm.analysis.files import RESULTS, number_files
 from captum_norm.analysis.results import AnalysisResult, Cell, Table
 from captum_norm.files import write_whole
 from captum_norm.visualization.analysis.plots import draw_plot, plot_bytes, plot_markup
-from captum_norm.visualization.page import template
+from captum_norm.visualization.static_page import template
 from captum_norm.visualization.text import formatted, printable
 
 PAGE = "report.html"

@@ -15,7 +15,7 @@ from captum_norm.visualization.comparison.tables import (
     number,
     shown_measures,
 )
-from captum_norm.visualization.page import on_ground, ramp, template
+from captum_norm.visualization.static_page import on_ground, ramp, template
 from captum_norm.visualization.text import printable
 
 _MOST_EXAMPLES = 20

@@ -1,0 +1,29 @@
+"""The living page: data (``document``), arrays as text (``encoding``), one self-contained file (``html``)."""
+
+from captum_norm.visualization.page.document import (
+    Example,
+    Figure,
+    Graph,
+    Links,
+    Maps,
+    Page,
+    Picture,
+    Scores,
+    Table,
+    Tokens,
+)
+from captum_norm.visualization.page.html import render
+
+__all__ = [
+    "Example",
+    "Figure",
+    "Graph",
+    "Links",
+    "Maps",
+    "Page",
+    "Picture",
+    "Scores",
+    "Table",
+    "Tokens",
+    "render",
+]

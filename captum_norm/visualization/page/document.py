@@ -1,0 +1,282 @@
+"""The data of a page, before it becomes HTML: examples with scores and maps, tables, figures.
+
+Results become a :class:`Page` by pure functions in the files next to this one; :func:`render` writes the file.
+``types.d.ts`` in the folder of the page's script declares the same data under the same names.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from captum_norm.errors import InvalidInputError
+
+Stack = Literal["encoder", "decoder", "cross", "answer", "vision"]
+Kind = Literal["text", "number", "signed"]
+Array = npt.NDArray[np.float32]
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one side of an example.
+
+    Attributes:
+        texts: the N tokens, as they are to be read.
+        words: the number of each token's word, from 0 without gaps and in order; -1 for a token outside of all words,
+            such as ``[CLS]``. None: every token is a word.
+        word_texts: the text of each word. None: its tokens' texts, joined.
+
+    Example:
+        >>> tokens = Tokens(["[CLS]", "eff", "##ably", "[SEP]"], words=[-1, 0, 0, -1], word_texts=["effably"])
+        >>> len(tokens)
+        4
+    """
+
+    texts: Sequence[str]
+    words: Sequence[int] | None = None
+    word_texts: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.words is None:
+            if self.word_texts is not None:
+                raise InvalidInputError("got texts of words without the words of tokens; give words, too")
+            return
+        if len(self.words) != len(self.texts):
+            raise InvalidInputError(f"{len(self.words)} words do not fit {len(self.texts)} tokens: give one for each")
+        inside = [word for word in self.words if word != -1]
+        count = inside[-1] + 1 if inside else 0
+        if sorted(set(inside)) != list(range(count)) or inside != sorted(inside):
+            raise InvalidInputError("words must be numbered from 0 in the order of the tokens, -1 outside of words")
+        if self.word_texts is not None and len(self.word_texts) != count:
+            raise InvalidInputError(f"{len(self.word_texts)} texts do not fit {count} words: give one for each")
+
+    def __len__(self) -> int:
+        """Count the tokens."""
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One score for each input token.
+
+    Attributes:
+        method: the method's name, as on the command line.
+        unit: what the scores are.
+        values: (K,), any array or tensor.
+        signed: whether scores below zero mean something, and are shown in the other colour.
+    """
+
+    method: str
+    unit: str
+    values: Any
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _checked(self.values, (1,), f"the scores of {self.method}"))
+
+
+@dataclass(frozen=True)
+class Maps:
+    """One map for each layer, or for each head of each layer, of one method; rows are outputs, columns inputs.
+
+    A method may have two of them for the same stack: one with heads, and one without, which then is what "all heads"
+    shows. Without the latter "all heads" is the mean of the heads.
+
+    Attributes:
+        method: the method's name, as on the command line.
+        unit: what the entries are.
+        values: (L, Q, K) or (L, H, Q, K), any array or tensor.
+        layers: the numbers of the L layers, from 0; ascending.
+        stack: the layers' stack.
+        signed: whether entries below zero mean something.
+    """
+
+    method: str
+    unit: str
+    values: Any
+    layers: Sequence[int]
+    stack: Stack = "encoder"
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        values = _checked(self.values, (3, 4), f"the maps of {self.method}")
+        object.__setattr__(self, "values", values)
+        if len(self.layers) != len(values):
+            raise InvalidInputError(f"{len(self.layers)} layers do not fit maps of {len(values)}: give one for each")
+
+
+@dataclass(frozen=True)
+class Links:
+    """Links between outputs and inputs, such as a word alignment.
+
+    Attributes:
+        links: (output position, input position, probability or None) each.
+        sure: the gold links that are sure, if there are any; (output position, input position) each.
+        possible: the gold links that are possible, the sure ones among them or not.
+        method: the name of the method that found them.
+    """
+
+    links: Sequence[tuple[int, int, float | None]]
+    sure: Sequence[tuple[int, int]] = ()
+    possible: Sequence[tuple[int, int]] = ()
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What flows from the inputs through the layers to one output position.
+
+    Attributes:
+        nodes: (layer, position, share of what arrives at the output) each; layer 0 are the inputs.
+        edges: (index of the node it leaves, index of the node it enters, share of what arrives at the output) each.
+        method: the method's name.
+        unit: what the shares are.
+    """
+
+    nodes: Sequence[tuple[int, int, float]]
+    edges: Sequence[tuple[int, int, float]]
+    method: str = ""
+    unit: str = "share"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The picture that a vision model saw.
+
+    Attributes:
+        png: the picture as a PNG file.
+        positions: (rows, columns) of the patches; each entry is the index of the patch's input token.
+    """
+
+    png: bytes
+    positions: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text, pair of texts, or picture, and what was found out about it.
+
+    Attributes:
+        title: what to call it in the list of examples.
+        inputs: the K columns of its maps.
+        outputs: the Q rows of its maps; None: the inputs.
+        scores: scores of the inputs, one set for each method.
+        maps: maps, one or more for each method.
+        links: links from outputs to inputs.
+        graph: a graph of what flows through the layers.
+        pictures: pictures that the inputs are patches of.
+        row: the row that is explained; None: no single one.
+        facts: names and values that hold for this example alone.
+
+    Example:
+        >>> Example("a b", Tokens(["a", "b"]), scores=[Scores("norm", "norm", [0.5, 1.0])]).scores[0].values.tolist()
+        [0.5, 1.0]
+    """
+
+    title: str
+    inputs: Tokens
+    outputs: Tokens | None = None
+    scores: Sequence[Scores] = ()
+    maps: Sequence[Maps] = ()
+    links: Sequence[Links] = ()
+    graph: Graph | None = None
+    pictures: Sequence[Picture] = ()
+    row: int | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows, columns = len(self.inputs if self.outputs is None else self.outputs), len(self.inputs)
+        for scores in self.scores:
+            if len(scores.values) != columns:
+                raise InvalidInputError(
+                    f"{len(scores.values)} scores of {scores.method} do not fit {columns} tokens: give one for each"
+                )
+        for maps in self.maps:
+            if maps.values.shape[-2:] != (rows, columns):
+                raise InvalidInputError(
+                    f"maps of {maps.method} of shape {tuple(maps.values.shape)} do not fit {rows} outputs and "
+                    f"{columns} inputs: the last two axes are these"
+                )
+        if self.row is not None and not 0 <= self.row < rows:
+            raise InvalidInputError(f"there is no row {self.row} to mark among {rows}; count them from 0")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: its heading.
+        columns: the name and kind of each column: ``"text"``, ``"number"``, or ``"signed"`` for numbers that are shown
+            as bars from a line at zero.
+        rows: one cell for each column; None for an empty cell.
+        note: a sentence to read it by.
+    """
+
+    title: str
+    columns: Sequence[tuple[str, Kind]]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise InvalidInputError(
+                    f"a row of {len(row)} cells does not fit the {len(self.columns)} columns of the table "
+                    f"“{self.title}”: give one cell for each"
+                )
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing.
+
+    Attributes:
+        title: its caption, and what screen readers read.
+        svg: an SVG document. The page shows it as an image, so it needs its own styles and cannot use the page's.
+    """
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: what :func:`captum_norm.visualization.page.render` writes as one HTML file.
+
+    Attributes:
+        title: its heading.
+        facts: names and values under the heading, such as the model's name.
+        examples: one or more texts; shown one at a time.
+        tables: tables.
+        figures: drawings.
+        notes: sentences that the reader must know to understand the page.
+
+    Example:
+        >>> from captum_norm.visualization.page import render
+        >>> example = Example("a b", Tokens(["a", "b"]), maps=[Maps("norm", "norm", [[[1.0, 0.0], [0.5, 2.0]]], [0])])
+        >>> "<h1>Norms</h1>" in render(Page("Norms", examples=[example]))
+        True
+    """
+
+    title: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+    examples: Sequence[Example] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    notes: Sequence[str] = ()
+
+
+def _checked(values: Any, axes: tuple[int, ...], what: str) -> Array:
+    """Return a finite array of float32 with one of these numbers of axes."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu()
+    array = np.asarray(values, dtype=np.float32)
+    if array.ndim not in axes:
+        raise InvalidInputError(f"{what} have the shape {tuple(array.shape)}; give {' or '.join(map(str, axes))} axes")
+    if not np.isfinite(array).all():
+        raise InvalidInputError(f"{what} are not all finite; a page shows finite numbers only")
+    return array

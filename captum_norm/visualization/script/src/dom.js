@@ -1,0 +1,67 @@
+/**
+ * Creates an element. Texts become text, never markup.
+ *
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, string | number | boolean>} [attributes] `true` sets an empty attribute, `false` none
+ * @param {...(Node | string)} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== false) element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children);
+  return element;
+}
+
+/**
+ * Creates a labelled list of choices that follows the state and sets it.
+ *
+ * @param {string} label
+ * @param {[value: string, text: string][]} choices
+ * @param {string} value the one chosen
+ * @param {(value: string) => void} choose
+ * @returns {HTMLLabelElement}
+ */
+export function select(label, choices, value, choose) {
+  const options = choices.map(([name, text]) => h("option", { value: name, selected: name === value }, text));
+  const list = h("select", {}, ...options);
+  list.addEventListener("change", () => choose(list.value));
+  return h("label", { class: "choice" }, h("span", {}, label), list);
+}
+
+/**
+ * Creates a group of buttons of which one is pressed.
+ *
+ * @template {string} T
+ * @param {string} label
+ * @param {[value: T, text: string][]} choices
+ * @param {T} value the one pressed
+ * @param {(value: T) => void} choose
+ * @returns {HTMLElement}
+ */
+export function segmented(label, choices, value, choose) {
+  const buttons = choices.map(([name, text]) => {
+    const button = h("button", { type: "button", "aria-pressed": String(name === value) }, text);
+    button.addEventListener("click", () => {
+      buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
+      choose(name);
+    });
+    return button;
+  });
+  return h("div", { class: "segmented", role: "group", "aria-label": label }, ...buttons);
+}
+
+/**
+ * Formats a number for reading: four significant digits, a true minus sign, no exponent between 0.0001 and 100000.
+ *
+ * @param {number} value
+ * @returns {string}
+ */
+export function formatted(value) {
+  const size = Math.abs(value);
+  const text = size === 0 ? "0" : size < 1e-4 || size >= 1e5 ? size.toExponential(2) : size.toPrecision(4);
+  return (value < 0 ? "−" : "") + text;
+}
