@@ -25,18 +25,24 @@ demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with 
 	$(BIN)/norm-align sweep --corpus alibi=blue-beard
 
 SCRIPT := captum_norm/visualization/script
+MODULES := $(SCRIPT)/node_modules/.package-lock.json
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(SCRIPT)
 
-script: $(INSTALLED) ## Check the pages' script and bundle it into captum_norm/visualization/page/assets
+$(MODULES): $(SCRIPT)/package-lock.json | $(INSTALLED)
 	$(NPM) ci --no-audit --no-fund
+	touch $@
+
+script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/visualization/page/assets
 	$(NPM) run check
 	$(NPM) test
 	$(NPM) run build
 
-test: $(INSTALLED) ## Run every check: style, types, tests, doctests, documentation
+test: $(INSTALLED) $(MODULES) ## Run every check: style, types, tests, doctests, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(NPM) run check
+	$(NPM) test
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL)
 
 $(LOWEST)/.installed: PIP_CONSTRAINT := constraints-lowest.txt
@@ -97,5 +103,5 @@ constraints-lowest: ## Resolve anew with every lower bound of pyproject.toml, in
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints-lowest.txt
 
 clean: ## Remove everything that was installed, built or cached here
-	rm -rf .venv $(LOWEST) .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
+	rm -rf .venv $(LOWEST) $(SCRIPT)/node_modules .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
 	find alignment benchmarks captum_norm docs tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,180 @@
+"""Pages whose every number is known: small ones, long ones, ones with everything, and hostile ones."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import image
+
+from captum_norm.visualization.page import (
+    Example,
+    Figure,
+    Graph,
+    Links,
+    Maps,
+    Page,
+    Picture,
+    Scores,
+    Table,
+    Tokens,
+)
+
+WORDS = ["A", "man", "plays", "unbelievably", "well", "."]
+PIECES = ["[CLS]", "A", "man", "plays", "un", "##believ", "##ably", "well", ".", "[SEP]"]
+OF_WORD = [-1, 0, 1, 2, 3, 3, 3, 4, 5, -1]
+LAYERS, HEADS = 3, 2
+ROW = 4
+"""The row that is explained."""
+
+
+def numbers(seed: int, *shape: int) -> npt.NDArray[np.float32]:
+    """Random numbers above zero, no two alike in four digits."""
+    count = int(np.prod(shape))
+    return (np.random.default_rng(seed).permutation(count).reshape(shape) + 1).astype(np.float32) / count
+
+
+def sentence(seed: int = 0, title: str = "A man plays unbelievably well.") -> Example:
+    """Words of several pieces; a method with maps, with and without heads; another one; signed scores."""
+    size = len(PIECES)
+    signed = numbers(seed + 3, size) - 0.5
+    return Example(
+        title,
+        Tokens(PIECES, OF_WORD, WORDS),
+        scores=[Scores("norm", "norm", numbers(seed + 4, size)), Scores("attnlrp", "relevance", signed, signed=True)],
+        maps=[
+            Maps("norm", "norm", numbers(seed, LAYERS, HEADS, size, size), range(LAYERS)),
+            Maps("norm", "norm", numbers(seed + 1, LAYERS, size, size), range(LAYERS)),
+            Maps("weights", "weight", numbers(seed + 2, LAYERS, HEADS, size, size), range(LAYERS)),
+        ],
+        row=ROW,
+    )
+
+
+def two_sentences() -> Page:
+    return Page(
+        "Norms of a sentence",
+        {"model": "tiny", "layers": "3"},
+        [sentence(), sentence(10, "Another one.")],
+        notes=["The model is random."],
+    )
+
+
+def translation() -> Example:
+    source, target = ["Le", "chat", "dort", "."], ["The", "cat", "sleeps", "."]
+    return Example(
+        "Le chat dort.",
+        Tokens(source),
+        Tokens(target),
+        maps=[Maps("norm", "norm", numbers(20, 2, 4, 4), [0, 1], stack="cross")],
+        links=[
+            Links(
+                [(0, 0, 0.9), (1, 1, 0.8), (2, 2, None), (2, 1, 0.3)],
+                sure=[(0, 0), (1, 1), (2, 2)],
+                possible=[(2, 3)],
+                method="norm",
+            )
+        ],
+    )
+
+
+def flow() -> Example:
+    nodes = [(0, 0, 0.2), (0, 1, 0.5), (0, 2, 0.3), (1, 1, 0.6), (1, 2, 0.4), (2, 2, 1.0)]
+    edges = [(0, 3, 0.1), (1, 3, 0.5), (2, 4, 0.3), (0, 4, 0.1), (3, 5, 0.6), (4, 5, 0.4)]
+    return Example("a b c", Tokens(["a", "b", "c"]), graph=Graph(nodes, edges, method="information-flow"), row=2)
+
+
+def picture() -> Example:
+    png = io.BytesIO()
+    image.imsave(png, np.random.default_rng(0).random((64, 64, 3)), format="png")
+    texts = ["[CLS]", *(f"row {row}, column {column}" for row in range(4) for column in range(4))]
+    return Example(
+        "A picture",
+        Tokens(texts),
+        scores=[Scores("norm", "norm", numbers(30, 17))],
+        maps=[Maps("norm", "norm", numbers(31, 2, 17, 17), [0, 1], stack="vision")],
+        pictures=[Picture(png.getvalue(), [[1 + 4 * row + column for column in range(4)] for row in range(4)])],
+        row=0,
+    )
+
+
+TABLE = Table(
+    "Faithfulness",
+    [("Method", "text"), ("Comprehensiveness", "number"), ("Difference", "signed")],
+    [["norm", 0.25, -0.125], ["weights", 0.125, 0.5], ["random", 0.0, None], ["attnlrp", 0.375, 0.0]],
+    note="More is better.",
+)
+FIGURE = Figure(
+    "Norms by layer",
+    '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="50"><style>path { stroke: red }</style>'
+    '<path d="M0 0L100 50"/></svg>',
+)
+
+
+def everything() -> Page:
+    """An example for every view."""
+    return Page(
+        "Everything",
+        {"model": "tiny"},
+        [sentence(), translation(), flow(), picture()],
+        tables=[TABLE],
+        figures=[FIGURE],
+        notes=["The model is random."],
+    )
+
+
+def long(length: int = 500) -> Page:
+    tokens = [f"token{index}" for index in range(length)]
+    values = numbers(40, length * length).reshape(1, 1, length, length)
+    return Page("Long", examples=[Example("A long text", Tokens(tokens), maps=[Maps("norm", "norm", values, [0])])])
+
+
+HOSTILE = [
+    "<script>document.title = 'taken over'</script>",
+    "</script><script>document.title = 'taken over'</script>",
+    "<!--<script>",
+    "<img src=x onerror=\"document.title = 'taken over'\">",
+    "]]>",
+    "&lt;b&gt;&amp;amp;",
+    "\"'`${document.title}",
+    "\u202egnihtemos",  # right-to-left override
+    "\u0634\u062c\u0631\u0629",  # Arabic: not a control
+    "a\u200bb\u200d\u2060",  # zero width
+    "\ud83d",  # half of a surrogate pair
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "e\u0301" * 20,
+    "\x00\x1b[31m\x7f\x9b",
+    "\u2028\u2029",
+    "",
+    " ",
+    "W" * 3000,
+    "__proto__",
+    "constructor",
+    "javascript:alert(1)",
+    "漢字かな交じり文",
+]
+
+
+def hostile(texts: Sequence[str] = HOSTILE) -> Page:
+    """These texts wherever there are texts."""
+    count = len(texts)
+    examples = [
+        Example(
+            text,
+            Tokens(texts),
+            scores=[Scores(text, text, numbers(50, count))],
+            maps=[Maps(text, text, numbers(51, 2, count, count), [0, 1])],
+            facts={text: text},
+            row=1,
+        )
+        for text in texts
+    ]
+    table = Table(texts[0], [(text, "text") for text in texts], [list(texts)], note=texts[1])
+    return Page(
+        texts[0],
+        {text: text for text in texts},
+        examples,
+        tables=[table],
+        figures=[Figure(text, FIGURE.svg) for text in texts[:3]],
+        notes=texts,
+    )
