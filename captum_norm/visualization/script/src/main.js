@@ -1,21 +1,24 @@
-/** @import { Example, State, Values } from "./types.js" */
+/** @import { Example, Page, State, Values } from "./types.js" */
 
 import { opener, parsePage } from "./data.js";
 import { h } from "./dom.js";
 import { methodsOf, stacksOf } from "./maps.js";
-import { createState, scoped } from "./state.js";
+import { createState, readFragment, scoped } from "./state.js";
 import { toolbar } from "./toolbar.js";
 import { views } from "./views/index.js";
+import { asWords, movedPlaces } from "./words.js";
 
 /** @type {Values} */
 const DEFAULTS = {
   example: 0,
   method: "",
+  beside: "",
   stack: "encoder",
   layer: "all",
   head: "all",
-  scale: "layer",
+  scale: "map",
   hover: null,
+  cell: null,
   pins: [],
   words: true,
   threshold: 0.1,
@@ -23,46 +26,54 @@ const DEFAULTS = {
   theme: "light",
 };
 
-const page = parsePage(document);
-const open = opener(page);
-const state = createState(DEFAULTS, location, writeAddress);
-const root = /** @type {HTMLElement} */ (document.getElementById("views"));
+/**
+ * Shows a page, and what the state says of it.
+ *
+ * @param {Page} page
+ * @param {State} state
+ * @param {HTMLElement} root
+ */
+function start(page, state, root) {
+  const open = opener(page);
+  /** Ends what the content now shown follows. */
+  let end = () => {};
+  let turn = 0;
 
-/** Ends the subscriptions of the example shown. */
-let end = () => {};
-let shown = 0;
-
-/** Shows the example that the state names. */
-async function show() {
-  const turn = ++shown;
-  if (page.examples.length && state.get("example") >= page.examples.length) return state.set({ example: 0 });
-  const example = page.examples.length ? await open(state.get("example")) : null;
-  if (turn !== shown) return; // another one was chosen meanwhile
-  end();
-  if (example) state.set(fitting(example, state));
-  const scope = scoped(state);
-  end = scope.end;
-  const applying = views.filter((view) => view.applies(page, example));
-  const draw = () => {
-    const named = applying.filter((view) => state.get("views").includes(view.name));
-    const drawn = (named.length ? named : applying).map((view) => {
-      const inner = scoped(scope.state);
-      ends.push(inner.end);
-      return h(
-        "section",
-        { class: `view ${view.name}`, "aria-labelledby": `view-${view.name}` },
-        h("h2", { id: `view-${view.name}` }, view.title),
-        view.create(page, example, inner.state),
-      );
+  /** @param {Example | null} given the example, of tokens */
+  const draw = (given) => {
+    end();
+    const example = given && state.get("words") ? asWords(given) : given;
+    if (example) state.set(fitting(example, state));
+    const scope = scoped(state);
+    end = scope.end;
+    const applying = views.filter((view) => view.applies(page, example));
+    const named = applying.filter(({ name }) => state.get("views").includes(name));
+    const sections = (named.length ? named : applying).map((view) => {
+      const heading = h("h2", { id: `view-${view.name}` }, view.title);
+      const attributes = { class: `view ${view.name}`, "aria-labelledby": heading.id };
+      return h("section", attributes, heading, view.create(page, example, scope.state));
     });
-    root.replaceChildren(toolbar(page, example, scope.state, applying), ...drawn);
+    root.replaceChildren(toolbar(page, given, scope.state, applying), ...sections);
+    scope.state.subscribe(["views"], () => draw(given));
+    scope.state.subscribe(["words"], () => {
+      if (given) state.set({ hover: null, cell: null, pins: movedPlaces(state.get("pins"), given, state.get("words")) });
+      draw(given);
+    });
   };
-  /** @type {(() => void)[]} */
-  const ends = [];
-  draw();
-  scope.state.subscribe(["views"], () => {
-    ends.splice(0).forEach((one) => one());
-    draw();
+
+  const show = async () => {
+    const own = ++turn;
+    if (state.get("example") >= page.examples.length && page.examples.length) return state.set({ example: 0 });
+    const example = page.examples.length ? await open(state.get("example")) : null;
+    if (own === turn) draw(example); // otherwise another one was chosen meanwhile
+  };
+  state.subscribe(["example"], show);
+  show();
+  addEventListener("hashchange", () => {
+    const { theme, ...defaults } = DEFAULTS;
+    end();
+    state.set({ ...defaults, ...readFragment(location.hash) });
+    show();
   });
 }
 
@@ -82,11 +93,13 @@ function fitting(example, now) {
   const [method, stack, layer, head] = [now.get("method"), now.get("stack"), now.get("layer"), now.get("head")];
   return {
     method: methods.includes(method) ? method : (methods[0] ?? ""),
+    beside: ["none", ...methods].includes(now.get("beside")) ? now.get("beside") : "",
     stack: stacks.includes(stack) ? stack : (stacks[0] ?? "encoder"),
     layer: layer === "all" || layers.includes(layer) ? layer : "all",
     head: head === "all" || head < heads ? head : "all",
     pins: now.get("pins").filter(({ side, index }) => index < sizes[side]),
     hover: null,
+    cell: null,
   };
 }
 
@@ -99,8 +112,12 @@ function writeAddress(fragment) {
   }
 }
 
-/** Keeps the colours those of the reader's system; paper is light. */
-function watchTheme() {
+/**
+ * Keeps the colours those of the reader's system; paper is light.
+ *
+ * @param {State} state
+ */
+function watchTheme(state) {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const paper = matchMedia("print");
   const follow = () => state.set({ theme: dark.matches && !paper.matches ? "dark" : "light" });
@@ -109,10 +126,6 @@ function watchTheme() {
   follow();
 }
 
-watchTheme();
-state.subscribe(["example"], () => {
-  state.set({ pins: [], hover: null });
-  show();
-});
-addEventListener("hashchange", () => location.reload());
-show();
+const state = createState(DEFAULTS, location, writeAddress);
+watchTheme(state);
+start(parsePage(document), state, /** @type {HTMLElement} */ (document.getElementById("views")));

@@ -7,7 +7,8 @@
  */
 const KEPT = {
   example: { write: String, read: natural },
-  method: { write: String, read: (text) => text },
+  method: { write: (value) => value, read: (text) => text },
+  beside: { write: (value) => value, read: (text) => text },
   stack: { write: String, read: oneOf(["encoder", "decoder", "cross", "answer", "vision"]) },
   layer: { write: String, read: (text) => (text === "all" ? "all" : natural(text)) },
   head: { write: String, read: (text) => (text === "all" ? "all" : natural(text)) },

@@ -3,6 +3,9 @@
 import { h, segmented, select } from "./dom.js";
 import { mapsOf, methodsOf, stacksOf } from "./maps.js";
 
+/** @type {(keyof Values)[]} */
+const NUMBERS = ["example", "layer", "head"];
+
 /**
  * The choices that all views share: example, method, stack, layer, head, words, and which views are shown.
  *
@@ -32,16 +35,44 @@ function choices(page, example, state) {
   /** @type {(key: keyof Values, label: string, texts: [string, string][]) => HTMLElement[]} */
   const choice = (key, label, texts) => {
     /** @param {string} value */
-    const choose = (value) => state.set({ [key]: /^\d+$/.test(value) && key !== "method" ? Number(value) : value });
+    const choose = (value) => state.set({ [key]: NUMBERS.includes(key) && value !== "all" ? Number(value) : value });
     return texts.length > 1 ? [select(label, texts, String(state.get(key)), choose)] : [];
   };
   return [
-    ...choice("example", "Example", page.examples.map(({ title }, index) => [String(index), title])),
+    ...exampleChoice(page, state),
     ...choice("method", "Method", methodsOf(example).map((name) => [name, name])),
     ...choice("stack", "Stack", stacksOf(example).map((name) => [name, name])),
     ...choice("layer", "Layer", layers.length > 1 ? [["all", "all (mean)"], ...numbered(layers)] : []),
     ...choice("head", "Head", count > 1 ? [["all", together ? "all" : "all (mean)"], ...numbered([...Array(count).keys()])] : []),
     ...(hasWords(example) ? [wordsChoice(state)] : []),
+  ];
+}
+
+/**
+ * @param {Page} page
+ * @param {State} state
+ */
+function exampleChoice(page, state) {
+  const count = page.examples.length;
+  if (count < 2) return [];
+  const now = state.get("example");
+  /** @param {number} example */
+  const go = (example) => state.set({ example, pins: [], hover: null, cell: null });
+  /** @type {(label: string, sign: string, to: number) => HTMLElement} */
+  const step = (label, sign, to) => {
+    const button = h("button", { type: "button", "aria-label": label, disabled: to < 0 || to >= count }, sign);
+    button.addEventListener("click", () => go(to));
+    return button;
+  };
+  /** @type {[string, string][]} */
+  const titles = page.examples.map(({ title }, index) => [String(index), `${index + 1}. ${title}`]);
+  return [
+    h(
+      "div",
+      { class: "examples" },
+      select("Example", titles, String(now), (value) => go(Number(value))),
+      h("div", { class: "steps" }, step("Previous example", "‹", now - 1), step("Next example", "›", now + 1)),
+    ),
   ];
 }
 

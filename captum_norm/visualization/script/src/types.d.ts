@@ -117,6 +117,8 @@ export interface Values {
   example: number;
   /** The name of the method shown; "" if the example has none. */
   method: string;
+  /** The name of the method whose maps are next to it, or "none"; "": the example's first other one with maps. */
+  beside: string;
   stack: Stack;
   /** The number of a layer in the model (an entry of `Maps.layers`), or the mean of all. */
   layer: number | "all";
@@ -126,9 +128,14 @@ export interface Values {
   scale: "map" | "layer" | "all";
   /** What the pointer or the keyboard is on; not kept in the address. */
   hover: Place | null;
+  /** The entry of a map that the pointer or the keyboard is on; not kept in the address. */
+  cell: { row: number; column: number } | null;
   /** At most two, of the same side. */
   pins: Place[];
-  /** Whether the tokens of a word are shown together. */
+  /**
+   * Whether the tokens of a word are shown together. main.js sees to it: views are given an example whose tokens, scores,
+   * maps, links and graph are those of words, and are created anew when this changes.
+   */
   words: boolean;
   /** The share below which links and flows are hidden, from 0 to 1. */
   threshold: number;
@@ -154,8 +161,8 @@ export interface View {
   /** Whether there is something to show. */
   applies(page: Page, example: Example | null): boolean;
   /**
-   * Builds the view's content; its heading and frame are main.js's. Called anew for each example, after which
-   * subscriptions made before are ended. Data enters the document by `textContent` alone.
+   * Builds the view's content; its heading and frame are main.js's. Called anew for each example and for words or pieces,
+   * after which subscriptions made before are ended. Data enters the document by `textContent` alone.
    *
    * @param example null where the page has no examples, but tables or figures.
    */
