@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from captum_norm import InvalidInputError
+from captum_norm.words import BYTE_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,9 @@ def _sentencepiece_surface(piece: str) -> bytes:
     return bytes.fromhex(fallback[1]) if fallback else piece.replace("\u2581", " ").encode()
 
 
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones are themselves, the others are numbered from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)).difference(printable))
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
-
-
 def _byte_level_surface(piece: str) -> bytes:
     try:
-        return bytes([_BYTES[character] for character in piece])
+        return bytes([BYTE_CHARACTERS[character] for character in piece])
     except KeyError as error:
         message = f"got {error.args[0]!r} in the piece {piece!r}, which byte-level BPE never writes; check the scheme"
         raise InvalidInputError(message) from None

@@ -53,5 +53,8 @@ from .models import SentenceSimilarity as SentenceSimilarity
 from .models import Site as Site
 from .models import register_feed_forward as register_feed_forward
 from .models import register_layout as register_layout
+from .words import Words as Words
+from .words import words_of as words_of
+from .words import words_of_tokens as words_of_tokens
 
 __version__: str

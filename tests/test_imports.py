@@ -19,6 +19,7 @@ FILES = {
 
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
+    {"words"},
     {"aggregation", "arguments", "maps", "tables", "urls"},
     {"files", "texts"},
     {"runs"},
@@ -51,6 +52,7 @@ THIRD_PARTY = {
     "texts": set(),
     "urls": {"fsspec"},
     "versions": set(),
+    "words": {"regex", "torch"},
 }
 """What some of them may import of other distributions; the others may import all but those in NEVER."""
 

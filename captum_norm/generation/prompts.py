@@ -10,12 +10,10 @@ from torch import Tensor
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.texts import quoted
+from captum_norm.words import Span
 
 Message = Mapping[str, str]
 """A turn of a conversation: its ``role`` and its ``content``."""
-
-Span = tuple[int, int]
-"""The first character of a piece of text, or the first token of an answer, and the one behind its last."""
 
 
 @dataclass(frozen=True)
@@ -155,21 +153,6 @@ def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
         f"got outputs={shown(outputs)} of an answer of {count} tokens; expected 0 ≤ start < end ≤ {count}, or a part "
         "of the answer's text"
     )
-
-
-def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
-    """Return the text that each token adds to those before it; together they are the decoded text."""
-    texts, begin, done = [], 0, 0
-    for end in range(1, len(ids) + 1):
-        # Some tokenizers decode a token by what comes before it.
-        before, whole = (tokenizer.decode(ids[begin:to], clean_up_tokenization_spaces=False) for to in (done, end))
-        # A character of several tokens appears with its last one.
-        if whole.endswith("�") and end < len(ids):
-            texts.append("")
-        else:
-            texts.append(whole[len(before) :])
-            begin, done = done, end
-    return texts
 
 
 def _following(answer: str, prompt: Prompt, tokenizer: Any) -> list[int]:

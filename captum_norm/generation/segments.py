@@ -8,8 +8,9 @@ from typing import Literal
 
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError
-from captum_norm.generation.prompts import Prompt, Span
+from captum_norm.generation.prompts import Prompt
 from captum_norm.texts import quoted
+from captum_norm.words import Span, joined_spans, word_spans
 
 SegmentKind = Literal["word", "sentence", "line", "paragraph", "message"]
 Segmentation = SegmentKind | re.Pattern[str] | Sequence[str | Span]
@@ -18,7 +19,6 @@ Segmentation = SegmentKind | re.Pattern[str] | Sequence[str | Span]
 # A sentence ends at a full stop, question or exclamation mark, with closing quotes, before a space; or at a line's end.
 _BETWEEN: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {
-        "word": re.compile(r"\s+"),
         "sentence": re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])|\n+"),
         "line": re.compile(r"\n+"),
         "paragraph": re.compile(r"\n\s*\n"),
@@ -65,6 +65,8 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> Segments:
             raise InvalidInputError('got segments="message" and no conversation; pass messages or chat=True')
     else:
         spans = list(_spans(prompt, segmentation))
+        if segmentation == "word":
+            spans = joined_spans(spans, prompt.offsets)
         names = [prompt.text[start:end] for start, end in spans]
     numbers = [_number(prompt.text, token, spans) for token in prompt.offsets]
     missing = [name for index, name in enumerate(names) if index not in numbers]
@@ -75,11 +77,14 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> Segments:
 
 def _spans(prompt: Prompt, segmentation: Segmentation) -> Iterator[Span]:
     text = prompt.text or ""
+    if segmentation == "word":
+        yield from (span for start, end in prompt.messages or [(0, len(text))] for span in word_spans(text, start, end))
+        return
     if isinstance(segmentation, str):
         if segmentation not in _BETWEEN:
             raise InvalidInputError(
-                f"got segments={quoted(segmentation)}; expected {', '.join(_BETWEEN)}, message, a compiled pattern "
-                "between them, or a list of their texts or (start, end) in characters"
+                f"got segments={quoted(segmentation)}; expected word, {', '.join(_BETWEEN)}, message, a compiled "
+                "pattern between them, or a list of their texts or (start, end) in characters"
             )
         segmentation = _BETWEEN[segmentation]
     if isinstance(segmentation, re.Pattern):

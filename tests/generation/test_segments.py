@@ -5,8 +5,9 @@ import re
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.generation.prompts import Prompt, read_prompt, token_texts
+from captum_norm.generation.prompts import Prompt, read_prompt
 from captum_norm.generation.segments import Segmentation, segments_of
+from captum_norm.words import token_texts
 from tests.generation.texts import TEXT, tokenizer
 
 SENTENCES = [
@@ -28,7 +29,7 @@ def grouped(prompt: Prompt, segmentation: Segmentation) -> list[str]:
         ("sentence", SENTENCES),
         ("line", [" ".join(SENTENCES[:2]), " ".join(SENTENCES[2:])]),
         ("paragraph", [TEXT]),
-        ("word", TEXT.split()),
+        ("word", re.findall(r"\w+|[.?]", TEXT)),
         (re.compile(r"\n"), [" ".join(SENTENCES[:2]), " ".join(SENTENCES[2:])]),
         (SENTENCES[1:3], SENTENCES[1:3]),
         ([(5, 9), (60, 64)], ["owns", "What"]),
