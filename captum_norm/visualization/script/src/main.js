@@ -2,7 +2,7 @@
 
 import { opener, parsePage } from "./data.js";
 import { h } from "./dom.js";
-import { methodsOf, stacksOf } from "./maps.js";
+import { methodsOf, stacksOf } from "./grids.js";
 import { createState, readFragment, scoped } from "./state.js";
 import { toolbar } from "./toolbar.js";
 import { views } from "./views/index.js";
@@ -30,7 +30,7 @@ const DEFAULTS = {
  * Shows a page, and what the state says of it.
  *
  * @param {Page} page
- * @param {State} state
+ * @param {ReturnType<typeof createState>} state
  * @param {HTMLElement} root
  */
 function start(page, state, root) {
@@ -43,7 +43,7 @@ function start(page, state, root) {
   const draw = (given) => {
     end();
     const example = given && state.get("words") ? asWords(given) : given;
-    if (example) state.set(fitting(example, state));
+    if (example) state.fit(fitting(example, state));
     const scope = scoped(state);
     end = scope.end;
     const applying = views.filter((view) => view.applies(page, example));

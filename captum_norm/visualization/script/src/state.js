@@ -27,32 +27,45 @@ const LONGEST = 4000;
  * @param {Values} defaults what is not written into the address
  * @param {Location} [location] where the fragment is read from
  * @param {(fragment: string) => void} [write] where it is written to
- * @returns {State}
+ * @returns {State & { fit: (changes: Partial<Values>) => void }} `fit` sets what the data leaves no choice about: such
+ *   values become the defaults
  */
 export function createState(defaults, location, write = () => {}) {
   /** @type {Values} */
   const values = { ...defaults, ...readFragment(location?.hash ?? "") };
+  const usual = { ...defaults };
   /** @type {Set<{ keys: (keyof Values)[], callback: () => void }>} */
   const subscribers = new Set();
-  return {
+  const state = {
+    /** @type {State["get"]} */
     get: (key) => values[key],
+    /** @param {Partial<Values>} changes */
+    fit(changes) {
+      for (const [key, value] of Object.entries(changes)) {
+        if (JSON.stringify(value) !== JSON.stringify(values[/** @type {keyof Values} */ (key)])) Object.assign(usual, { [key]: value });
+      }
+      state.set(changes);
+    },
+    /** @type {State["set"]} */
     set(changes) {
       const changed = /** @type {(keyof Values)[]} */ (Object.keys(changes)).filter(
         (key) => JSON.stringify(changes[key]) !== JSON.stringify(values[key]),
       );
       if (!changed.length) return;
       Object.assign(values, changes);
-      write(writeFragment(values, defaults));
+      write(writeFragment(values, usual));
       for (const subscriber of [...subscribers]) {
         if (subscribers.has(subscriber) && subscriber.keys.some((key) => changed.includes(key))) subscriber.callback();
       }
     },
+    /** @type {State["subscribe"]} */
     subscribe(keys, callback) {
       const subscriber = { keys, callback };
       subscribers.add(subscriber);
       return () => subscribers.delete(subscriber);
     },
   };
+  return state;
 }
 
 /**

@@ -1,7 +1,7 @@
 /** @import { Example, Page, State, Values, View } from "./types.js" */
 
 import { h, segmented, select } from "./dom.js";
-import { mapsOf, methodsOf, stacksOf } from "./maps.js";
+import { mappedIn, mapsOf, methodsOf, pairOf, stacksOf } from "./grids.js";
 
 /** @type {(keyof Values)[]} */
 const NUMBERS = ["example", "layer", "head"];
@@ -19,7 +19,7 @@ export function toolbar(page, example, state, applying) {
   const bar = h("div", { class: "toolbar", role: "toolbar", "aria-label": "What is shown" });
   const draw = () => bar.replaceChildren(...(example ? choices(page, example, state) : []), ...viewChoice(state, applying));
   draw();
-  state.subscribe(["method", "stack", "layer", "head", "words"], draw);
+  state.subscribe(["method", "beside", "stack", "layer", "head", "words"], draw);
   return bar;
 }
 
@@ -41,6 +41,7 @@ function choices(page, example, state) {
   return [
     ...exampleChoice(page, state),
     ...choice("method", "Method", methodsOf(example).map((name) => [name, name])),
+    ...besideChoice(example, state),
     ...choice("stack", "Stack", stacksOf(example).map((name) => [name, name])),
     ...choice("layer", "Layer", layers.length > 1 ? [["all", "all (mean)"], ...numbered(layers)] : []),
     ...choice("head", "Head", count > 1 ? [["all", together ? "all" : "all (mean)"], ...numbered([...Array(count).keys()])] : []),
@@ -82,6 +83,20 @@ function exampleChoice(page, state) {
  */
 function numbered(numbers) {
   return numbers.map((number) => [String(number), String(number)]);
+}
+
+/**
+ * @param {Example} example
+ * @param {State} state
+ */
+function besideChoice(example, state) {
+  const choice = { method: state.get("method"), stack: state.get("stack") };
+  const others = mappedIn(example, choice.stack).filter((name) => name !== choice.method);
+  if (!others.length) return [];
+  const now = pairOf(example, { ...choice, beside: state.get("beside") })[1] ?? "none";
+  /** @type {[string, string][]} */
+  const texts = [["none", "none"], ...others.map((name) => /** @type {[string, string]} */ ([name, name]))];
+  return [select("beside", texts, now, (beside) => state.set({ beside }))];
 }
 
 /** @param {Example} example */

@@ -1,57 +1,155 @@
-/** @import { Example, State, View } from "../types.js" */
+/** @import { Example, Place, Side, State, View } from "../types.js" */
+/** @import { Reading } from "../readings.js" */
 
 import { paint } from "../colors.js";
 import { formatted, h } from "../dom.js";
-import { gridOf, largest } from "../maps.js";
+import { legend } from "../legend.js";
+import { gridOf, largest, methodsOf, nameOf } from "../grids.js";
+import { activePlaces, read, togglePin, topText } from "../readings.js";
 
 /** @type {View} */
 export const text = {
   name: "text",
   title: "Text",
-  applies: (_page, example) => example !== null && (example.scores.length > 0 || example.maps.length > 0),
+  applies: (_page, example) => example !== null && methodsOf(example).length > 0 && example.inputs.texts.length > 0,
   create: (_page, example, state) => createText(/** @type {Example} */ (example), state),
 };
+
+const NAMED = 3;
 
 /**
  * @param {Example} example
  * @param {State} state
  */
 function createText(example, state) {
-  const strip = h("p", { class: "tokens" });
-  const buttons = example.inputs.texts.map((token, index) => {
-    const button = h("button", { type: "button", class: "token", dir: "auto" }, token);
-    const point = () => state.set({ hover: { side: "output", index } });
-    const leave = () => state.set({ hover: null });
-    for (const [name, callback] of [["pointerenter", point], ["focus", point], ["pointerleave", leave], ["blur", leave]]) {
-      button.addEventListener(/** @type {string} */ (name), /** @type {() => void} */ (callback));
-    }
-    return button;
-  });
-  strip.append(...buttons);
+  const caption = h("p", { class: "caption" });
+  const spoken = h("p", { class: "hidden", role: "status" });
+  const passages = methodsOf(example).map((method) => passage(example, method, state));
   const draw = () => {
-    const values = valuesOf(example, state);
-    const max = largest(values);
-    buttons.forEach((button, index) => {
-      paint(button, max > 0 ? values[index] / max : 0, state.get("theme"));
-      button.title = formatted(values[index]);
-    });
+    const places = activePlaces(state);
+    caption.replaceChildren(...captionOf(example, state, places));
+    const said = passages.map(({ draw: one }) => one(places));
+    spoken.textContent = places.length ? [caption.textContent, ...said].filter(Boolean).join(". ") : "";
   };
   draw();
   state.subscribe(["hover", "pins", "method", "stack", "layer", "head", "theme"], draw);
-  return strip;
+  return h("div", {}, caption, ...passages.map(({ element }) => element), spoken);
 }
 
 /**
+ * The text once, coloured by one method.
+ *
+ * @param {Example} example
+ * @param {string} method
+ * @param {State} state
+ */
+function passage(example, method, state) {
+  const own = { inputs: strip(example, "input", method, state), outputs: example.outputs && strip(example, "output", method, state) };
+  const scale = legend();
+  const top = h("p", { class: "quiet" });
+  const label = h("div", { class: "method" }, h("h3", {}, method), scale.element, top);
+  const lines = h("div", { class: "lines" }, ...(own.outputs ? [own.outputs.element] : []), own.inputs.element);
+  /** @param {Place[]} places */
+  const draw = (places) => {
+    const choice = { method, stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
+    const reading = read(example, choice, places);
+    const max = reading ? largest(reading.values) : 0;
+    const side = reading && !example.outputs ? "input" : reading?.side;
+    own.inputs.draw(side === "input" ? reading : null, max, places);
+    own.outputs?.draw(side === "output" ? reading : null, max, places);
+    scale.show(max, reading?.unit ?? "", reading?.signed ?? false, state.get("theme"));
+    const texts = (side === "output" ? example.outputs : example.inputs)?.texts ?? [];
+    top.textContent = reading ? topText(reading.values, texts, NAMED) : "";
+    element.classList.toggle("chosen", method === state.get("method"));
+    return top.textContent ? `${method}: ${top.textContent}` : "";
+  };
+  const element = h("div", { class: "passage" }, label, lines);
+  return { element, draw };
+}
+
+/**
+ * The tokens of one side. One of them is reached by the tab key, the others from there by arrows.
+ *
+ * @param {Example} example
+ * @param {Side} side
+ * @param {string} method
+ * @param {State} state
+ */
+function strip(example, side, method, state) {
+  const texts = (side === "output" ? example.outputs : example.inputs)?.texts ?? [];
+  // A token of a text whose rows are its own tokens stands for its row.
+  const placeSide = example.outputs ? side : "output";
+  const buttons = texts.map((token) => h("button", { type: "button", class: "token", dir: "auto", tabindex: "-1" }, token));
+  buttons[0]?.setAttribute("tabindex", "0");
+  const element = h("div", { class: "strip", role: "group", "aria-label": `${side === "output" ? "Output" : example.outputs ? "Input" : "Text"}, ${method}` });
+  element.append(...buttons);
+  /** @param {Event} event */
+  const indexOf = (event) => buttons.indexOf(/** @type {HTMLButtonElement} */ (/** @type {Element} */ (event.target).closest(".token")));
+  /** @param {Event} event */
+  const point = (event) => state.set({ hover: indexOf(event) >= 0 ? { side: placeSide, index: indexOf(event) } : null });
+  const leave = () => state.set({ hover: null });
+  element.addEventListener("pointerover", point);
+  element.addEventListener("pointerleave", leave);
+  element.addEventListener("focusin", point);
+  element.addEventListener("focusout", leave);
+  element.addEventListener("click", (event) => {
+    if (indexOf(event) >= 0) state.set({ pins: togglePin(state.get("pins"), { side: placeSide, index: indexOf(event) }) });
+  });
+  element.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") state.set({ pins: [] });
+    const next = moved(event.key, indexOf(event), buttons.length);
+    if (next === null) return;
+    event.preventDefault();
+    buttons.forEach((button, index) => button.setAttribute("tabindex", index === next ? "0" : "-1"));
+    buttons[next].focus();
+  });
+  /** @type {(reading: Reading | null, max: number, places: Place[]) => void} */
+  const draw = (reading, max, places) => {
+    const own = places.filter((place) => place.side === placeSide).map(({ index }) => index);
+    const pins = state.get("pins").filter((place) => place.side === placeSide).map(({ index }) => index);
+    const hover = state.get("hover");
+    buttons.forEach((button, index) => {
+      if (reading) paint(button, max > 0 ? reading.values[index] / max : 0, state.get("theme"));
+      else button.removeAttribute("style");
+      button.title = reading ? formatted(reading.values[index]) : "";
+      button.setAttribute("aria-pressed", String(pins.includes(index)));
+      button.classList.toggle("active", own.includes(index));
+      button.classList.toggle("pointed", hover?.side === placeSide && hover.index === index);
+    });
+  };
+  return { element, draw };
+}
+
+/**
+ * @param {string} key
+ * @param {number} index
+ * @param {number} count
+ * @returns {number | null} the next token, null if the key is none that moves
+ */
+function moved(key, index, count) {
+  const next = { ArrowRight: index + 1, ArrowDown: index + 1, ArrowLeft: index - 1, ArrowUp: index - 1, Home: 0, End: count - 1 }[key];
+  return next === undefined ? null : Math.min(Math.max(next, 0), count - 1);
+}
+
+/**
+ * Says what the colours are.
+ *
  * @param {Example} example
  * @param {State} state
- * @returns {Float32Array}
+ * @param {Place[]} places
+ * @returns {(Node | string)[]}
  */
-function valuesOf(example, state) {
-  const method = state.get("method");
-  const grid = gridOf(example, { method, stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") });
-  const place = state.get("hover") ?? state.get("pins")[0];
-  const row = place?.side === "output" && !example.outputs ? place.index : example.row;
-  const scores = example.scores.find((entry) => entry.method === method)?.values.values;
-  if (grid && row !== null && (place || !scores)) return grid.values.subarray(row * grid.columns, (row + 1) * grid.columns);
-  return scores ?? new Float32Array(example.inputs.texts.length);
+function captionOf(example, state, places) {
+  const choice = { method: state.get("method"), stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
+  const grid = gridOf(example, choice);
+  if (!places.length || !grid) {
+    const hint = grid ? "Point at a token to see what it receives. Click to keep it; click a second one for the difference." : "";
+    return [h("span", { class: "quiet" }, hint)];
+  }
+  const verb = places[0].side === "output" ? " receives" : " gives";
+  const names = places.map(({ side, index }) =>
+    h("strong", { dir: "auto" }, (side === "output" && example.outputs ? example.outputs : example.inputs).texts[index] ?? ""),
+  );
+  const subject = names.length > 1 ? ["What ", names[0], verb, " more than ", names[1]] : ["What ", names[0], verb];
+  return [...subject, h("span", { class: "quiet" }, ` ${nameOf(example, choice)}`)];
 }
