@@ -42,6 +42,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method",
         type=method_name(names),
+        choices=METHODS,
         default="norm",
         metavar="NAME",
         help=f"the method: {', '.join(names)}, or package.module:Class for one of your own (default: %(default)s)",

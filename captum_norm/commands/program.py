@@ -14,6 +14,7 @@ from typing import Any, Never
 
 from captum_norm.characters import spelled_lines, spelled_out
 from captum_norm.commands.command import Command
+from captum_norm.commands.completion import SHELLS, CompletionAction
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 from captum_norm.versions import __version__
 
@@ -58,7 +59,7 @@ class Program:
             error; 1 if the reader of standard output stops early, as ``head`` does; 130 after Ctrl-C.
 
         Raises:
-            SystemExit: after ``--help`` and ``--version`` (0).
+            SystemExit: after ``--help``, ``--version`` and ``--completion`` (0).
 
         Example:
             >>> Program("trial", "Nothing yet.", ()).main(["--no-such-option"])
@@ -115,6 +116,12 @@ class Program:
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, description=self.description)
         parser.add_argument("--version", action="version", version=f"{self.name} {__version__}")
+        parser.add_argument(
+            "--completion",
+            action=CompletionAction,
+            metavar="|".join(SHELLS),
+            help=f'print what makes a shell complete this command: eval "$({self.name} --completion bash)"',
+        )
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
         for command in self.commands:
             description = f"{command.help[0].upper()}{command.help[1:]}."
