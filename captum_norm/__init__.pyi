@@ -38,6 +38,8 @@ from .errors import NonFiniteError as NonFiniteError
 from .errors import NotEnoughMemoryError as NotEnoughMemoryError
 from .errors import UnsupportedModelError as UnsupportedModelError
 from .errors import UnsupportedScopeError as UnsupportedScopeError
+from .explanation import Explanation as Explanation
+from .explanation import explain as explain
 from .forward.layer import Layer as Layer
 from .forward.session import Session as Session
 from .generation import GenerationAttribution as GenerationAttribution

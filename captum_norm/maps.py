@@ -1,11 +1,14 @@
 """Results of a method: a map for each layer, further measurements, and their units."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
+from captum_norm.arguments import as_index
 from captum_norm.errors import InvalidInputError
 
 
@@ -172,9 +175,118 @@ class AttributionMaps:
             )
         return self.encoder, self.decoder, self.cross
 
+    def __len__(self) -> int:
+        return len(self.real)
+
+    def __getitem__(self, example: int) -> "AttributionMaps":
+        """Return the maps of one example, as a batch of one without padding.
+
+        Of a model with towers, those of the example's pictures, if it is known which these are.
+
+        Raises:
+            InvalidInputError: there is no such example.
+        """
+        place = _place("example", example, len(self))
+        real = self.real[place]
+        decoder_real = None if self.decoder_real is None else self.decoder_real[place]
+        rows = real if decoder_real is None else decoder_real
+
+        def own(stack: Tensor | None, queries: Tensor, keys: Tensor | None = None) -> Tensor | None:
+            if stack is None:
+                return None
+            kept = _kept(stack[place : place + 1], -2, queries)
+            return kept if self.segmented else _kept(kept, -1, queries if keys is None else keys)
+
+        tokens = None
+        if self.tokens is not None:
+            # Tokens before those of the inputs are virtual or cached.
+            before = len(self.tokens[place]) - len(real)
+            tokens = [[text for at, text in enumerate(self.tokens[place]) if at < before or real[at - before]]]
+        pictures = [one for one in self.patches if one.example == place]
+        return replace(
+            self,
+            encoder=own(self.encoder, real),
+            decoder=own(self.decoder, rows),
+            cross=own(self.cross, rows, real),
+            mixing_ratio=None if self.mixing_ratio is None else _kept(self.mixing_ratio[place : place + 1], -1, real),
+            convergence_delta=None if self.convergence_delta is None else self.convergence_delta[place : place + 1],
+            real=real[real][None],
+            tokens=tokens,
+            decoder_real=None if decoder_real is None else decoder_real[decoder_real][None],
+            towers=self._own_towers(place, [one.picture for one in pictures]),
+            modality=None if self.modality is None else [_own_modality(self.modality[place], real)],
+            patches=[_moved(one, number, real) for number, one in enumerate(pictures)],
+        )
+
+    def __iter__(self) -> Iterator["AttributionMaps"]:
+        return (self[example] for example in range(len(self)))
+
+    def layer(self, index: int) -> "AttributionMaps":
+        """Return the maps of one layer in each stack, (B, 1, [H,] Q, K).
+
+        Args:
+            index: its place among the layers in these maps, from 0, or from −1 backwards.
+
+        Raises:
+            InvalidInputError: a stack has no such layer.
+        """
+        stacks = {name: stack for name in ("encoder", "decoder", "cross") if (stack := getattr(self, name)) is not None}
+        stacks = stacks or dict(self.towers)
+        counts = {name: stack.shape[1] for name, stack in stacks.items()}
+        places = {name: _place("layer", index, count) for name, count in counts.items()}
+        starts = accumulate(counts.values(), initial=0)
+        rows = [start + place for start, place in zip(starts, places.values(), strict=False)]
+        ratios = next(iter(places.values()))
+        delta, ratio = self.convergence_delta, self.mixing_ratio
+        chosen = {name: stack[:, places[name], None] for name, stack in stacks.items()}
+        return replace(
+            self,
+            **{name: stack for name, stack in chosen.items() if name not in self.towers},
+            towers={name: stack for name, stack in chosen.items() if name in self.towers},
+            convergence_delta=None if delta is None else delta[:, rows],
+            mixing_ratio=None if ratio is None else ratio[:, ratios, None],
+        )
+
+    def _own_towers(self, example: int, pictures: list[int]) -> dict[str, Tensor]:
+        found = {}
+        for name, stack in self.towers.items():
+            if pictures and max(pictures) < len(stack):
+                found[name] = stack[pictures]
+            elif len(stack) == len(self):
+                found[name] = stack[example : example + 1]
+        return found
+
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":
         """Return the same maps with the texts of the tokens, a sequence for each example."""
         return replace(self, tokens=tokens)
+
+
+def _place(what: str, index: int, count: int) -> int:
+    """The index from 0 of one of ``count`` examples or layers."""
+    number = as_index(what, index)
+    if not -count <= number < count:
+        raise InvalidInputError(f"got {what} {number}; expected 0 to {count - 1}")
+    return number % count
+
+
+def _kept(values: Tensor, axis: int, real: Tensor) -> Tensor:
+    """Drop padding on an axis, whose last entries are those of the inputs; all queries together have one row."""
+    before = values.shape[axis] - len(real)
+    if before < 0:
+        return values
+    real = real.to(values.device)
+    return values.index_select(axis, torch.cat([real.new_ones(before), real]).nonzero().flatten())
+
+
+def _own_modality(modality: Sequence[Modality], real: Tensor) -> list[Modality]:
+    before = len(modality) - len(real)
+    return [kind for at, kind in enumerate(modality) if at < before or real[at - before]]
+
+
+def _moved(patches: Patches, number: int, real: Tensor) -> Patches:
+    """The patches of a picture in a sequence without padding."""
+    places = (real.cumsum(0) - 1).to(patches.positions.device)
+    return replace(patches, example=0, picture=number, positions=places[patches.positions])
 
 
 def only_layer(stack: Tensor) -> Tensor:

@@ -20,14 +20,15 @@ FILES = {
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
     {"words"},
-    {"aggregation", "arguments", "maps", "tables", "urls"},
-    {"files", "texts"},
+    {"aggregation", "arguments", "tables", "urls"},
+    {"files", "maps", "texts"},
     {"runs"},
     {"loading", "models"},
     {"forward", "identity"},
     {"attr"},
     {"evaluation", "generation", "methods"},
     {"analysis", "comparison"},
+    {"explanation"},
     {"visualization"},
     {"__init__"},
     {"demo"},
@@ -56,13 +57,33 @@ THIRD_PARTY = {
 }
 """What some of them may import of other distributions; the others may import all but those in NEVER."""
 
+RESULTS = {"maps", "attr", "generation", "comparison", "explanation"}
+"""Rooms of results, which import what draws them inside of functions: ``plot()`` and ``_repr_html_``."""
+
 NEVER = {"alignment", "fairseq"}
 """The translation side, and a library whose models are recognised by their structure alone."""
 
 
-def imported(source: str) -> Iterator[str]:
-    """The full names that a file imports: inside functions, and for type checkers alone, too."""
-    for node in ast.walk(ast.parse(source)):
+def imported(source: str, *, drawing: bool = True) -> Iterator[str]:
+    """The full names that a file imports: inside functions, and for type checkers alone, too.
+
+    Without ``drawing`` no names of ``captum_norm.visualization`` that functions or type checkers import.
+    """
+    tree = ast.parse(source)
+    names = list(_imports(tree))
+    if not drawing:
+        late = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) or _is_for_checkers(node)]
+        drawn = {name for node in late for name in _imports(node) if name.startswith("captum_norm.visualization")}
+        names = [name for name in names if name not in drawn]
+    yield from names
+
+
+def _is_for_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -71,8 +92,12 @@ def imported(source: str) -> Iterator[str]:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The full names that a file imports; a package's stub says which it imports when they are asked for."""
-    yield from imported(path.read_text(encoding="utf-8"))
+    """The full names that a file imports; a package's stub says which it imports when they are asked for.
+
+    Results draw themselves, but know nothing of drawing until they are asked to.
+    """
+    draws = path.is_relative_to(ROOT / "captum_norm") and place_of(path) in RESULTS
+    yield from imported(path.read_text(encoding="utf-8"), drawing=not draws)
     stub = path.with_suffix(".pyi")
     if stub.exists():
         yield from (f"{path.parent.name}{name}" for name in imported(stub.read_text(encoding="utf-8")))
@@ -112,10 +137,15 @@ def is_private(path: Path, name: str) -> bool:
     return any(FILES[str(module_of(".".join(parts[:place])))].parent != path.parent for place in hidden)
 
 
+def place_of(path: Path) -> str:
+    """The module or package of captum_norm in which a file is."""
+    return path.relative_to(ROOT / "captum_norm").parts[0].removesuffix(".py")
+
+
 def is_forbidden(path: Path, name: str) -> bool:
     """Whether a file of captum_norm may not import a name."""
     package = name.partition(".")[0]
-    unit = path.relative_to(ROOT / "captum_norm").parts[0].removesuffix(".py")
+    unit = place_of(path)
     if package == "captum_norm":
         return breaks_layers(unit, name, LAYERS)
     return package not in sys.stdlib_module_names and (

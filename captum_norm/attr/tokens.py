@@ -155,6 +155,11 @@ class TokenAttribution(Attribution):
             entries["reduction"] = self.reduction
         return "|".join(f"{name}:{value}" for name, value in entries.items())
 
+    @property
+    def unit(self) -> str:
+        """What the scores are."""
+        return "part of the output" if self._perturbs or self.reduction == "sum" else "norm of the gradient"
+
     def has_convergence_delta(self) -> bool:
         """Whether the method's attributions add up to a difference of outputs."""
         return "return_convergence_delta" in self._parameters

@@ -15,8 +15,7 @@ from captum_norm.commands.options import (
     add_target,
     load_model,
     method_name,
-    output_number,
-    target_of,
+    named_target,
 )
 from captum_norm.commands.outputs import add_reports, output_path, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
@@ -129,6 +128,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
     from captum_norm.comparison import compare
+    from captum_norm.explanation.targets import numbered
     from captum_norm.models.sentences import SentenceEncoder
     from captum_norm.visualization import show_comparison
 
@@ -140,7 +140,7 @@ def _run(options: argparse.Namespace) -> None:
             model,
             list(examples.texts) if isinstance(model, SentenceEncoder) else _batch(encoded, model),
             methods=options.methods,
-            target=target_of(model, tokenizer, options),
+            target=numbered(model, tokenizer, named_target(options)),
             position=_positions(options.position, encoded),
             tokenizer=tokenizer,
             labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
@@ -185,6 +185,7 @@ def _examples(options: argparse.Namespace) -> _Texts:
 
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
     """The indices of labels, which are numbers or names."""
+    from captum_norm.explanation.targets import output_number
     from captum_norm.models.heads import has_labels
 
     numbers, classes = [], model.config.num_labels

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,8 @@ COLUMNS = {"method", "example", "position", "token", "removable"}
 class RandomScores(Attribution):
     """Random scores from torch's global generator, as a baseline."""
 
+    unit = "random number"
+
     def __init__(self, model: nn.Module) -> None:
         self.model = explained_module(model)
         super().__init__(self.model)
@@ -47,6 +50,7 @@ def make_method(
     keep_special: bool,
     readout: Readout | None,
     batch_size: int,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Attribution:
     """Create a method of :data:`captum_norm.methods.METHODS` for a model.
 
@@ -58,6 +62,7 @@ def make_method(
         keep_special: whether special tokens stay in that baseline.
         readout: the output to explain instead of logits.
         batch_size: the number of inputs in one forward pass.
+        options: further arguments of the method.
 
     Raises:
         InvalidInputError: it needs a package that is not installed.
@@ -76,9 +81,9 @@ def make_method(
             keep_special=keep_special,
             readout=readout,
             batch_size=batch_size,
-            **method.options,
+            **{**method.options, **options},
         )
-    made: Attribution = kind(model, **({} if method.target == "never" else {"readout": readout}))
+    made: Attribution = kind(model, **({} if method.target == "never" else {"readout": readout}), **options)
     return made
 
 

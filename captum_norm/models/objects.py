@@ -1,14 +1,16 @@
 """Finds the module to explain, and its tokenizer, in what people hold: a model, a pipeline, a SentenceTransformer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.offloading import input_device
 from captum_norm.models.sentences import SENTENCE_TRANSFORMER, SentenceEncoder, is_instance
-from captum_norm.models.wrappers import explained_module
+from captum_norm.models.wrappers import config_of, explained_module
 from captum_norm.texts import quoted
 
 if TYPE_CHECKING:
@@ -79,13 +81,26 @@ def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, An
         )
     if isinstance(model, SentenceEncoder) and tokenizer is model.tokenizer:
         return model.features(listed)
+    options = {"truncation": False, "verbose": False}
     try:
-        options = {"padding": len(listed) > 1, "truncation": False, "verbose": False}
-        found: BatchEncoding = tokenizer(listed, return_tensors="pt", **options)
+        # The tokenizers of many causal models have no padding token; which one it is does not matter.
+        if len(listed) > 1 and getattr(tokenizer, "pad_token_id", 0) is None:
+            return _padded([tokenizer(text, return_attention_mask=True, **options) for text in listed], model)
+        found: BatchEncoding = tokenizer(listed, return_tensors="pt", padding=len(listed) > 1, **options)
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"{type(tokenizer).__name__} cannot tokenize the inputs: {reason[:300]}") from error
     return found.to(input_device(model))
+
+
+def _padded(encoded: Sequence[Mapping[str, list[int]]], model: nn.Module) -> dict[str, Tensor]:
+    """Pad to one batch, (B, S) each."""
+    padding = {"input_ids": getattr(config_of(model), "pad_token_id", None) or 0}
+    columns = {name: [torch.tensor(one[name]) for one in encoded] for name in encoded[0]}
+    return {
+        name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)).to(input_device(model))
+        for name, rows in columns.items()
+    }
 
 
 def _is_text(value: object) -> bool:

@@ -68,7 +68,7 @@ def test_a_pooling_of_no_one_position_is_named(
     assert load_poolings(str(copied)) == poolings
     assert main(["explain", TEXT, "--model", str(copied)]) == 2
     told = capsys.readouterr().err
-    assert told.endswith(f"the pooling of {copied} is {' and '.join(poolings)}, not one position; give --position\n")
+    assert told.endswith(f"the pooling of {copied} is {' and '.join(poolings)}, not one position; choose a position\n")
     assert main(["explain", TEXT, "--model", str(copied), "--position", "1"]) == 0
 
 

@@ -102,13 +102,20 @@ def test_texts_padded_on_the_left_are_explained_as_alone() -> None:
     assert not both[1, 0]
 
 
+def test_a_tokenizer_without_a_padding_token_pads() -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=14, n_embd=8, n_layer=2, n_head=2, n_positions=12)
+    given = tokenizer()
+    given.pad_token = None
+    method = NormAttribution(randomized(transformers.GPT2Model(config), torch.float64), tokenizer=given)
+    both = method.attribute(TEXTS)
+    torch.testing.assert_close(both[1, :-1], method.attribute(TEXTS[1])[0], rtol=1e-12, atol=1e-12)
+    assert not both[1, -1]
+
+
 def test_what_cannot_be_tokenized_is_one_sentence(pipeline: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"got the text 'the dog sees a cat' and no tokenizer; create the meth"):
         NormAttribution(pipeline.model).attribute(TEXTS)
-    given = tokenizer()
-    given.pad_token = None
-    with pytest.raises(InvalidInputError, match=r"cannot tokenize the inputs: .* padding token"):
-        NormAttribution(pipeline.model, tokenizer=given).attribute(TEXTS)
     with pytest.raises(InvalidInputError, match=r"got a sequence of 14 positions; BertForSeq.* allows at most 12"):
         NormAttribution(pipeline).attribute("the dog " * 6)
     for inputs in cast(list[Any], ([], [3], ["a", 3])):

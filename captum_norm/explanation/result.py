@@ -1,0 +1,219 @@
+"""Scores of texts, and what they depend on: the result of :func:`captum_norm.explain`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from captum_norm.aggregation import with_prefix_rows
+from captum_norm.arguments import as_count, as_index
+from captum_norm.errors import InvalidInputError
+from captum_norm.maps import AttributionMaps
+from captum_norm.tables import csv_text, data_frame, json_text
+from captum_norm.versions import versions
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from captum_norm.analysis import ContextualizationChange
+    from captum_norm.visualization.heatmap import Panel
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """The result of :func:`captum_norm.explain`: the scores of texts, the maps behind them, and how they came about.
+
+    Attributes:
+        texts: the B texts.
+        model: the name of the model or its class.
+        method: the method's name.
+        scope: the method's scope; None if it has none.
+        target: the output explained; None for hidden states, or what the model predicts.
+        aggregation: how the layers are combined; None for a single layer.
+        layer: the index of the layer explained; None for all together.
+        position: the output position explained: an index, several, or "first", "last" or "mean".
+        tokens: the S tokens of each text, padding included, virtual tokens first.
+        real: True at tokens, False at padding, (B, S).
+        scores: a score for each token, (B, S), 0 at padding.
+        unit: what the scores are.
+        layers: the indices of the L layers that have maps.
+        maps: their maps; None if the method has none.
+        map_unit: what the entries of the maps are.
+        convergence_delta: the completeness error of each text, (B,): for methods with maps the largest of the layers,
+            relative to what they computed; None if the method has none.
+        changes: how much each component changes the map of each layer, if requested.
+    """
+
+    texts: Sequence[str]
+    model: str
+    method: str
+    scope: str | None
+    target: str | None
+    aggregation: str | None
+    layer: int | None
+    position: int | str
+    tokens: Sequence[Sequence[str]]
+    real: Tensor
+    scores: Tensor
+    unit: str
+    layers: Sequence[int] = ()
+    maps: AttributionMaps | None = None
+    map_unit: str = ""
+    convergence_delta: Tensor | None = None
+    changes: "ContextualizationChange | None" = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, example: int) -> "Explanation":
+        """Return the explanation of one text, without padding.
+
+        Raises:
+            InvalidInputError: there is no such text.
+        """
+        number = as_index("text", example)
+        if not -len(self) <= number < len(self):
+            raise InvalidInputError(f"got text {number}; expected 0 to {len(self) - 1}")
+        number %= len(self)
+        real, delta = self.real[number], self.convergence_delta
+        return replace(
+            self,
+            texts=[self.texts[number]],
+            tokens=[[token for token, kept in zip(self.tokens[number], real.tolist(), strict=True) if kept]],
+            real=real[None, real],
+            scores=self.scores[number][None, real],
+            maps=None if self.maps is None else self.maps[number],
+            convergence_delta=None if delta is None else delta[number : number + 1],
+        )
+
+    def __iter__(self) -> Iterator["Explanation"]:
+        return (self[example] for example in range(len(self)))
+
+    @property
+    def squares(self) -> Tensor | None:
+        """The maps with a row and a column for each token, (B, L, [H,] S, S); None if the method has none."""
+        if self.maps is None:
+            return None
+        size = self.scores.shape[1]
+        # The tokens of a tuned prefix receive nothing.
+        return with_prefix_rows(self.maps.self_attention, 0)[..., -size:, -size:]
+
+    def facts(self) -> dict[str, str]:
+        """Return the names and values to show beside the scores."""
+        together = "all" if self.aggregation is None else f"all ({self.aggregation})"
+        layer = together if self.layer is None else str(self.layer)
+        facts = {"model": self.model, "method": self._method, "layer": layer, "position": str(self.position)}
+        if self.target is not None:
+            facts["target"] = self.target
+        if self.convergence_delta is not None:
+            facts["convergence delta"] = f"{float(self.convergence_delta.abs().max()):.1e}"
+        return facts
+
+    def top(self, count: int = 10) -> list[tuple[str, float]]:
+        """Return the tokens of highest score in all texts, and their scores."""
+        rows = sorted(self._rows(), key=lambda row: -row["score"])
+        return [(row["token"], row["score"]) for row in rows[: as_count("count", count)]]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a data frame of pandas with a row for each token: the number of its text, index, token and score.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        return data_frame(self._rows())
+
+    def to_csv(self) -> str:
+        """Format the scores as CSV; of several texts with the number of each."""
+        first = "index" if len(self) == 1 else "example"
+        rows = self._rows()
+        names = list(rows[0])
+        names = names[names.index(first) :]
+        return csv_text([names, *([row[name] for name in names] for row in rows)])
+
+    def to_json(self) -> str:
+        """Format everything as JSON; of several texts as a list."""
+        contents = [one._content() for one in self]
+        return json_text(contents[0] if len(self) == 1 else contents)
+
+    def panels(self) -> "list[Panel]":
+        """Return the maps of the only text as panels of a figure; none if the method has no maps.
+
+        Raises:
+            InvalidInputError: there are several texts.
+        """
+        from captum_norm.visualization.heatmap import Panel
+
+        only = self._only("its maps")
+        squares = only.squares
+        if squares is None:
+            return []
+        stack = squares[0] if squares.dim() == 4 else squares[0].mean(1)
+        mean = "" if squares.dim() == 4 else ", mean of heads"
+        maps = zip(self.layers, stack, strict=True)
+        return [Panel(f"layer {layer}{mean}", values, self.map_unit) for layer, values in maps]
+
+    def plot(self) -> "Figure":
+        """Draw the maps of the only text, which a notebook shows.
+
+        Raises:
+            InvalidInputError: there are several texts, or the method has no maps.
+        """
+        from captum_norm.visualization.heatmap import draw_heatmaps
+
+        if self.maps is None:
+            raise InvalidInputError(f"the method {self.method} has no maps to draw; show the page, or write scores")
+        tokens = self._only("its maps").tokens[0]
+        return draw_heatmaps(self.panels(), tokens, title=f"{self._method}, {self.model}")
+
+    @property
+    def _method(self) -> str:
+        return self.method if self.scope is None else f"{self.method} ({self.scope})"
+
+    def _only(self, what: str) -> "Explanation":
+        if len(self) != 1:
+            raise InvalidInputError(f"got an explanation of {len(self)} texts; take one for {what}: explanation[0]")
+        return self[0]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"example": number, "index": index, "token": token, "score": score}
+            for number, one in enumerate(self)
+            for index, (token, score) in enumerate(zip(one.tokens[0], one.scores[0].tolist(), strict=True))
+        ]
+
+    def _content(self) -> dict[str, Any]:
+        """Everything about the only text, for JSON."""
+        squares = self.squares
+        content = {
+            "text": self.texts[0],
+            "model": self.model,
+            "method": self.method,
+            "scope": self.scope,
+            "target": self.target,
+            "aggregation": self.aggregation,
+            "layer": self.layer,
+            "position": self.position,
+            "tokens": list(self.tokens[0]),
+            "scores": self.scores[0].tolist(),
+            "unit": self.unit,
+            "map": None
+            if squares is None
+            else {
+                "axes": ["layer", *["head"] * (squares.dim() - 4), "query", "key"],
+                "layers": list(self.layers),
+                "unit": self.map_unit,
+                "values": squares[0].tolist(),
+            },
+            "convergence_delta": None if self.convergence_delta is None else float(self.convergence_delta[0]),
+            "versions": versions(),
+        }
+        if self.changes is not None:
+            content["contextualization_change"] = {
+                "components": list(self.changes.components),
+                "scopes": list(self.changes.scopes),
+                "axes": ["layer", "component"],
+                "values": self.changes.macro.tolist(),
+            }
+        return content

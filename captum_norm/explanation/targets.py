@@ -1,0 +1,133 @@
+"""Finds the model, and the numbers of outputs that are named by a label, a token or a text."""
+
+from typing import Any
+
+from torch import nn
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import Quantization, load, load_poolings, load_sentence_transformer
+from captum_norm.models.heads import POOLINGS, has_labels
+from captum_norm.models.outputs import Difference
+from captum_norm.models.sentences import SentenceEncoder, SentenceSimilarity
+from captum_norm.models.stacks import encoder_of
+
+
+def load_subject(name_or_path: str, target: Any = None, quantization: Quantization | None = None) -> tuple[Any, Any]:
+    """Load a model to explain, which must not be an encoder–decoder, and its tokenizer.
+
+    With texts for a target, a sentence encoder becomes a model of its similarity to them.
+
+    Args:
+        name_or_path: see :func:`captum_norm.loading.load`.
+        target: the target; texts are those of a sentence encoder.
+        quantization: see :func:`captum_norm.loading.load`.
+
+    Raises:
+        InvalidInputError: it cannot be loaded, or is an encoder–decoder.
+    """
+    if texts_of(target):
+        sentences = load_sentence_transformer(name_or_path, quantization)
+        if sentences is not None:
+            return SentenceSimilarity(sentences, *texts_of(target)), sentences.tokenizer
+    model, tokenizer = load(name_or_path, quantization)
+    refuse_encoder_decoder(model)
+    return model, tokenizer
+
+
+def refuse_encoder_decoder(model: nn.Module) -> None:
+    """Refuse encoder–decoder models.
+
+    Raises:
+        InvalidInputError: it is one.
+    """
+    if encoder_of(model) is not None:
+        raise InvalidInputError(
+            f"got the encoder–decoder model {type(model).__name__}; this explains models with one stack of layers. In "
+            "Python maps() of NormAttribution, AttentionBlockAttribution, ALTI, InformationFlow, ValueZeroing, "
+            "DecompX, AttentionWeights and AttentionRollout explains all three stacks of it"
+        )
+
+
+def default_position(model: nn.Module, name_or_path: str) -> Any:
+    """Return what the pooling of a sentence encoder reads; None for another model, whose head decides.
+
+    Args:
+        model: the model; a :class:`~captum_norm.models.sentences.SentenceEncoder` has its pooling.
+        name_or_path: where it comes from.
+
+    Raises:
+        InvalidInputError: the pooling reads no one position.
+    """
+    poolings = [] if isinstance(model, SentenceEncoder) else load_poolings(name_or_path)
+    if not poolings:
+        return None
+    position = POOLINGS.get(poolings[0]) if len(poolings) == 1 else None
+    if position not in ("first", "last", "mean"):
+        pooling = " and ".join(poolings)
+        raise InvalidInputError(f"the pooling of {name_or_path} is {pooling}, not one position; choose a position")
+    return position
+
+
+def texts_of(target: Any) -> list[str]:
+    """Return the names in a target."""
+    parts = (target.target, target.other) if isinstance(target, Difference) else (target,)
+    return [part for part in parts if isinstance(part, str)]
+
+
+def numbered(model: Any, tokenizer: Any, target: Any) -> Any:
+    """Replace the names in a target by the numbers of these outputs.
+
+    Raises:
+        InvalidInputError: see :func:`output_number`.
+    """
+    if isinstance(target, Difference):
+        return Difference(numbered(model, tokenizer, target.target), numbered(model, tokenizer, target.other))
+    return output_number(model, tokenizer, target, f"the target {target}") if isinstance(target, str) else target
+
+
+def target_name(target: Any) -> str | None:
+    """Format a target for people."""
+    if isinstance(target, Difference):
+        return f"{target_name(target.target)} − {target_name(target.other)}"
+    if target is None or isinstance(target, str):
+        return target
+    listed = target.tolist() if hasattr(target, "tolist") else target
+    return ", ".join(map(str, listed)) if isinstance(listed, list | tuple) else str(listed)
+
+
+def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
+    """Return the index of an output.
+
+    Outputs of sentence encoders are similarities to texts, those of classifiers and taggers have labels, those of
+    language models are tokens. Only the right kind is looked up, since a misspelt label may be a token, and the
+    configurations of language models have labels, too.
+
+    Args:
+        model: the model.
+        tokenizer: the tokenizer of a language model.
+        name: a number, label or token.
+        named: its name in messages.
+
+    Raises:
+        InvalidInputError: there is no such output.
+    """
+    if isinstance(model, SentenceEncoder) and name in model.texts:
+        return model.texts.index(name)
+    kind = type(model).__name__
+    labels = {label: number for number, label in model.config.id2label.items()} if has_labels(model) else {}
+    if name in labels:
+        return int(labels[name])
+    try:
+        return int(name)
+    except ValueError:
+        pass
+    if labels:
+        raise InvalidInputError(
+            f"got {named}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
+        )
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        raise InvalidInputError(f"got {named}, but the outputs of {kind} are neither labels nor tokens")
+    pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
+    if len(pieces) != 1 or tokenizer.unk_token in pieces:
+        raise InvalidInputError(f"got {named}, which is no number and no single token of {kind}")
+    return int(tokenizer.convert_tokens_to_ids(pieces[0]))
