@@ -5,15 +5,16 @@ from matplotlib.figure import Figure
 
 from captum_norm.generation.result import GenerationResult
 from captum_norm.visualization.heatmap import Panel, draw_heatmaps
+from captum_norm.visualization.page import render
+from captum_norm.visualization.page.answer import answer_page
 from captum_norm.visualization.records import text_record
-from captum_norm.visualization.static_page import render_page
 
 
 def render_answer(result: GenerationResult) -> str:
-    """Render what an answer rests on as one page: segments, tokens, and a map of answer by input.
+    """Render what an answer rests on as one page: the input, coloured for each token of the answer, and segments.
 
     Args:
-        result: of :class:`captum_norm.GenerationAttribution`; scores below zero count as zero in colours and bars.
+        result: of :class:`captum_norm.GenerationAttribution`.
 
     Returns:
         A complete HTML document, for :func:`captum_norm.visualization.write_page`.
@@ -31,16 +32,7 @@ def render_answer(result: GenerationResult) -> str:
         >>> "What “c” rests on" in render_answer(result)
         True
     """
-    return render_page(
-        result.input_tokens,
-        result.seq_attr.tolist(),
-        title=f"What “{result.explained.answer.strip()}” rests on",
-        unit=result.explained.unit,
-        panels=[] if result.token_attr is None else [_panel(result, "answer by input")],
-        facts=result.facts(),
-        query_tokens=result.output_tokens,
-        segments=() if result.segments is None else result.top(len(result.segments)),
-    )
+    return render(answer_page(result))
 
 
 def draw_answer(result: GenerationResult) -> Figure:

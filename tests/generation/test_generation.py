@@ -34,7 +34,8 @@ from captum_norm import (
     ValueZeroing,
 )
 from captum_norm.generation import handed_on
-from captum_norm.visualization import answer_records, draw_answer, render_answer
+from captum_norm.visualization import answer_records, draw_answer
+from captum_norm.visualization.page.answer import answer_page
 from tests.generation.texts import gpt2, llama, tokenizer
 
 PROMPT, ANSWER = "Anna owns a red boat. Paul found", " an old ring in the garden."
@@ -369,8 +370,24 @@ def test_methods_tokenizers_and_models_of_hugging_face_are_needed() -> None:
 def test_a_page_shows_segments_of_the_same_words_apart() -> None:
     generation = GenerationAttribution(DecompX(gpt2()), tokenizer())
     result = generation.attribute("Anna owns Anna", " owns", segments="word")
-    page = render_answer(result)
-    assert page.count("<td>Anna</td>") == 3, "twice among the segments, once among the tokens"
+    (table,) = answer_page(result).tables
+    assert result.segment_attr is not None
+    assert [list(row) for row in table.rows] == [
+        [0, "Anna", float(result.segment_attr[0])],
+        [1, "owns", float(result.segment_attr[1])],
+        [2, "Anna", float(result.segment_attr[2])],
+    ]
+
+
+def test_a_page_has_the_row_of_each_token_of_the_answer() -> None:
+    result = GenerationAttribution(DecompX(gpt2()), tokenizer()).attribute(PROMPT, ANSWER)
+    (example,) = answer_page(result).examples
+    assert result.token_attr is not None
+    assert example.outputs is not None
+    assert "".join(example.outputs.word_texts or ()) == ANSWER.replace(" ", "")
+    assert (example.maps[0].values[0] == result.token_attr.numpy()).all()
+    assert (example.scores[0].values == result.seq_attr.numpy()).all()
+    assert example.maps[0].signed is bool((result.token_attr < 0).any()) is True
 
 
 @pytest.mark.parametrize("scope", ["attn", "attn_res"])

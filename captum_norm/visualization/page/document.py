@@ -25,8 +25,8 @@ class Tokens:
 
     Attributes:
         texts: the N tokens, as they are to be read.
-        words: the number of each token's word, from 0 without gaps and in order; -1 for a token outside of all words,
-            such as ``[CLS]``. None: every token is a word.
+        words: the number of each token's word, from 0 without gaps; -1 for a token outside of all words. None: every
+            token is a word.
         word_texts: the text of each word. None: its tokens' texts, joined.
 
     Example:
@@ -46,10 +46,9 @@ class Tokens:
             return
         if len(self.words) != len(self.texts):
             raise InvalidInputError(f"{len(self.words)} words do not fit {len(self.texts)} tokens: give one for each")
-        inside = [word for word in self.words if word != -1]
-        count = inside[-1] + 1 if inside else 0
-        if sorted(set(inside)) != list(range(count)) or inside != sorted(inside):
-            raise InvalidInputError("words must be numbered from 0 in the order of the tokens, -1 outside of words")
+        count = max(self.words, default=-1) + 1
+        if set(self.words) - {-1} != set(range(count)):
+            raise InvalidInputError("got words with gaps; number them from 0 without gaps, -1 outside of words")
         if self.word_texts is not None and len(self.word_texts) != count:
             raise InvalidInputError(f"{len(self.word_texts)} texts do not fit {count} words: give one for each")
 

@@ -126,7 +126,7 @@ def test_the_policy_allows_the_script_and_style_in_the_file_alone() -> None:
 
 REFUSED: list[Callable[[], object]] = [
     lambda: Tokens(["a"], words=[0, 1]),
-    lambda: Tokens(["a", "b"], words=[1, 0]),
+    lambda: Tokens(["a", "b"], words=[-2, 0]),
     lambda: Tokens(["a", "b"], words=[0, 2]),
     lambda: Tokens(["a"], words=[0], word_texts=["a", "b"]),
     lambda: Tokens(["a"], word_texts=["a"]),

@@ -120,7 +120,7 @@ export function scaleOf(example, choice) {
 export function nameOf(example, choice) {
   const { heads, together } = mapsOf(example, choice.method, choice.stack);
   const maps = (choice.head === "all" && together) || heads || together;
-  if (!maps) return "";
+  if (!maps || choice.stack === "answer") return "";
   const layers = choice.layer !== "all" ? `layer ${choice.layer}` : maps.layers.length > 1 ? `mean of ${maps.layers.length} layers` : `layer ${maps.layers[0]}`;
   if (!heads) return layers;
   return `${layers}, ${choice.head !== "all" ? `head ${choice.head}` : together ? "all heads" : "mean of heads"}`;

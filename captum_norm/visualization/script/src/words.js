@@ -11,12 +11,14 @@
  * @returns {Grouping}
  */
 export function groupingOf({ texts, words }) {
+  /** @type {Map<number, number>} */
+  const known = new Map();
   let count = 0;
-  /** @type {number[]} */
-  const of = [];
-  texts.forEach((_, index) => {
-    const continues = index > 0 && words && words[index] !== -1 && words[index] === words[index - 1];
-    of.push(continues ? count - 1 : count++);
+  const of = texts.map((_, index) => {
+    const word = words ? words[index] : -1;
+    const number = known.get(word) ?? count++;
+    if (word !== -1) known.set(word, number);
+    return number;
   });
   return { of, count };
 }

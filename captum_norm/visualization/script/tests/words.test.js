@@ -33,6 +33,7 @@ const example = () => ({
 
 test("tokens outside of words are groups of their own, also next to each other", () => {
   assert.deepEqual(groupingOf({ texts: ["a", "b", "c"], words: [-1, -1, 0], word_texts: null }), { of: [0, 1, 2], count: 3 });
+  assert.deepEqual(groupingOf({ texts: ["a", "b", "c"], words: [0, 1, 0], word_texts: null }), { of: [0, 1, 0], count: 2 });
   assert.deepEqual(groupingOf({ texts: ["a", "b"], words: null, word_texts: null }), { of: [0, 1], count: 2 });
 });
 

@@ -25,7 +25,9 @@ function createMaps(example, state) {
   const tip = h("div", { class: "tip", hidden: true });
   const spoken = h("p", { class: "hidden", role: "status" });
   const panels = h("div", { class: "panels" });
-  const element = h("div", { class: "atlas" }, choices(state, () => shared, rows.length, columns.length), panels, tip, spoken);
+  const several = example.maps.some(({ values: { shape } }) => shape[0] * shape[shape.length - 3] > 1);
+  const bar = choices(state, () => shared, rows.length, columns.length, several);
+  const element = h("div", { class: "atlas" }, bar, panels, tip, spoken);
   let frame = WHOLE;
   /** @type {(() => void)[]} */
   let redraw = [];
@@ -62,8 +64,9 @@ function createMaps(example, state) {
  * @param {() => Shared} shared
  * @param {number} rows
  * @param {number} columns
+ * @param {boolean} several whether there is more than one map to share a scale
  */
-function choices(state, shared, rows, columns) {
+function choices(state, shared, rows, columns, several) {
   const scale = segmented(
     "Scale of colours",
     [["map", "each map"], ["layer", "each layer"], ["all", "all maps"]],
@@ -85,7 +88,8 @@ function choices(state, shared, rows, columns) {
     button("Show the whole map", "whole", () => shared().setFrame(WHOLE)),
     button("Zoom in", "+", by(1.5)),
   );
-  return h("div", { class: "bar" }, h("span", { class: "quiet" }, "Strongest colour: the largest of"), scale, zoom);
+  const shares = several ? [h("span", { class: "quiet" }, "Strongest colour: the largest of"), scale] : [];
+  return h("div", { class: "bar" }, ...shares, zoom);
 }
 
 /** @param {State} state */

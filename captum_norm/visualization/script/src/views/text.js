@@ -1,4 +1,4 @@
-/** @import { Example, Place, Side, State, View } from "../types.js" */
+/** @import { Example, Place, Side, Stack, State, View } from "../types.js" */
 /** @import { Reading } from "../readings.js" */
 
 import { paint } from "../colors.js";
@@ -16,6 +16,9 @@ export const text = {
 };
 
 const NAMED = 3;
+
+/** What outputs and inputs are called. @type {Partial<Record<Stack, [string, string]>>} */
+const SIDES = { answer: ["Answer", "Prompt, and the answer before"], cross: ["Target", "Source"] };
 
 /**
  * @param {Example} example
@@ -48,23 +51,31 @@ function passage(example, method, state) {
   const scale = legend();
   const top = h("p", { class: "quiet" });
   const label = h("div", { class: "method" }, h("h3", {}, method), scale.element, top);
-  const lines = h("div", { class: "lines" }, ...(own.outputs ? [own.outputs.element] : []), own.inputs.element);
+  const [outputs, inputs] = SIDES[state.get("stack")] ?? ["Output", "Input"];
+  const lines = own.outputs
+    ? h("div", { class: "lines" }, side(outputs), own.outputs.element, side(inputs), own.inputs.element)
+    : h("div", { class: "lines" }, own.inputs.element);
   /** @param {Place[]} places */
   const draw = (places) => {
     const choice = { method, stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
     const reading = read(example, choice, places);
     const max = reading ? largest(reading.values) : 0;
-    const side = reading && !example.outputs ? "input" : reading?.side;
-    own.inputs.draw(side === "input" ? reading : null, max, places);
-    own.outputs?.draw(side === "output" ? reading : null, max, places);
+    const colored = reading && !example.outputs ? "input" : reading?.side;
+    own.inputs.draw(colored === "input" ? reading : null, max, places);
+    own.outputs?.draw(colored === "output" ? reading : null, max, places);
     scale.show(max, reading?.unit ?? "", reading?.signed ?? false, state.get("theme"));
-    const texts = (side === "output" ? example.outputs : example.inputs)?.texts ?? [];
+    const texts = (colored === "output" ? example.outputs : example.inputs)?.texts ?? [];
     top.textContent = reading ? topText(reading.values, texts, NAMED) : "";
     element.classList.toggle("chosen", method === state.get("method"));
     return top.textContent ? `${method}: ${top.textContent}` : "";
   };
   const element = h("div", { class: "passage" }, label, lines);
   return { element, draw };
+}
+
+/** @param {string} name */
+function side(name) {
+  return h("p", { class: "side" }, name);
 }
 
 /**
@@ -143,10 +154,12 @@ function captionOf(example, state, places) {
   const choice = { method: state.get("method"), stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
   const grid = gridOf(example, choice);
   if (!places.length || !grid) {
-    const hint = grid ? "Point at a token to see what it receives. Click to keep it; click a second one for the difference." : "";
+    const what = choice.stack === "answer" ? "Point at the answer to see what it rests on." : "Point at a token to see what it receives.";
+    const hint = grid ? `${what} Click to keep it; click a second one for the difference.` : "";
     return [h("span", { class: "quiet" }, hint)];
   }
-  const verb = places[0].side === "output" ? " receives" : " gives";
+  const received = choice.stack === "answer" ? " rests on" : " receives";
+  const verb = places[0].side === "output" ? received : " gives";
   const names = places.map(({ side, index }) =>
     h("strong", { dir: "auto" }, (side === "output" && example.outputs ? example.outputs : example.inputs).texts[index] ?? ""),
   );

@@ -1,0 +1,33 @@
+"""The page of a generated answer: what it rests on."""
+
+from captum_norm.generation.result import GenerationResult
+from captum_norm.visualization.page.document import Example, Maps, Page, Scores, Table
+from captum_norm.visualization.page.tokens import tokens_of_text
+
+
+def answer_page(result: GenerationResult) -> Page:
+    """Collect what an answer rests on: the scores of the input, a row for each token of the answer, and segments.
+
+    Args:
+        result: of :class:`captum_norm.GenerationAttribution`.
+
+    Returns:
+        The page, for :func:`captum_norm.visualization.write_page`.
+    """
+    method, unit = result.explained.method, result.explained.unit
+    scores, rows, segments = result.seq_attr, result.token_attr, result.segment_attr
+    signed = any(values is not None and bool((values < 0).any()) for values in (scores, rows, segments))
+    example = Example(
+        title=result.explained.answer,
+        inputs=tokens_of_text(result.input_tokens),
+        outputs=tokens_of_text(result.output_tokens),
+        scores=[Scores(method, unit, scores, signed)],
+        maps=[] if rows is None else [Maps(method, unit, rows[None], [0], "answer", signed)],
+    )
+    tables = []
+    if result.segments is not None and segments is not None:
+        kind = "signed" if signed else "number"
+        cells = list(zip(range(len(result.segments)), result.segments, segments.tolist(), strict=True))
+        tables.append(Table("Segments", [("number", "number"), ("segment", "text"), (unit, kind)], cells))
+    title = f"What “{result.explained.answer.strip()}” rests on"
+    return Page(title, facts=result.facts(), examples=[example], tables=tables)
