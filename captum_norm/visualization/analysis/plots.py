@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#1b2430"
-"""The colour of text, axes and edges, which a page in dark mode replaces."""
+"""The colour of text, axes and edges, which a page in dark mode replaces by a light one."""
 
 COLORS = ("#0072b2", "#e69f00", "#009e73", INK, "#d55e00", "#56b4e9", "#cc79a7")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -37,6 +37,11 @@ _CELL = 0.42
 _CHARACTERS = 14  # in an inch of a legend
 _LABEL_CHARACTERS = 10  # of an axis label in an inch of the figure
 _HANDLE_CHARACTERS = 7
+_POINT = 1.7  # pixels on a page for a point, which makes 8-point type as large as text
+_READER = (
+    f"svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#e4e7eb}}}}"
+    "text{font-family:system-ui,sans-serif!important}"
+)
 # Lines with more points have about this many markers.
 _MOST_MARKERS = 16
 # More words than this under an axis are rotated.
@@ -92,20 +97,21 @@ def plot_bytes(figure: "Figure", suffix: str, title: str) -> bytes:
         return figure_bytes(figure, suffix, title=title)
 
 
-def plot_markup(figure: "Figure", name: str) -> str:
-    """Render a figure as an ``<svg>`` for a page.
+def plot_svg(figure: "Figure") -> str:
+    """Render a figure as an SVG document for a page.
 
-    Its ids begin with ``name``, since several figures share a page. Text uses the font of the page, and its variable
-    ``--text`` as colour, so the figure is readable in dark mode, too.
+    It has no ground, light ink where the reader's colours are dark, the reader's font, and a size at which its 8-point
+    type is read beside text.
     """
     import matplotlib as mpl
 
     with _style(), mpl.rc_context({"savefig.transparent": True}):
         document = figure_bytes(figure, "svg").decode()
-    svg = document[document.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<\?xml.*?\?>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="|(?<=href="#)|(?<=url\(#)', lambda found: f"{found[0]}{name}-", svg)
-    return svg.replace(INK, "var(--text)").strip()
+    width, height = (round(inches * 72 * _POINT) for inches in figure.get_size_inches())
+    svg = re.sub(r"<metadata>.*?</metadata>", "", document[document.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 width="{width}"', svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', rf'\1 height="{height}"', svg, count=1)
+    return svg.replace(INK, "currentColor").replace(">", f"><style>{_READER}</style>", 1).strip()
 
 
 @contextmanager

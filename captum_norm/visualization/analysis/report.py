@@ -8,16 +8,15 @@ from typing import Any
 from captum_norm.analysis.files import RESULTS, number_files
 from captum_norm.analysis.results import AnalysisResult, Cell, Table
 from captum_norm.files import write_whole
-from captum_norm.visualization.analysis.plots import draw_plot, plot_bytes, plot_markup
-from captum_norm.visualization.static_page import template
-from captum_norm.visualization.text import formatted, printable
+from captum_norm.visualization import page
+from captum_norm.visualization.analysis.plots import draw_plot, plot_bytes, plot_svg
+from captum_norm.visualization.text import printable
 
 PAGE = "report.html"
 
 # Longer tables are folded on the page; of even longer ones it shows the beginning.
 _MOST_OPEN = 30
 _MOST_SHOWN = 1000
-_POINT = 1.7  # pixels on the page for a point of a figure, which makes 8-point type as large as text
 
 
 def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
@@ -49,80 +48,67 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
         ...     [path.name for path in write_report(result, folder)], read_result(folder).table("layers") == table
         (['layers.csv', 'report.html', 'results.json'], True)
     """
-    from markupsafe import Markup
-
     contents = number_files(result)
     figures = []
     for plot in result.plots:
         figure = draw_plot(result, plot)
         for suffix in ("png", "pdf"):
             contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix, plot.title)
-        figures.append(
-            {
-                "name": plot.name,
-                "title": plot.title,
-                "width": round(figure.get_figwidth() * 72 * _POINT),
-                "markup": Markup(plot_markup(figure, plot.name)),
-            }
-        )
-    contents[PAGE] = _page(result, figures).encode()
+        figures.append(page.Figure(plot.title, plot_svg(figure)))
+    contents[PAGE] = page.render(analysis_page(result, figures)).encode()
     contents[RESULTS] = contents.pop(RESULTS)  # last
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     return [write_whole(folder / name, content) for name, content in contents.items()]
 
 
-def _page(result: AnalysisResult, figures: Sequence[Mapping[str, Any]]) -> str:
-    return template("report.html").render(
-        title=f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
-        description=result.description,
-        summary={name: _headline(value) for name, value in result.summary.items()},
+def analysis_page(result: AnalysisResult, figures: Sequence[page.Figure] | None = None) -> page.Page:
+    """Put the result of an analysis on a page.
+
+    Args:
+        result: the result.
+        figures: its plots as they are drawn; None to draw them here.
+    """
+    if figures is None:
+        figures = [page.Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots]
+    summary = page.Table(
+        "In short",
+        [page.Column("measure"), page.Column("value", "number")],
+        [[name, _headline(value)] for name, value in result.summary.items()],
+    )
+    return page.Page(
+        f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
+        lead=result.description,
         facts=dict(_facts(result.metadata)),
+        tables=[*([summary] if result.summary else []), *map(_table, result.tables)],
         figures=figures,
-        tables=[_section(table) for table in result.tables],
     )
 
 
-def _section(table: Table) -> dict[str, Any]:
-    shown = table.rows[:_MOST_SHOWN]
-    columns = [_cells([row[index] for row in shown]) for index in range(len(table.columns))]
-    numeric = [any(cell["number"] for cell in column) for column in columns]
-    return {
-        "name": table.name,
-        "title": table.title,
-        "header": [
-            {"text": column.label, "number": number} for column, number in zip(table.columns, numeric, strict=True)
+def _table(table: Table) -> page.Table:
+    cut = f"The first {_MOST_SHOWN} of {len(table.rows)} rows; {table.name}.csv has all."
+    return page.Table(
+        table.title,
+        [
+            page.Column(column.label, "text" if _has_words(table.column(column.name)) else "number")
+            for column in table.columns
         ],
-        "rows": [list(row) for row in zip(*columns, strict=True)],
-        "total": len(table.rows),
-        "open": len(table.rows) <= _MOST_OPEN,
-    }
-
-
-def _cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Format the cells of a column, fractions with the same number of decimals."""
-    fractions = [cell for cell in cells if isinstance(cell, float)]
-    texts = iter(formatted(fractions))
-
-    def shown(cell: Cell) -> dict[str, Any]:
-        if isinstance(cell, int | float):
-            return {"text": _minus(next(texts) if isinstance(cell, float) else str(cell)), "number": True}
-        return {"text": "–" if cell is None else printable(cell), "number": cell is None and bool(fractions)}
-
-    return [shown(cell) for cell in cells]
-
-
-def _headline(value: float | None) -> str:
-    if value is None:
-        return "–"
-    size = abs(value)
-    return _minus(
-        f"{value:{',.0f' if size >= 1000 or value == round(value) else '.3f' if 0.001 < size < 1 else '.3g'}}"
+        [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows[:_MOST_SHOWN]],
+        folded=len(table.rows) > _MOST_OPEN,
+        note=cut if len(table.rows) > _MOST_SHOWN else "",
     )
 
 
-def _minus(number: str) -> str:
-    return number.replace("-", "−")
+def _headline(value: float | None) -> str | None:
+    if value is None:
+        return None
+    size = abs(value)
+    digits = ",.0f" if size >= 1000 or value == round(value) else ".3f" if 0.001 < size < 1 else ".3g"
+    return f"{value:{digits}}".replace("-", "−")
+
+
+def _has_words(cells: Sequence[Cell]) -> bool:
+    return any(isinstance(cell, str) for cell in cells)
 
 
 def _facts(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

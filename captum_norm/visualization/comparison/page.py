@@ -1,12 +1,10 @@
-"""Renders a comparison of methods as one self-contained HTML page."""
+"""Turns a comparison of methods into a page."""
 
-import math
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from captum_norm.comparison.results import Comparison
-from captum_norm.visualization.colors import color_of, signed_color_of, signed_shares_of
+from captum_norm.comparison.results import Comparison, MethodResult
 from captum_norm.visualization.comparison.tables import (
     agreement_rows,
     example_scores,
@@ -15,96 +13,175 @@ from captum_norm.visualization.comparison.tables import (
     number,
     shown_measures,
 )
-from captum_norm.visualization.static_page import on_ground, ramp, template
-from captum_norm.visualization.text import printable
+from captum_norm.visualization.page import Column, Example, Figure, Page, Scores, Table, Tokens, render
+from captum_norm.visualization.text import shortened
 
 _MOST_EXAMPLES = 20
-# The frame of the curves, in the coordinates of the template.
+_TITLE = 60
+# The frame of the curves in a drawing of 200 × 120.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 194.0, 6.0, 100.0
+_LIGHT, _DARK = (
+    {"ink": "#1b2430", "quiet": "#566273", "line": "#d5dce5", "most": "#0072b2"},
+    {"ink": "#e6ebf2", "quiet": "#9aa7b8", "line": "#303a48", "most": "#56b4e9"},
+)
+_LEAST = "#e69f00"
 
 
 def render_comparison(comparison: Comparison) -> str:
     """Render the page; everything in it is escaped."""
-    low, high = _bounds(comparison)
-    return template("comparison.html").render(
-        title=f"Explanations of {comparison.model} compared",
+    return render(comparison_page(comparison))
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Put a comparison on a page: measures and cost, the texts with a row for each method, agreement and curves."""
+    examples = range(min(comparison.examples, _MOST_EXAMPLES))
+    left_out = f"Shown are the first {len(examples)} of {comparison.examples} texts. The measures are of all."
+    tables = [_measures(comparison), _agreement(comparison)]
+    if comparison.refused:
+        tables.append(_words("Methods that were refused", "reason", comparison.refused))
+    signatures = {result.title: result.signature for result in _ranked(comparison)}
+    return Page(
+        f"Explanations of {comparison.model} compared",
         facts=comparison.facts(),
-        measures=shown_measures(comparison),
-        rows=list(method_rows(comparison)),
-        examples=comparison.examples,
-        refused=comparison.refused,
-        ramp=ramp(color_of),
-        ramp_below=ramp(lambda share: signed_color_of(-share)),
-        texts=[_text(comparison, example) for example in range(min(comparison.examples, _MOST_EXAMPLES))],
-        watched="the probability" if comparison.explained == "probability" else "the output",
-        curves=_curves(comparison, low, high),
-        top=f"{high:.2g}".replace("-", "−"),
-        bottom=f"{low:.2g}".replace("-", "−"),
-        matrix=_matrix(comparison),
+        examples=[_example(comparison, example) for example in examples],
+        tables=[*tables, _words("Signatures", "signature", signatures, folded=True)],
+        figures=_curves(comparison),
+        notes=[left_out] if len(examples) < comparison.examples else [],
     )
 
 
-def _text(comparison: Comparison, example: int) -> dict[str, Any]:
-    tokens, removable, scores = example_scores(comparison, example)
-    rows = []
-    for name, row in zip(comparison.ranking, scores, strict=True):
-        entries = zip(tokens, row, signed_shares_of(row, removable), removable, strict=True)
-        rows.append({"title": comparison.results[name].title, "tokens": [_token(*entry) for entry in entries]})
-    return {"title": example_title(comparison, example), "rows": rows}
+def _ranked(comparison: Comparison) -> list[MethodResult]:
+    return [comparison.results[name] for name in comparison.ranking]
 
 
-def _token(token: str, score: float, share: float, removable: bool) -> dict[str, str | None]:
-    colors = on_ground(signed_color_of(share)) if removable else {"ground": None, "ink": None}
-    return {"text": printable(token), "score": f"{score:.4g}", **colors}
+def _example(comparison: Comparison, example: int) -> Example:
+    tokens, removable, rows = example_scores(comparison, example)
+    return Example(
+        shortened(" ".join(tokens), _TITLE),
+        Tokens(tokens),
+        facts={"explained": example_title(comparison, example)},
+        scores=[
+            Scores(result.title, "score", row, signed=any(score < 0 for score in row))
+            for result, row in zip(_ranked(comparison), rows, strict=True)
+        ],
+        counted=removable,
+    )
 
 
-def _bounds(comparison: Comparison) -> tuple[float, float]:
-    """The range of all curves."""
-    faithfulness = [result.faithfulness for result in comparison.results.values()]
-    means = [float(value) for one in faithfulness for curve in (one.morf, one.lerf) for value in curve.mean(0)]
-    low, high = min(means), max(means)
-    return low, high if high > low else low + 1
+def _measures(comparison: Comparison) -> Table:
+    measures = shown_measures(comparison)
+    means = comparison.means()
+    rows = list(method_rows(comparison))
+    return Table(
+        "Faithfulness and cost",
+        [
+            Column("method"),
+            *(
+                Column(
+                    f"{one.title} {one.arrow}",
+                    "number",
+                    digits=3,
+                    meaning=f"{one.meaning}; {'higher' if one.higher else 'lower'} is better",
+                )
+                for one in measures
+            ),
+            Column("seconds", "number", digits=2),
+            Column(
+                "× forward",
+                "number",
+                digits=1,
+                meaning="time ÷ that of the plain forward pass, one run after a warm-up",
+            ),
+        ],
+        [
+            [
+                row["title"],
+                *(means[row["name"]][one.name] for one in measures),
+                comparison.results[row["name"]].seconds,
+                comparison.results[row["name"]].forward_ratio,
+            ]
+            for row in rows
+        ],
+        strong=[
+            (place, 1 + column)
+            for place, row in enumerate(rows)
+            for column, cell in enumerate(row["cells"])
+            if cell["best"]
+        ],
+        note=f"Means over {comparison.examples} {'example' if comparison.examples == 1 else 'examples'}, by descending "
+        "gain; the best of each column bold.",
+    )
 
 
-def _curves(comparison: Comparison, low: float, high: float) -> list[dict[str, str]]:
+def _agreement(comparison: Comparison) -> Table:
+    titles = [result.title for result in _ranked(comparison)]
+    return Table(
+        "Agreement",
+        [
+            Column("method"),
+            *(Column(str(place), "heat", digits=2, meaning=title) for place, title in enumerate(titles, 1)),
+        ],
+        [
+            [f"{place} {title}", *values]
+            for place, (title, values) in enumerate(zip(titles, agreement_rows(comparison), strict=True), 1)
+        ],
+        note="Spearman's ρ of two methods' scores of the tokens that may be removed, mean over examples.",
+    )
+
+
+def _words(title: str, what: str, words: Mapping[str, str], *, folded: bool = False) -> Table:
+    return Table(title, [Column("method"), Column(what)], list(words.items()), folded=folded)
+
+
+def _curves(comparison: Comparison) -> list[Figure]:
+    """Draw each method's curves; all have the same axes."""
+    results = _ranked(comparison)
+    curves = [[one.faithfulness.morf.mean(0), one.faithfulness.lerf.mean(0)] for one in results]
+    low = min(float(curve.min()) for pair in curves for curve in pair)
+    high = max(float(curve.max()) for pair in curves for curve in pair)
+    watched = "the probability" if comparison.explained == "probability" else "the output"
+    return [
+        Figure(
+            f"{result.title}: gain {number(float(result.faithfulness.relevance_gain.mean()))}",
+            _drawn(most, least, low, high if high > low else low + 1),
+            group="What the output does when tokens go",
+            note="Solid: most relevant tokens first; dashed: least relevant first. Across: share of tokens removed; "
+            f"up: {watched}, mean over examples. The area between is the gain.",
+        )
+        for result, (most, least) in zip(results, curves, strict=True)
+    ]
+
+
+def _drawn(most: Tensor, least: Tensor, low: float, high: float) -> str:
     def points(curve: Tensor) -> list[str]:
-        values = curve.mean(0).tolist()
+        values = curve.tolist()
         return [
             f"{_LEFT + (_RIGHT - _LEFT) * step / (len(values) - 1):.1f} "
             f"{_BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low):.1f}"
             for step, value in enumerate(values)
         ]
 
-    shown = []
-    for name in comparison.ranking:
-        result = comparison.results[name]
-        most, least = points(result.faithfulness.morf), points(result.faithfulness.lerf)
-        shown.append(
-            {
-                "title": result.title,
-                "gain": number(float(result.faithfulness.relevance_gain.mean())),
-                "most": _path(most),
-                "least": _path(least),
-                "between": _path([*least, *reversed(most)]) + "Z",
-            }
-        )
-    return shown
+    down, up = points(most), points(least)
+    top, bottom = (f"{value:.2g}".replace("-", "−") for value in (high, low))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 120" width="200" height="120">'
+        f"<style>{_style(_LIGHT)}@media(prefers-color-scheme:dark){{{_style(_DARK)}}}</style>"
+        f'<path class="axis" d="M{_LEFT:.0f} {_TOP:.0f}V{_BOTTOM:.0f}H{_RIGHT:.0f}"/>'
+        f'<text x="30" y="12" text-anchor="end">{top}</text><text x="30" y="101" text-anchor="end">{bottom}</text>'
+        '<text x="34" y="114">0</text><text x="194" y="114" text-anchor="end">1</text>'
+        f'<path class="between" d="{_path([*up, *reversed(down)])}Z"/>'
+        f'<path class="least" d="{_path(up)}"/><path class="most" d="{_path(down)}"/></svg>'
+    )
+
+
+def _style(colors: Mapping[str, str]) -> str:
+    return (
+        f"text{{fill:{colors['quiet']};font:10px system-ui,sans-serif}}"
+        f".axis{{stroke:{colors['line']};fill:none}}.between{{fill:{colors['ink']};fill-opacity:.1}}"
+        f".most{{stroke:{colors['most']};fill:none;stroke-width:2}}"
+        f".least{{stroke:{_LEAST};fill:none;stroke-width:2;stroke-dasharray:5 3}}"
+    )
 
 
 def _path(points: list[str]) -> str:
     return "M" + "L".join(points)
-
-
-def _matrix(comparison: Comparison) -> list[dict[str, Any]]:
-    titles = [comparison.results[name].title for name in comparison.ranking]
-    return [
-        {
-            "title": title,
-            "cells": [
-                {"title": f"{title}, {other}", "text": number(value, 2)}
-                | on_ground(signed_color_of(0.0 if math.isnan(value) else value))
-                for other, value in zip(titles, values, strict=True)
-            ],
-        }
-        for title, values in zip(titles, agreement_rows(comparison), strict=True)
-    ]

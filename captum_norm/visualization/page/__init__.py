@@ -1,6 +1,7 @@
 """The living page: data (``document``), arrays as text (``encoding``), one self-contained file (``html``)."""
 
 from captum_norm.visualization.page.document import (
+    Column,
     Example,
     Figure,
     Graph,
@@ -15,6 +16,7 @@ from captum_norm.visualization.page.document import (
 from captum_norm.visualization.page.html import render
 
 __all__ = [
+    "Column",
     "Example",
     "Figure",
     "Graph",

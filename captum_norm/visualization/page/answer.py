@@ -1,7 +1,7 @@
 """The page of a generated answer: what it rests on."""
 
 from captum_norm.generation.result import GenerationResult
-from captum_norm.visualization.page.document import Example, Maps, Page, Scores, Table
+from captum_norm.visualization.page.document import Column, Example, Maps, Page, Scores, Table
 from captum_norm.visualization.page.tokens import tokens_of_text
 
 
@@ -26,8 +26,7 @@ def answer_page(result: GenerationResult) -> Page:
     )
     tables = []
     if result.segments is not None and segments is not None:
-        kind = "signed" if signed else "number"
         cells = list(zip(range(len(result.segments)), result.segments, segments.tolist(), strict=True))
-        tables.append(Table("Segments", [("number", "number"), ("segment", "text"), (unit, kind)], cells))
+        tables.append(Table("Segments", [Column("number", "number"), Column("segment"), Column(unit, "signed")], cells))
     title = f"What “{result.explained.answer.strip()}” rests on"
     return Page(title, facts=result.facts(), examples=[example], tables=tables)

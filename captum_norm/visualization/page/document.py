@@ -14,7 +14,7 @@ import numpy.typing as npt
 from captum_norm.errors import InvalidInputError
 
 Stack = Literal["encoder", "decoder", "cross", "answer", "vision"]
-Kind = Literal["text", "number", "signed"]
+Kind = Literal["text", "number", "signed", "heat"]
 Array = npt.NDArray[np.float32]
 Cell = str | int | float | None
 
@@ -91,6 +91,8 @@ class Maps:
         layers: the numbers of the L layers, from 0; ascending.
         stack: the layers' stack.
         signed: whether entries below zero mean something.
+        residual: whether the residual connection is part of the entries. If not, a rollout gives it as much as
+            attention.
     """
 
     method: str
@@ -99,6 +101,7 @@ class Maps:
     layers: Sequence[int]
     stack: Stack = "encoder"
     signed: bool = False
+    residual: bool = True
 
     def __post_init__(self) -> None:
         values = _checked(self.values, (3, 4), f"the maps of {self.method}")
@@ -113,32 +116,43 @@ class Links:
 
     Attributes:
         links: (output position, input position, probability or None) each.
-        sure: the gold links that are sure, if there are any; (output position, input position) each.
-        possible: the gold links that are possible, the sure ones among them or not.
+        sure: the gold links that are sure, (output position, input position) each; None without gold links.
+        possible: the gold links that are possible, the sure ones among them or not; None without gold links.
         method: the name of the method that found them.
     """
 
     links: Sequence[tuple[int, int, float | None]]
-    sure: Sequence[tuple[int, int]] = ()
-    possible: Sequence[tuple[int, int]] = ()
+    sure: Sequence[tuple[int, int]] | None = None
+    possible: Sequence[tuple[int, int]] | None = None
     method: str = ""
+
+    def check(self, rows: int, columns: int) -> None:
+        """Check that all links are between so many outputs and inputs."""
+        for output, given, *_ in (*self.links, *(self.sure or ()), *(self.possible or ())):
+            if not (0 <= output < rows and 0 <= given < columns):
+                raise InvalidInputError(
+                    f"the link ({output}, {given}) is not between {rows} outputs and {columns} inputs; count from 0, "
+                    "the output first"
+                )
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What flows from the inputs through the layers to one output position.
+    """The routes by which information flows to one output position.
 
     Attributes:
-        nodes: (layer, position, share of what arrives at the output) each; layer 0 are the inputs.
-        edges: (index of the node it leaves, index of the node it enters, share of what arrives at the output) each.
+        nodes: (stack, layer, block, position) each, as in :class:`captum_norm.attr.flow_graph.FlowNode`.
+        edges: (index of the source, index of the target, part, head or None, importance) each.
+        output: the index of the node that the routes lead to.
+        threshold: the importance that every edge exceeds.
         method: the method's name.
-        unit: what the shares are.
     """
 
-    nodes: Sequence[tuple[int, int, float]]
-    edges: Sequence[tuple[int, int, float]]
+    nodes: Sequence[tuple[str, int, str, int]]
+    edges: Sequence[tuple[int, int, str, int | None, float]]
+    output: int
+    threshold: float
     method: str = ""
-    unit: str = "share"
 
 
 @dataclass(frozen=True)
@@ -152,6 +166,12 @@ class Picture:
 
     png: bytes
     positions: Sequence[Sequence[int]]
+
+    def check(self, columns: int) -> None:
+        """Check that the patches are a rectangle of indices of so many inputs."""
+        inside = all(0 <= position < columns for row in self.positions for position in row)
+        if not inside or len({len(row) for row in self.positions}) != 1:
+            raise InvalidInputError(f"the patches of a picture are no rectangle of indices among {columns} inputs")
 
 
 @dataclass(frozen=True)
@@ -169,6 +189,7 @@ class Example:
         pictures: pictures that the inputs are patches of.
         row: the row that is explained; None: no single one.
         facts: names and values that hold for this example alone.
+        counted: which inputs the scores are relative to: others are shown without a colour. None: all.
 
     Example:
         >>> Example("a b", Tokens(["a", "b"]), scores=[Scores("norm", "norm", [0.5, 1.0])]).scores[0].values.tolist()
@@ -185,6 +206,7 @@ class Example:
     pictures: Sequence[Picture] = ()
     row: int | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    counted: Sequence[bool] | None = None
 
     def __post_init__(self) -> None:
         rows, columns = len(self.inputs if self.outputs is None else self.outputs), len(self.inputs)
@@ -199,26 +221,54 @@ class Example:
                     f"maps of {maps.method} of shape {tuple(maps.values.shape)} do not fit {rows} outputs and "
                     f"{columns} inputs: the last two axes are these"
                 )
+        for links in self.links:
+            links.check(rows, columns)
+        for picture in self.pictures:
+            picture.check(columns)
+        if self.counted is not None and len(self.counted) != columns:
+            raise InvalidInputError(f"{len(self.counted)} marks do not fit {columns} inputs: give one for each")
         if self.row is not None and not 0 <= self.row < rows:
             raise InvalidInputError(f"there is no row {self.row} to mark among {rows}; count them from 0")
 
 
 @dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: its title.
+        kind: ``"text"``; ``"number"``; ``"signed"`` for numbers with bars from a line at zero; ``"heat"`` for numbers
+            on grounds in their colours.
+        digits: the digits after the point; None for as many as give the largest number four significant ones.
+        meaning: what the numbers are, in a sentence.
+    """
+
+    name: str
+    kind: Kind = "text"
+    digits: int | None = None
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table.
+    """A table, which the reader can sort by its columns.
 
     Attributes:
         title: its heading.
-        columns: the name and kind of each column: ``"text"``, ``"number"``, or ``"signed"`` for numbers that are shown
-            as bars from a line at zero.
-        rows: one cell for each column; None for an empty cell.
+        columns: its columns.
+        rows: one cell for each column; None for an empty cell. Texts in a column of numbers are sorted by the number
+            that they begin with.
         note: a sentence to read it by.
+        strong: the (row, column) of each cell to print bold.
+        folded: whether it is shown only on demand.
     """
 
     title: str
-    columns: Sequence[tuple[str, Kind]]
+    columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+    strong: Sequence[tuple[int, int]] = ()
+    folded: bool = False
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -236,10 +286,14 @@ class Figure:
     Attributes:
         title: its caption, and what screen readers read.
         svg: an SVG document. The page shows it as an image, so it needs its own styles and cannot use the page's.
+        group: the heading that it shares with other figures, if any.
+        note: a sentence to read it by; shown once for a group.
     """
 
     title: str
     svg: str
+    group: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -253,6 +307,7 @@ class Page:
         tables: tables.
         figures: drawings.
         notes: sentences that the reader must know to understand the page.
+        lead: a paragraph under the heading.
 
     Example:
         >>> from captum_norm.visualization.page import render
@@ -267,6 +322,7 @@ class Page:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
+    lead: str = ""
 
 
 def _checked(values: Any, axes: tuple[int, ...], what: str) -> Array:

@@ -75,7 +75,8 @@ def render(page: Page) -> str:
 
 def _header(page: Page) -> list[str]:
     facts = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in page.facts.items())
-    return ["<header>", f"<h1>{_text(page.title)}</h1>", *([f"<dl>{facts}</dl>"] if facts else []), "</header>"]
+    lead = [f'<p class="lead">{_text(page.lead)}</p>'] if page.lead else []
+    return ["<header>", f"<h1>{_text(page.title)}</h1>", *lead, *([f"<dl>{facts}</dl>"] if facts else []), "</header>"]
 
 
 def _text(text: str) -> str:

@@ -25,7 +25,7 @@ from captum_norm.visualization.analysis.plots import (
     MARKERS,
     draw_plot,
     plot_bytes,
-    plot_markup,
+    plot_svg,
 )
 from tests.analysis.results import BARS, HEAT, LAYERS, LINE, RESULT, SCATTER
 
@@ -217,16 +217,15 @@ def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
 
 @pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
-def test_markup_is_one_element_with_ids_of_its_own(plot: Plot) -> None:
-    markup = plot_markup(draw_plot(RESULT, plot), plot.name)
-    root = ET.fromstring(markup.replace("xlink:", ""))
-    ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
-    assert len(ids) == len(set(ids))
-    assert all(name.startswith(f"{plot.name}-") for name in ids)
-    assert set(re.findall(r'(?:href="|url\()#([^")]+)', markup)) <= set(ids)
-    assert INK not in markup
-    assert "var(--text)" in markup
-    assert "http" not in markup
-    assert "date" not in markup
-    texts = {"".join(element.itertext()).strip() for element in root.iter("text")}
+def test_svg_is_as_large_as_its_type_needs_and_takes_the_readers_ink(plot: Plot) -> None:
+    figure = draw_plot(RESULT, plot)
+    svg = plot_svg(figure)
+    root = ET.fromstring(svg)
+    assert float(root.attrib["width"]) == round(figure.get_figwidth() * 72 * 1.7)
+    assert float(root.attrib["height"]) == round(figure.get_figheight() * 72 * 1.7)
+    assert svg.count(INK) == 1
+    assert "currentColor" in svg
+    assert "date" not in svg
+    assert not re.search(r'href="(?!#|data:)|url\([^#]', svg)
+    texts = {"".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
     assert RESULT.table("layers").label(plot.x) in texts

@@ -17,7 +17,18 @@ import numpy as np
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.visualization.page import Example, Maps, Page, Scores, Table, Tokens, render
+from captum_norm.visualization.page import (
+    Column,
+    Example,
+    Links,
+    Maps,
+    Page,
+    Picture,
+    Scores,
+    Table,
+    Tokens,
+    render,
+)
 from captum_norm.visualization.page.encoding import EncodedArray, Precision, encode
 
 ROOT = Path(__file__).parents[3] / "captum_norm" / "visualization"
@@ -85,7 +96,9 @@ def test_empty_arrays_and_zeros_come_back() -> None:
 def test_data_mirrors_the_dataclasses() -> None:
     tokens = Tokens(["a", "", "b\u200b"], words=[0, -1, 1], word_texts=["a", "b"])
     example = Example("one", tokens, maps=[Maps("norm", "norm", np.ones((1, 3, 3)), [5], signed=True)], row=2)
-    page = Page("t", facts={"model": "m"}, examples=[example], tables=[Table("n", [("x", "number")], [[float("nan")]])])
+    page = Page(
+        "t", facts={"model": "m"}, examples=[example], tables=[Table("n", [Column("x", "number")], [[float("nan")]])]
+    )
     found = content(render(page))
     assert found["facts"] == {"model": "m"}
     assert found["tables"][0]["rows"] == [[None]]
@@ -94,6 +107,7 @@ def test_data_mirrors_the_dataclasses() -> None:
     assert shown["row"] == 2
     assert shown["maps"][0] | {"values": None} == {
         "method": "norm", "unit": "norm", "values": None, "layers": [5], "stack": "encoder", "signed": True,
+        "residual": True,
     }  # fmt: skip
     assert (decoded(shown["maps"][0]["values"]) == 1).all()
 
@@ -137,7 +151,13 @@ REFUSED: list[Callable[[], object]] = [
     lambda: Example("t", Tokens(["a"]), scores=[Scores("m", "u", [1.0, 2.0])]),
     lambda: Example("t", Tokens(["a"]), outputs=Tokens(["x", "y"]), maps=[Maps("m", "u", np.zeros((1, 1, 1)), [0])]),
     lambda: Example("t", Tokens(["a"]), row=1),
-    lambda: Table("t", [("a", "text")], [["x", "y"]]),
+    lambda: Example("t", Tokens(["a", "b"]), Tokens(["x"]), links=[Links([(1, 0, None)])]),
+    lambda: Example("t", Tokens(["a"]), Tokens(["x", "y"]), links=[Links([], sure=[(0, 1)])]),
+    lambda: Example("t", Tokens(["a"]), links=[Links([], possible=[(-1, 0)])]),
+    lambda: Example("t", Tokens(["a"]), counted=[True, False]),
+    lambda: Example("t", Tokens(["a"]), pictures=[Picture(b"", [[1]])]),
+    lambda: Example("t", Tokens(["a", "b"]), pictures=[Picture(b"", [[0], [0, 1]])]),
+    lambda: Table("t", [Column("a")], [["x", "y"]]),
 ]
 
 

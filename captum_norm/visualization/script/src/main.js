@@ -22,6 +22,7 @@ const DEFAULTS = {
   pins: [],
   words: true,
   threshold: 0.1,
+  flow: 0.04,
   views: [],
   theme: "light",
 };

@@ -16,6 +16,7 @@ const KEPT = {
   pins: { write: writePins, read: readPins },
   words: { write: (value) => (value ? "1" : "0"), read: (text) => ({ 0: false, 1: true })[text] },
   threshold: { write: String, read: share },
+  flow: { write: String, read: share },
   views: { write: (value) => value.join(","), read: (text) => text.split(",").filter((name) => /^[a-z]+$/.test(name)) },
 };
 

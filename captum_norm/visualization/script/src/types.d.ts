@@ -39,20 +39,22 @@ interface MapsOf<A> {
   layers: number[];
   stack: Stack;
   signed: boolean;
+  residual: boolean;
 }
 
 export interface Links {
   links: [number, number, number | null][];
-  sure: [number, number][];
-  possible: [number, number][];
+  sure: [number, number][] | null;
+  possible: [number, number][] | null;
   method: string;
 }
 
 export interface Graph {
-  nodes: [layer: number, position: number, share: number][];
-  edges: [from: number, to: number, share: number][];
+  nodes: [stack: string, layer: number, block: string, position: number][];
+  edges: [source: number, target: number, part: string, head: number | null, importance: number][];
+  output: number;
+  threshold: number;
   method: string;
-  unit: string;
 }
 
 export interface Picture {
@@ -73,18 +75,30 @@ interface ExampleOf<A> {
   pictures: Picture[];
   row: number | null;
   facts: Record<string, string>;
+  counted: boolean[] | null;
+}
+
+export interface Column {
+  name: string;
+  kind: "text" | "number" | "signed" | "heat";
+  digits: number | null;
+  meaning: string;
 }
 
 export interface Table {
   title: string;
-  columns: [name: string, kind: "text" | "number" | "signed"][];
+  columns: Column[];
   rows: (string | number | null)[][];
   note: string;
+  strong: [row: number, column: number][];
+  folded: boolean;
 }
 
 export interface Figure {
   title: string;
   svg: string;
+  group: string;
+  note: string;
 }
 
 export interface Page {
@@ -94,10 +108,14 @@ export interface Page {
   tables: Table[];
   figures: Figure[];
   notes: string[];
+  lead: string;
 }
 
 export type RawExample = ExampleOf<RawArray>;
-export type Example = ExampleOf<NumberArray>;
+export interface Example extends ExampleOf<NumberArray> {
+  /** Of an example of words: the one of tokens that it was made from. */
+  pieces?: Example;
+}
 export type Maps = MapsOf<NumberArray>;
 export type Scores = ScoresOf<NumberArray>;
 
@@ -137,8 +155,10 @@ export interface Values {
    * maps, links and graph are those of words, and are created anew when this changes.
    */
   words: boolean;
-  /** The share below which links and flows are hidden, from 0 to 1. */
+  /** The share of the largest entry below which lines are hidden, from 0 to 1. */
   threshold: number;
+  /** The importance that an edge must exceed, from 0 to 1. */
+  flow: number;
   /** The names of the views shown, in the order of the page. */
   views: string[];
   /** The colours in use; set by main.js, not kept in the address. */

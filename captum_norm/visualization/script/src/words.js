@@ -1,4 +1,4 @@
-/** @import { Example, Graph, Links, Maps, NumberArray, Place, Scores, Tokens } from "./types.js" */
+/** @import { Example, Links, Maps, NumberArray, Place, Scores, Tokens } from "./types.js" */
 
 /**
  * From tokens to words: the number of the word of each token, where a token outside of all words is one of its own.
@@ -25,7 +25,7 @@ export function groupingOf({ texts, words }) {
 
 /**
  * Makes an example of words from one of tokens. Scores, and the columns of maps, are the sums of a word's tokens; rows
- * of maps are their means.
+ * of maps are their means. The graph stays that of the tokens: only with its thresholds it is known what to join.
  *
  * @param {Example} example
  * @returns {Example} the same one if no word has several tokens
@@ -41,7 +41,8 @@ export function asWords(example) {
     scores: example.scores.map((scores) => groupScores(scores, inputs)),
     maps: example.maps.map((maps) => groupMaps(maps, rows, inputs)),
     links: example.links.map((links) => groupLinks(links, rows, inputs)),
-    graph: example.graph && groupGraph(example.graph, inputs),
+    counted: example.counted && groupMarks(example.counted, inputs),
+    pieces: example,
     pictures: example.pictures.map((picture) => ({
       ...picture,
       positions: picture.positions.map((line) => line.map((index) => inputs.of[index] ?? -1)),
@@ -144,8 +145,9 @@ function groupLinks(links, rows, columns) {
     const higher = known ? Math.max(known[2] ?? 0, probability ?? 0) : probability;
     best.set(key, [rows.of[row], columns.of[column], probability === null ? null : higher]);
   }
-  /** @param {[number, number][]} pairs @returns {[number, number][]} */
+  /** @param {[number, number][] | null} pairs @returns {[number, number][] | null} */
   const once = (pairs) => {
+    if (!pairs) return null;
     /** @type {[string, [number, number]][]} */
     const moved = pairs.map(([row, column]) => [`${rows.of[row]} ${columns.of[column]}`, [rows.of[row], columns.of[column]]]);
     return [...new Map(moved).values()];
@@ -154,27 +156,12 @@ function groupLinks(links, rows, columns) {
 }
 
 /**
- * @param {Graph} graph
+ * @param {boolean[]} marks
  * @param {Grouping} grouping
- * @returns {Graph}
+ * @returns {boolean[]} whether a word has a marked token
  */
-function groupGraph(graph, { of }) {
-  /** @type {Map<string, number>} */
-  const numbers = new Map();
-  /** @type {Graph["nodes"]} */
-  const nodes = [];
-  const moved = graph.nodes.map(([layer, position, share]) => {
-    const key = `${layer} ${of[position]}`;
-    const number = numbers.get(key) ?? nodes.push([layer, of[position], 0]) - 1;
-    numbers.set(key, number);
-    nodes[number][2] += share;
-    return number;
-  });
-  /** @type {Map<string, [number, number, number]>} */
-  const edges = new Map();
-  for (const [from, to, share] of graph.edges) {
-    const key = `${moved[from]} ${moved[to]}`;
-    edges.set(key, [moved[from], moved[to], share + (edges.get(key)?.[2] ?? 0)]);
-  }
-  return { ...graph, nodes, edges: [...edges.values()] };
+function groupMarks(marks, { of, count }) {
+  const grouped = Array(count).fill(false);
+  marks.forEach((mark, index) => (grouped[of[index]] ||= mark));
+  return grouped;
 }

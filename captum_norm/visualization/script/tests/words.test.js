@@ -25,7 +25,8 @@ const example = () => ({
     },
   ],
   links: [{ method: "", links: [[1, 1, 0.5], [2, 2, 0.75], [3, 0, null]], sure: [[1, 2], [2, 1]], possible: [] }],
-  graph: { method: "", unit: "", nodes: [[0, 1, 0.25], [0, 2, 0.5], [1, 3, 1]], edges: [[0, 2, 0.25], [1, 2, 0.5]] },
+  graph: null,
+  counted: [false, false, true, false],
   pictures: [],
   row: 2,
   facts: {},
@@ -47,12 +48,18 @@ test("columns of a word add up, rows are averaged", () => {
   assert.equal(words.row, 1);
 });
 
-test("links and flows of a word's tokens become one", () => {
+test("links of a word's tokens become one; without gold links there are none", () => {
   const words = asWords(example());
   assert.deepEqual(words.links[0].links, [[1, 1, 0.75], [2, 0, null]]);
   assert.deepEqual(words.links[0].sure, [[1, 1]]);
-  assert.deepEqual(words.graph?.nodes, [[0, 1, 0.75], [1, 2, 1]]);
-  assert.deepEqual(words.graph?.edges, [[0, 1, 0.75]]);
+  const bare = { ...example(), links: [{ method: "", links: [], sure: null, possible: null }] };
+  assert.deepEqual(asWords(bare).links[0], bare.links[0]);
+});
+
+test("a word counts if one of its tokens does, and knows its tokens", () => {
+  const given = example();
+  assert.deepEqual(asWords(given).counted, [false, true, false]);
+  assert.equal(asWords(given).pieces, given);
 });
 
 test("without texts of words, those of their tokens are joined", () => {

@@ -59,8 +59,9 @@ function passage(example, method, state) {
   const draw = (places) => {
     const choice = { method, stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
     const reading = read(example, choice, places);
-    const max = reading ? largest(reading.values) : 0;
     const colored = reading && !example.outputs ? "input" : reading?.side;
+    const counted = colored === "input" ? example.counted : null;
+    const max = reading ? largest(counted ? reading.values.filter((_, at) => counted[at]) : reading.values) : 0;
     own.inputs.draw(colored === "input" ? reading : null, max, places);
     own.outputs?.draw(colored === "output" ? reading : null, max, places);
     scale.show(max, reading?.unit ?? "", reading?.signed ?? false, state.get("theme"));
@@ -120,7 +121,9 @@ function strip(example, side, method, state) {
     const pins = state.get("pins").filter((place) => place.side === placeSide).map(({ index }) => index);
     const hover = state.get("hover");
     buttons.forEach((button, index) => {
-      if (reading) paint(button, max > 0 ? reading.values[index] / max : 0, state.get("theme"));
+      const still = side === "input" && example.counted?.[index] === false;
+      button.classList.toggle("still", still);
+      if (reading && !still) paint(button, max > 0 ? reading.values[index] / max : 0, state.get("theme"));
       else button.removeAttribute("style");
       button.title = reading ? formatted(reading.values[index]) : "";
       button.setAttribute("aria-pressed", String(pins.includes(index)));

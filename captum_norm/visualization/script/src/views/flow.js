@@ -1,0 +1,259 @@
+/** @import { Example, Graph, State, View } from "../types.js" */
+/** @import { Drawn, FlowGraph } from "../layouts/flow.js" */
+
+import { paint } from "../colors.js";
+import { h, s } from "../dom.js";
+import { flowLayout, joined, rolloutGraph, routes, through } from "../layouts/flow.js";
+import { curve } from "../layouts/links.js";
+import { percent } from "../layouts/numbers.js";
+import { gridOf, mapsOf } from "../grids.js";
+import { pointing } from "../pointing.js";
+import { groupingOf } from "../words.js";
+
+const ROW = 24;
+const HEAD = 22;
+/** Longer inputs have rows for the tokens on a route alone. */
+const MOST_ROWS = 40;
+const MOST_EDGES = 2000;
+const LARGEST_THRESHOLD = 0.3;
+/** Pinned, a token is the one whose row is followed. */
+const SIDE = "output";
+
+/** @type {Record<string, string>} */
+const PARTS = {
+  attention: "attention",
+  "feed-forward": "feed-forward network",
+  residual: "residual connection",
+  "own position": "the position itself",
+};
+
+/** @type {View} */
+export const flow = {
+  name: "flow",
+  title: "Flow",
+  applies: (_page, example) => example !== null && (example.graph !== null || rolled(example).length > 0),
+  create: (_page, example, state) => createFlow(/** @type {Example} */ (example), state),
+};
+
+/** The maps that have a rollout: of several layers of self-attention, never negative. @param {Example} example */
+function rolled(example) {
+  return example.outputs
+    ? []
+    : example.maps.filter(({ stack, layers, signed }) => stack !== "cross" && stack !== "answer" && layers.length > 1 && !signed);
+}
+
+/**
+ * Tokens down, layers across: what reaches the output position by the edges above the threshold.
+ *
+ * @param {Example} example
+ * @param {State} state
+ */
+function createFlow(example, state) {
+  const slider = h("input", { type: "range", min: 0, max: LARGEST_THRESHOLD, step: 0.005, value: state.get("flow") });
+  const limit = h("output", {});
+  slider.addEventListener("input", () => state.set({ flow: Number(slider.value) }));
+  const tools = h("div", { class: "tools" }, h("label", { class: "choice" }, h("span", {}, "Edges above"), slider, limit));
+  const names = h("div", {});
+  const drawing = s("svg", { "aria-hidden": "true" });
+  const scroll = h("div", { class: "scroll" }, drawing);
+  const said = h("p", { class: "quiet", "aria-live": "polite" });
+  const legend = h("p", { class: "legend quiet" });
+  let width = 480;
+  /** @type {(() => void)} */
+  let light = () => {};
+
+  const draw = () => {
+    const found = graphOf(example, state);
+    const least = Math.max(state.get("flow"), found?.threshold ?? 0);
+    limit.textContent = percent(least);
+    drawing.replaceChildren();
+    legend.replaceChildren();
+    if (!found) {
+      names.replaceChildren();
+      said.textContent = "The method chosen has no flow: choose another.";
+      return;
+    }
+    const { graph, texts } = found;
+    const { edges, reach } = routes(graph, least);
+    edges.sort((one, other) => one.flow - other.flow);
+    const shown = edges.slice(Math.max(0, edges.length - MOST_EDGES));
+    const lengths = Object.fromEntries(Object.entries(texts).map(([stack, tokens]) => [stack, tokens.length]));
+    const { rows, columns, at } = flowLayout(graph.nodes, reach.keys(), lengths, MOST_ROWS);
+    const step = Math.max(14, (width - 24) / Math.max(1, columns.length - 1));
+    const x = (/** @type {number} */ node) => 12 + step * (at.get(node)?.column ?? 0);
+    const y = (/** @type {number} */ node) => HEAD + ROW * ((at.get(node)?.row ?? 0) + 0.5);
+    const [across, down] = [24 + step * (columns.length - 1), HEAD + ROW * rows.length];
+    drawing.setAttribute("viewBox", `0 0 ${across} ${down}`);
+    drawing.setAttribute("width", String(across));
+    drawing.setAttribute("height", String(down));
+    /** @type {Map<Drawn, SVGElement>} */
+    const paths = new Map();
+    for (const edge of shown) {
+      const bent = edge.part === "feed-forward";
+      const [x0, y0, x1, y1] = [x(edge.source), y(edge.source), x(edge.target), y(edge.target)];
+      const d = bent ? `M${x0} ${y0}C${x0 + step / 3} ${y0 + 11} ${x1 - step / 3} ${y1 + 11} ${x1} ${y1}` : curve(x0, y0, x1, y1);
+      const path = s("path", { class: edge.part.replace(" ", "-"), d, "stroke-width": (0.6 + 4.4 * Math.sqrt(edge.flow)).toFixed(2) });
+      path.append(s("title", {}, told(edge)));
+      paths.set(edge, path);
+    }
+    const dots = [...reach].map(([node, share]) => {
+      const dot = s("circle", { cx: x(node), cy: y(node), r: (1.5 + 4 * Math.sqrt(share)).toFixed(2) });
+      if (graph.outputs.includes(node)) dot.setAttribute("class", "output");
+      const { stack, position, layer, block } = graph.nodes[node];
+      const where = block === "input" ? "input" : `layer ${layer}, behind ${block === "layer" ? "it" : block}`;
+      dot.append(s("title", {}, `${texts[stack]?.[position] ?? position}, ${where}: ${percent(share)} of the output`));
+      dot.addEventListener("pointerenter", () => glow(node));
+      dot.addEventListener("pointerleave", () => light());
+      return dot;
+    });
+    const glow = (/** @type {number | null} */ node) => {
+      const bright = node === null ? null : through(shown, node);
+      paths.forEach((path, edge) => path.classList.toggle("dim", bright !== null && !bright.has(edge)));
+    };
+    drawing.append(...headsOf(columns, (index) => 12 + step * index), ...paths.values(), ...dots);
+
+    const entries = graph.nodes.flatMap((node, index) => (node.block === "input" && reach.has(index) ? [[node, index]] : []));
+    const inputs = new Map(/** @type {[typeof graph.nodes[0], number][]} */ (entries).map(([node, index]) => [`${node.stack} ${node.position}`, index]));
+    const top = Math.max(...[...inputs.values()].map((index) => reach.get(index) ?? 0), 0);
+    const reached = [...inputs.values()].reduce((sum, index) => sum + (reach.get(index) ?? 0), 0);
+    const first = rows[0]?.stack;
+    const items = rows.map(({ stack, position }) => {
+      const node = inputs.get(`${stack} ${position}`);
+      const share = node === undefined ? 0 : (reach.get(node) ?? 0);
+      const name = h("button", { type: "button", dir: "auto" }, texts[stack]?.[position] ?? String(position));
+      paint(name, top > 0 ? share / top : 0, state.get("theme"));
+      return { name, item: h("li", {}, h("span", { class: "share" }, node === undefined ? "" : percent(share)), name) };
+    });
+    const list = h("ol", { "aria-label": "tokens, and the share of the output that comes from each" }, ...items.map(({ item }) => item));
+    const own = items.filter((_, row) => rows[row].stack === first);
+    pointing(list, own.map(({ name }, row) => [{ element: name, place: { side: SIDE, index: rows[row].position } }]), state);
+    names.replaceChildren(list);
+    light = () => {
+      const hover = state.get("hover");
+      items.forEach(({ name }, row) => name.classList.toggle("pointed", hover?.index === rows[row].position && rows[row].stack === first));
+      glow(hover ? (inputs.get(`${first} ${hover.index}`) ?? null) : null);
+    };
+    light();
+    const kinds = [...new Set(edges.map(({ part }) => part))];
+    legend.append(...Object.keys(PARTS).filter((part) => kinds.includes(part)).map(sampleOf));
+    said.textContent = [
+      found.note,
+      least > 0 && reached < 0.995 ? `The edges shown carry ${percent(reached)} of it.` : "",
+      edges.length ? "" : "Nothing exceeds the threshold: lower it.",
+      shown.length < edges.length ? `Shown are the strongest ${shown.length} of ${edges.length} edges.` : "",
+    ].join(" ");
+  };
+  draw();
+  state.subscribe(["method", "stack", "pins", "flow", "theme"], draw);
+  state.subscribe(["hover"], () => light());
+  new ResizeObserver(() => {
+    if (!scroll.clientWidth || Math.abs(scroll.clientWidth - width) < 2) return;
+    width = scroll.clientWidth;
+    draw();
+  }).observe(scroll);
+  return h("div", {}, tools, legend, h("div", { class: "columns" }, names, scroll), said);
+}
+
+/**
+ * @typedef {{ graph: FlowGraph, texts: Record<string, string[]>, threshold: number, note: string }} Found
+ */
+
+/**
+ * The example's graph, or that of the rollout of the maps chosen.
+ *
+ * @param {Example} example
+ * @param {State} state
+ * @returns {Found | null}
+ */
+function graphOf(example, state) {
+  const method = state.get("method");
+  const own = !rolled(example).some((maps) => maps.method === method);
+  if (example.graph && (own || example.graph.method === method)) return ownGraph(example, example.graph);
+  const tokens = example.pieces ?? example;
+  const maps = rolled(tokens).find((one) => one.method === method && one.stack === state.get("stack"));
+  if (!maps) return null;
+  const grids = maps.layers.map((layer) => gridOf(tokens, { method, stack: maps.stack, layer, head: "all" }));
+  const entries = grids.flatMap((grid) => grid?.values ?? []);
+  const keys = tokens.inputs.texts.length;
+  const rows = entries[0].length / keys;
+  const pin = state.get("pins").find(({ side }) => side === "output");
+  const position = pin?.index ?? example.row ?? example.inputs.texts.length - 1;
+  const groups = groupsOf(example);
+  const before = keys - rows;
+  const outputs = [...Array(rows).keys()].filter((row) => (groups.inputs?.[row + before] ?? row + before) === position);
+  // Edges much thinner than those drawn are left out, which would be millions in a long text.
+  const least = Math.max(state.get("flow") / 4, 0.002);
+  const graph = rolloutGraph(entries, keys, outputs, maps.stack, least, !maps.residual);
+  const mean = mapsOf(tokens, method, maps.stack).together ? "" : " (the mean of its heads)";
+  const half = maps.residual ? "" : " The residual connection counts as much as attention.";
+  return {
+    graph: groups.inputs ? joined(graph, { [maps.stack]: groups.inputs }) : graph,
+    texts: { [maps.stack]: example.inputs.texts },
+    threshold: 0,
+    note: `Rollout of ${method}${mean} to “${example.inputs.texts[position]}”.${half} Pin a token to follow it instead.`,
+  };
+}
+
+/**
+ * @param {Example} example
+ * @param {Graph} given
+ * @returns {Found}
+ */
+function ownGraph(example, given) {
+  const graph = {
+    nodes: given.nodes.map(([stack, layer, block, position]) => ({ stack, layer, block, position })),
+    edges: given.edges.map(([source, target, part, head, importance]) => ({ source, target, part, head, importance })),
+    outputs: [given.output],
+  };
+  const top = graph.nodes[given.output].stack;
+  const groups = groupsOf(example);
+  const stacks = [...new Set(graph.nodes.map(({ stack }) => stack))];
+  /** @param {string} stack */
+  const isPrefix = (stack) => stacks.length > 1 && stack === top;
+  const texts = Object.fromEntries(
+    stacks.map((stack) => [stack, isPrefix(stack) ? (example.outputs?.texts ?? []) : example.inputs.texts]),
+  );
+  const of = Object.fromEntries(stacks.map((stack) => [stack, (isPrefix(stack) ? groups.outputs : groups.inputs) ?? []]));
+  const made = example.pieces ? joined(graph, of) : graph;
+  const { position } = made.nodes[made.outputs[0]];
+  return { graph: made, texts, threshold: given.threshold, note: `What reaches the output at “${texts[top][position] ?? position}”.` };
+}
+
+/**
+ * The word of each token, if the example is one of words.
+ *
+ * @param {Example} example
+ */
+function groupsOf({ pieces }) {
+  return {
+    inputs: pieces && groupingOf(pieces.inputs).of,
+    outputs: pieces?.outputs ? groupingOf(pieces.outputs).of : undefined,
+  };
+}
+
+/** @param {Drawn} edge */
+function told({ part, heads, importance, flow }) {
+  const which = heads.length ? `, head${heads.length > 1 ? "s" : ""} ${heads.sort((one, other) => one - other).join(", ")}` : "";
+  return `${PARTS[part] ?? part}${which}: ${percent(importance)} of the stream, ${percent(flow)} of the output`;
+}
+
+/**
+ * The numbers of the layers, over the last column of each.
+ *
+ * @param {FlowGraph["nodes"]} columns
+ * @param {(index: number) => number} x
+ */
+function headsOf(columns, x) {
+  const last = new Map(columns.map(({ stack, layer }, index) => [`${stack} ${layer}`, index]));
+  return [...last.values()].map((index) => {
+    const label = columns[index].block === "input" ? "input" : String(columns[index].layer);
+    const anchor = index === 0 ? "start" : index === columns.length - 1 ? "end" : "middle";
+    return s("text", { x: anchor === "start" ? 0 : anchor === "end" ? x(index) + 12 : x(index), y: 12, "text-anchor": anchor }, label);
+  });
+}
+
+/** @param {string} part */
+function sampleOf(part) {
+  const line = s("path", { class: part.replace(" ", "-"), d: "M0 5H28", "stroke-width": 2 });
+  return h("span", {}, s("svg", { viewBox: "0 0 28 10", "aria-hidden": "true" }, line), PARTS[part]);
+}
