@@ -54,7 +54,6 @@ class Visits:
         fragment: str = "",
         width: int = 1280,
         dark: bool = False,
-        script: bool = True,
         **options: Any,
     ) -> Page:
         """Write the HTML into a file of its own and open it.
@@ -64,13 +63,11 @@ class Visits:
             fragment: what follows the address after ``#``.
             width: the window's, in pixels.
             dark: the reader prefers dark colours.
-            script: whether scripts run.
             options: further ones of Playwright's ``new_context``.
         """
         context = self.browser.new_context(
             viewport={"width": width, "height": 800},
             color_scheme="dark" if dark else "light",
-            java_script_enabled=script,
             offline=True,
             **options,
         )
