@@ -135,19 +135,18 @@ def test_the_method_chosen_is_mapped_first(visit: Visits) -> None:
     expect(headings).to_have_text([re.compile("^weights ")])
 
 
-@pytest.mark.parametrize(
-    ("scale", "largest"),
-    [
-        ("each map", NORM_OF_HEADS[1, 0].max()),
-        ("each layer", NORM_OF_HEADS[1].max()),
-        ("all maps", NORM_OF_HEADS.max()),
-    ],
-)
-def test_the_strongest_colour_is_that_of_the_scale(visit: Visits, scale: str, largest: float) -> None:
-    tab = visit(HTML, fragment="words=0&layer=1&head=0")
-    tab.get_by_role("button", name=scale).click()
-    panel = tab.locator(".panel").first
-    expect(panel.locator(".legend")).to_contain_text(f"{float(largest):.4f}")
+def test_the_strongest_colour_is_that_of_the_scale(visit: Visits) -> None:
+    layer, head = 0, int(NORM_OF_HEADS[0].max((1, 2)).argmin())
+    tops = {
+        "each map": NORM_OF_HEADS[layer, head].max(),
+        "each layer": NORM_OF_HEADS[layer].max(),
+        "all maps": NORM_OF_HEADS.max(),
+    }
+    assert len({float(top) for top in tops.values()}) == 3
+    tab = visit(HTML, fragment=f"words=0&layer={layer}&head={head}")
+    for scale, largest in tops.items():
+        tab.get_by_role("button", name=scale).click()
+        expect(tab.locator(".panel .legend").first).to_contain_text(f"{largest:#.4g}")
 
 
 def test_views_can_be_hidden(visit: Visits) -> None:

@@ -33,6 +33,26 @@ export function s(tag, attributes = {}, ...children) {
 }
 
 /**
+ * Changes the document. If this replaces the control that has the focus, the new one of the same name gets it.
+ *
+ * @param {Element} within
+ * @param {() => void} change
+ */
+export function keepFocus(within, change) {
+  const before = document.activeElement;
+  const name = before && within.contains(before) ? nameOfControl(before) : null;
+  change();
+  if (name === null || before?.isConnected) return;
+  const after = [...within.querySelectorAll("button, select")].find((control) => nameOfControl(control) === name);
+  if (after instanceof HTMLElement) after.focus();
+}
+
+/** @param {Element} control */
+function nameOfControl(control) {
+  return control.getAttribute("aria-label") ?? (control.closest("label")?.firstChild ?? control).textContent;
+}
+
+/**
  * Creates a labelled list of choices that follows the state and sets it.
  *
  * @param {string} label
@@ -78,6 +98,7 @@ export function segmented(label, choices, value, choose) {
  */
 export function formatted(value) {
   const size = Math.abs(value);
-  const text = size === 0 ? "0" : size < 1e-4 || size >= 1e5 ? size.toExponential(2) : size.toPrecision(4);
+  const exponent = size < 1e-4 || size >= 1e5;
+  const text = size === 0 ? "0" : exponent ? size.toExponential(2) : size >= 1e3 ? size.toFixed(0) : size.toPrecision(4);
   return (value < 0 ? "−" : "") + text;
 }

@@ -1,7 +1,7 @@
 /** @import { Example, Page, State, Values } from "./types.js" */
 
 import { opener, parsePage } from "./data.js";
-import { h } from "./dom.js";
+import { h, keepFocus } from "./dom.js";
 import { methodsOf, stacksOf } from "./grids.js";
 import { createState, readFragment, scoped } from "./state.js";
 import { toolbar } from "./toolbar.js";
@@ -54,7 +54,7 @@ function start(page, state, root) {
       const attributes = { class: `view ${view.name}`, "aria-labelledby": heading.id };
       return h("section", attributes, heading, view.create(page, example, scope.state));
     });
-    root.replaceChildren(toolbar(page, given, scope.state, applying), ...sections);
+    keepFocus(root, () => root.replaceChildren(toolbar(page, given, scope.state, applying), ...sections));
     scope.state.subscribe(["views"], () => draw(given));
     scope.state.subscribe(["words"], () => {
       if (given) state.set({ hover: null, cell: null, pins: movedPlaces(state.get("pins"), given, state.get("words")) });

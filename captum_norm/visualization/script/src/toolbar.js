@@ -1,6 +1,6 @@
 /** @import { Example, Page, State, Values, View } from "./types.js" */
 
-import { h, segmented, select } from "./dom.js";
+import { h, keepFocus, segmented, select } from "./dom.js";
 import { mappedIn, mapsOf, methodsOf, pairOf, stacksOf } from "./grids.js";
 
 /** @type {(keyof Values)[]} */
@@ -17,7 +17,8 @@ const NUMBERS = ["example", "layer", "head"];
  */
 export function toolbar(page, example, state, applying) {
   const bar = h("div", { class: "toolbar", role: "toolbar", "aria-label": "What is shown" });
-  const draw = () => bar.replaceChildren(...(example ? choices(page, example, state) : []), ...viewChoice(state, applying));
+  const draw = () =>
+    keepFocus(bar, () => bar.replaceChildren(...(example ? choices(page, example, state) : []), ...viewChoice(state, applying)));
   draw();
   state.subscribe(["method", "beside", "stack", "layer", "head", "words"], draw);
   return bar;
