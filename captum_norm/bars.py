@@ -53,22 +53,24 @@ def is_asked() -> bool:
     return _options.get() is not None
 
 
-def bar(description: str, total: int | None, unit: str) -> "tqdm[Never]":
+def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
     """Create a bar, to be updated and closed; invisible outside :func:`captum_norm.progress`.
 
     Args:
         description: the text before the bar.
-        total: the number of units, if known.
-        unit: the name of the unit.
+        total: the number of units, if known; the time that is left is then shown.
+        unit: the name of the unit; empty to show no numbers, as of estimated seconds.
     """
     from tqdm import tqdm
 
     asked = _options.get()
+    counts = "{n_fmt}/{total_fmt}{unit}, " if unit else ""
     silent = True if asked is None else None if asked.terminal_only else False
     return tqdm(
         desc=description,
         total=total,
         unit=f" {unit}",
+        bar_format=None if total is None else f"{{l_bar}}{{bar}}| {counts}{{remaining}} left",
         unit_scale=True,
         disable=silent,
         delay=0 if asked is None else asked.delay,

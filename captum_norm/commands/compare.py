@@ -59,7 +59,13 @@ class _Texts:
     labels: Mapping[int, str] | None
 
 
+_SLOW = ("shapley", "lime")
+_CAPTIONS = 6
+
+
 def _methods(text: str) -> list[str]:
+    if text == "all":
+        return list(METHODS)
     parse = method_name(METHODS)
     return [parse(name.strip()) for name in text.split(",")]
 
@@ -70,15 +76,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="TEXT|FILE",
         help="a text, a file with one on each line, alone or followed by a tab and its label, or - to read such lines "
-        "from standard input (default: eight captions)",
+        "from standard input (default: six captions)",
     )
     add_text_option(parser)
     add_model(parser)
     parser.add_argument(
         "--methods",
         type=_methods,
+        default=[name for name in METHODS if name not in _SLOW],
         metavar="NAME,…",
-        help=f"some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all)",
+        help=f"some of {', '.join(METHODS)}, or package.module:Class for one of your own; all for all of them (default: "
+        f"all but {' and '.join(_SLOW)}, which take as long as the others together)",
     )
     add_target(
         parser,
@@ -165,7 +173,7 @@ def _examples(options: argparse.Namespace) -> _Texts:
     if options.text is None:
         from captum_norm.demo import CAPTIONS
 
-        return _Texts(CAPTIONS[: options.limit], None)
+        return _Texts(CAPTIONS[: options.limit or _CAPTIONS], None)
     # Not splitlines(), which also splits at characters such as U+2028.
     lines = given_text(options.text, is_text=options.is_text).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from captum_norm.comparison.measures import MEASURES
+from captum_norm.comparison.significance import undefeated
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import FaithfulnessScores
 from captum_norm.tables import csv_records, data_frame, json_text
@@ -93,12 +94,30 @@ class Comparison:
         """Average each method's faithfulness over examples."""
         return {name: result.faithfulness.means() for name, result in self.results.items()}
 
+    def best(self) -> dict[str, set[str]]:
+        """Return the methods that no other is better than by more than chance, by measure.
+
+        See :func:`captum_norm.comparison.significance.undefeated`; none where no method is worse than another.
+        """
+        columns = {
+            one.name: {name: getattr(result.faithfulness, one.name) for name, result in self.results.items()}
+            for one in MEASURES
+        }
+        return {one.name: undefeated(columns[one.name], one) for one in MEASURES}
+
+    @property
+    def flat(self) -> bool:
+        """Whether no method differs from the best one by any measure."""
+        return not any(self.best().values())
+
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the numbers."""
         facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
         if self.accuracy is not None:
             facts["accuracy"] = f"{self.accuracy:.1%}"
         facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
+        if self.flat:
+            facts["flat"] = "no method differs from the best by more than chance; take more texts, or another model"
         return facts | {"signature": self.signature}
 
     def frame(self, table: TableName = "methods") -> "pd.DataFrame":

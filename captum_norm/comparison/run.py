@@ -1,6 +1,6 @@
 """Compares methods on one model and its inputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from captum_norm.comparison.targets import (
     target_names,
     tokens_of,
 )
-from captum_norm.comparison.timing import forward_seconds, run_methods
+from captum_norm.comparison.timing import forward_seconds, prepared, run_methods
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import (
     ERASER_BINS,
@@ -146,16 +146,23 @@ def compare(
     batches = list(examples.batches(batch_size))
     bound = [_bound(perturbation, batch) for batch in batches]
     batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
-    scored, refused = run_methods(chosen, make, model, batches, seed, mean=explained == PROJECTION)
-    if not scored:
-        one, reason = next(iter(refused.items()))
-        raise InvalidInputError(f"no method supports the model and these inputs; {one}: {reason}")
-
-    order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
-    scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
-    removable = gathered([one.removable for one in bound], order, width)
-    faithful = _faithfulness(faithfulness, batches, {label: method.scores for label, method in scored.items()}, order)
     forward = forward_seconds(batches)
+    ready, refused = prepared(chosen, make, model, batches, seed, mean=explained == PROJECTION)
+    removal = forward * faithfulness.passes * len(ready)
+    work = removal + sum(method.seconds * len(examples) for method in ready.values())
+    with bar("comparing", work, "") as progress:
+        scored, failed = run_methods(ready, batches, progress.update)
+        refused |= failed
+        if not scored:
+            one, reason = next(iter(refused.items()))
+            raise InvalidInputError(f"no method supports the model and these inputs; {one}: {reason}")
+        order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
+        scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
+        removable = gathered([one.removable for one in bound], order, width)
+        by_batch = {label: method.scores for label, method in scored.items()}
+        progress.update(work - removal - progress.n)
+        each = removal / len(examples)
+        faithful = _faithfulness(faithfulness, batches, by_batch, order, lambda count: progress.update(count * each))
     found = [one.target for one in bound if one.target is not None]
     if explained == PROJECTION or not found:
         targets = ["own direction" if explained == PROJECTION else "the only number"] * len(examples)
@@ -214,15 +221,18 @@ def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
 
 
 def _faithfulness(
-    faithfulness: Faithfulness, batches: Sequence[Batch], scores: Mapping[str, Sequence[Tensor]], order: Tensor
+    faithfulness: Faithfulness,
+    batches: Sequence[Batch],
+    scores: Mapping[str, Sequence[Tensor]],
+    order: Tensor,
+    done: Callable[[int], object],
 ) -> dict[str, FaithfulnessScores]:
     """Measure the faithfulness of every method, on all examples in their order."""
     parts = []
-    with bar("removing tokens", len(order), "examples") as progress:
-        for place, batch in enumerate(batches):
-            of_batch = {name: methods[place] for name, methods in scores.items()}
-            parts.append(faithfulness.evaluate(batch.inputs, of_batch, batch.target, position=batch.position))
-            progress.update(len(batch.index))
+    for place, batch in enumerate(batches):
+        of_batch = {name: methods[place] for name, methods in scores.items()}
+        parts.append(faithfulness.evaluate(batch.inputs, of_batch, batch.target, position=batch.position))
+        done(len(batch.index))
 
     def ordered(name: str) -> FaithfulnessScores:
         columns = (field.name for field in fields(FaithfulnessScores))

@@ -33,7 +33,22 @@ class Scored:
     seconds: float
 
 
-def run_methods(
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A method that has explained one example.
+
+    Attributes:
+        signature: the method and its choices.
+        explain: computes its scores for a batch.
+        seconds: how long the example took.
+    """
+
+    signature: str
+    explain: Callable[[Batch], Tensor]
+    seconds: float
+
+
+def prepared(
     methods: Mapping[str, str | Attribution],
     make: Callable[[str], Attribution],
     model: nn.Module,
@@ -41,8 +56,8 @@ def run_methods(
     seed: int,
     *,
     mean: bool,
-) -> tuple[dict[str, Scored], dict[str, str]]:
-    """Run every method on all examples, after a warm-up on one of them that is not timed.
+) -> tuple[dict[str, Prepared], dict[str, str]]:
+    """Run every method on one example: a warm-up, which shows who supports the model and what methods cost.
 
     Args:
         methods: methods or their names, by their names in the results.
@@ -53,20 +68,47 @@ def run_methods(
         mean: see :func:`token_scores`.
 
     Returns:
-        the scores by method, and the reasons of refused methods.
+        the methods, and the reasons of refused ones.
     """
-    scored, refused = {}, {}
-    examples = sum(len(batch.index) for batch in batches)
-    with bar("comparing", len(methods) * examples, "explanations") as progress:
-        for place, (name, wanted) in enumerate(methods.items(), 1):
+    ready, refused = {}, {}
+    with bar("preparing", len(methods), "methods") as progress:
+        for name, wanted in methods.items():
             try:
                 method = make(wanted) if isinstance(wanted, str) else wanted
                 explain = partial(_explain, method, model, seed, mean=mean)
-                explain(batches[0].first())
-                scored[name] = _timed(method, explain, batches, progress.update)
+                seconds = timed(partial(explain, batches[0].first()))[1]
+                ready[name] = Prepared(signature_of(method), explain, seconds)
             except CaptumNormError as error:
                 refused[name] = " ".join(str(error).split())
-            progress.update(place * examples - progress.n)
+            progress.update()
+    return ready, refused
+
+
+def run_methods(
+    methods: Mapping[str, Prepared], batches: Sequence[Batch], done: Callable[[float], object]
+) -> tuple[dict[str, Scored], dict[str, str]]:
+    """Run methods on all examples.
+
+    Args:
+        methods: the methods.
+        batches: all examples.
+        done: is told of the seconds that finished work was expected to take.
+
+    Returns:
+        the scores by method, and the reasons of refused methods.
+    """
+    scored, refused = {}, {}
+    for name, method in methods.items():
+        parts, seconds = [], 0.0
+        try:
+            for batch in batches:
+                scores, taken = timed(partial(method.explain, batch))
+                parts.append(scores)
+                seconds += taken
+                done(method.seconds * len(batch.index))
+            scored[name] = Scored(method.signature, parts, seconds)
+        except CaptumNormError as error:
+            refused[name] = " ".join(str(error).split())
     return scored, refused
 
 
@@ -78,18 +120,6 @@ def forward_seconds(batches: Sequence[Batch]) -> float:
             batch.call.run()
             total += min(timed(batch.call.run)[1] for _ in range(_FORWARD_PASSES))
     return total
-
-
-def _timed(
-    method: Attribution, explain: Callable[[Batch], Tensor], batches: Sequence[Batch], done: Callable[[int], object]
-) -> Scored:
-    parts, seconds = [], 0.0
-    for batch in batches:
-        scores, taken = timed(partial(explain, batch))
-        parts.append(scores)
-        seconds += taken
-        done(len(batch.index))
-    return Scored(signature_of(method), parts, seconds)
 
 
 def _explain(method: Attribution, model: nn.Module, seed: int, batch: Batch, *, mean: bool) -> Tensor:

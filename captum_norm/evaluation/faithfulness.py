@@ -101,6 +101,11 @@ class Faithfulness:
         """Every choice that changes scores, in the manner of sacrebleu."""
         return f"{self.perturbation.signature}|bins:{','.join(map(str, self.bins))}|steps:{self.steps}"
 
+    @property
+    def passes(self) -> int:
+        """The largest number of inputs, for one example and one method, that the model is run on."""
+        return 2 * (len(self.bins) + self.steps)
+
     @overload
     def evaluate(
         self,

@@ -47,7 +47,7 @@ def _scores(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
     axes.set_xticks(range(len(tokens[shown])), [shortened(token, _LABEL_WIDTH) for token in tokens[shown]], rotation=90)
     for text in axes.get_xticklabels():
         text.set(parse_math=False, fontfamily=font_families(), fontsize=8)
-    _rows(axes, comparison, names)
+    _rows(axes, names)
     rest = f", the first {_MOST_TOKENS} tokens" if len(tokens) > _MOST_TOKENS else ""
     axes.set_title(f"scores, {example_title(comparison, 0)}{rest}", fontsize="medium", parse_math=False)
     bar = axes.figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01)
@@ -61,7 +61,7 @@ def _gains(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
     axes.axvline(0, color="0.5", linewidth=0.8)
     axes.locator_params(axis="x", nbins=5)
     axes.ticklabel_format(axis="x", scilimits=(-3, 3), useMathText=True)
-    _rows(axes, comparison, names)
+    _rows(axes, names)
     count = f"{comparison.examples} example{'s' * (comparison.examples != 1)}"
     axes.set_title(f"relevance gain, mean of {count}", fontsize="medium")
 
@@ -96,8 +96,8 @@ def _agreement(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
     axes.set_title("agreement: Spearman's ρ × 100", fontsize="medium")
 
 
-def _rows(axes: "Axes", comparison: Comparison, names: list[str]) -> None:
-    axes.set_yticks(range(len(names)), [comparison.results[name].title for name in names])
+def _rows(axes: "Axes", names: list[str]) -> None:
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     for text in axes.get_yticklabels():
         text.set(parse_math=False, fontsize=8)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from captum_norm.comparison.results import Comparison, MethodResult
+from captum_norm.comparison.results import Comparison
 from captum_norm.visualization.comparison.tables import (
+    BOLD,
     agreement_rows,
     example_scores,
     example_title,
@@ -13,8 +14,10 @@ from captum_norm.visualization.comparison.tables import (
     number,
     shown_measures,
 )
-from captum_norm.visualization.page import Column, Example, Figure, Page, Scores, Table, Tokens, render
+from captum_norm.visualization.page import Column, Example, Figure, Page, Scores, Table, render
+from captum_norm.visualization.page.tokens import tokens_of
 from captum_norm.visualization.text import shortened
+from captum_norm.words import words_of_tokens
 
 _MOST_EXAMPLES = 20
 _TITLE = 60
@@ -39,7 +42,7 @@ def comparison_page(comparison: Comparison) -> Page:
     tables = [_measures(comparison), _agreement(comparison)]
     if comparison.refused:
         tables.append(_words("Methods that were refused", "reason", comparison.refused))
-    signatures = {result.title: result.signature for result in _ranked(comparison)}
+    signatures = {name: comparison.results[name].signature for name in comparison.ranking}
     return Page(
         f"Explanations of {comparison.model} compared",
         facts=comparison.facts(),
@@ -50,19 +53,15 @@ def comparison_page(comparison: Comparison) -> Page:
     )
 
 
-def _ranked(comparison: Comparison) -> list[MethodResult]:
-    return [comparison.results[name] for name in comparison.ranking]
-
-
 def _example(comparison: Comparison, example: int) -> Example:
     tokens, removable, rows = example_scores(comparison, example)
     return Example(
         shortened(" ".join(tokens), _TITLE),
-        Tokens(tokens),
+        tokens_of(words_of_tokens(tokens)),
         facts={"explained": example_title(comparison, example)},
         scores=[
-            Scores(result.title, "score", row, signed=any(score < 0 for score in row))
-            for result, row in zip(_ranked(comparison), rows, strict=True)
+            Scores(name, "score", row, signed=any(score < 0 for score in row))
+            for name, row in zip(comparison.ranking, rows, strict=True)
         ],
         counted=removable,
     )
@@ -95,7 +94,7 @@ def _measures(comparison: Comparison) -> Table:
         ],
         [
             [
-                row["title"],
+                row["name"],
                 *(means[row["name"]][one.name] for one in measures),
                 comparison.results[row["name"]].seconds,
                 comparison.results[row["name"]].forward_ratio,
@@ -109,21 +108,20 @@ def _measures(comparison: Comparison) -> Table:
             if cell["best"]
         ],
         note=f"Means over {comparison.examples} {'example' if comparison.examples == 1 else 'examples'}, by descending "
-        "gain; the best of each column bold.",
+        f"gain. {BOLD}",
     )
 
 
 def _agreement(comparison: Comparison) -> Table:
-    titles = [result.title for result in _ranked(comparison)]
     return Table(
         "Agreement",
         [
             Column("method"),
-            *(Column(str(place), "heat", digits=2, meaning=title) for place, title in enumerate(titles, 1)),
+            *(Column(str(place), "heat", digits=2, meaning=name) for place, name in enumerate(comparison.ranking, 1)),
         ],
         [
-            [f"{place} {title}", *values]
-            for place, (title, values) in enumerate(zip(titles, agreement_rows(comparison), strict=True), 1)
+            [f"{place} {name}", *values]
+            for place, (name, values) in enumerate(zip(comparison.ranking, agreement_rows(comparison), strict=True), 1)
         ],
         note="Spearman's ρ of two methods' scores of the tokens that may be removed, mean over examples.",
     )
@@ -135,20 +133,20 @@ def _words(title: str, what: str, words: Mapping[str, str], *, folded: bool = Fa
 
 def _curves(comparison: Comparison) -> list[Figure]:
     """Draw each method's curves; all have the same axes."""
-    results = _ranked(comparison)
-    curves = [[one.faithfulness.morf.mean(0), one.faithfulness.lerf.mean(0)] for one in results]
+    results = {name: comparison.results[name].faithfulness for name in comparison.ranking}
+    curves = [[one.morf.mean(0), one.lerf.mean(0)] for one in results.values()]
     low = min(float(curve.min()) for pair in curves for curve in pair)
     high = max(float(curve.max()) for pair in curves for curve in pair)
     watched = "the probability" if comparison.explained == "probability" else "the output"
     return [
         Figure(
-            f"{result.title}: gain {number(float(result.faithfulness.relevance_gain.mean()))}",
+            f"{name}: gain {number(float(one.relevance_gain.mean()))}",
             _drawn(most, least, low, high if high > low else low + 1),
             group="What the output does when tokens go",
             note="Solid: most relevant tokens first; dashed: least relevant first. Across: share of tokens removed; "
             f"up: {watched}, mean over examples. The area between is the gain.",
         )
-        for result, (most, least) in zip(results, curves, strict=True)
+        for (name, one), (most, least) in zip(results.items(), curves, strict=True)
     ]
 
 

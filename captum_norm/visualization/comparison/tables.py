@@ -7,6 +7,12 @@ from captum_norm.comparison.measures import MEASURES, Measure
 from captum_norm.comparison.results import Comparison
 from captum_norm.evaluation.perturbation import Output
 
+BOLD = (
+    "Bold: no method is better by more than chance (sign-flip test over examples, p < 0.05); nothing is bold where no "
+    "method is worse."
+)
+"""What bold numbers say."""
+
 
 def shown_measures(comparison: Comparison) -> list[Measure]:
     """Return the measures that are defined for some method; logits have no log-odds."""
@@ -15,10 +21,10 @@ def shown_measures(comparison: Comparison) -> list[Measure]:
 
 
 def method_rows(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield the row of each method that was not refused: texts, and whether a number is the best of its column."""
+    """Yield the row of each method that was not refused: texts, and whether a number is among the best."""
     means = comparison.means()
     columns = {one.name: {name: means[name][one.name] for name in means} for one in shown_measures(comparison)}
-    best = {one.name: one.best(columns[one.name]) for one in MEASURES if one.name in columns}
+    best = comparison.best()
     for name in comparison.ranking:
         result = comparison.results[name]
         yield {

@@ -7,6 +7,7 @@ from rich.text import Text
 from captum_norm.comparison.results import Comparison
 from captum_norm.visualization.colors import signed_shares_of
 from captum_norm.visualization.comparison.tables import (
+    BOLD,
     agreement_rows,
     example_scores,
     example_title,
@@ -34,6 +35,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
         console,
         "Rows by descending gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.",
     )
+    _say(console, BOLD)
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")

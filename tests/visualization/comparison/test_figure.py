@@ -21,9 +21,8 @@ def test_panels_show_what_was_found() -> None:
     names, means = found.ranking, found.means()
     figure = draw_comparison(found)
     scores, _, gains, costs, agreement = figure.get_axes()
-    titles = [found.results[name].title for name in names]
-    assert [label.get_text() for label in scores.get_yticklabels()] == titles
-    assert [label.get_text() for label in gains.get_yticklabels()] == titles
+    assert [label.get_text() for label in scores.get_yticklabels()] == names
+    assert [label.get_text() for label in gains.get_yticklabels()] == names
     counted = found.removable[0][:5].tolist()
     rows = [signed_shares_of(found.results[name].scores[0][:5].tolist(), counted) for name in names]
     np.testing.assert_array_equal(scores.images[0].get_array(), rows)
