@@ -85,8 +85,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_methods,
         default=[name for name in METHODS if name not in _SLOW],
         metavar="NAME,…",
-        help=f"some of {', '.join(METHODS)}, or package.module:Class for one of your own; all for all of them (default: "
-        f"all but {' and '.join(_SLOW)}, which take as long as the others together)",
+        help=f"all, or some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all but "
+        f"{' and '.join(_SLOW)}, which take as long as the others together)",
     )
     add_target(
         parser,
