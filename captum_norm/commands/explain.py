@@ -2,10 +2,11 @@
 
 import argparse
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
-from captum_norm.commands.explanation import REPORTS, show
+from captum_norm.commands.explanation import REPORTS, beside, show
 from captum_norm.commands.generation import add_generation, explain_generation, is_generation
 from captum_norm.commands.options import (
     add_model,
@@ -19,6 +20,9 @@ from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
+
+if TYPE_CHECKING:
+    from captum_norm.explanation import Explanation
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,22 +98,21 @@ def _run(options: argparse.Namespace) -> None:
     text = given_text(options.text, is_text=options.is_text).strip()
     model, tokenizer = load_model(options)
     position = default_position(model, options.model) if options.position is None else options.position
+    given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
+
+    def explained(method: str = options.method, *, per_head: bool = False) -> "Explanation":
+        own = {"target": named_target(options), **given} if method == options.method else {}
+        place = {"position": position, "layer": options.layer, "name": options.model}
+        return explain(text, model, tokenizer, method=method, per_head=per_head, **place, **own)
+
     with progress(terminal_only=True):
-        explanation = explain(
-            text,
-            model,
-            tokenizer,
-            method=options.method,
-            target=named_target(options),
-            position=position,
-            layer=options.layer,
-            name=options.model,
-            **{name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None},
-        )
+        explanation = explained()
+        pages = any(path.suffix.lower() == ".html" for path in options.out)
+        others = beside(explanation, explained) if pages else []
     if options.changes:
         changes = contextualization_change(model, tokenized(model, text, tokenizer))
         explanation = replace(explanation, changes=changes)
-    contents = {path: REPORTS[path.suffix.lower()](explanation) for path in options.out}
+    contents = {path: REPORTS[path.suffix.lower()](explanation, others) for path in options.out}
     write_outputs(contents)
     console = Terminal()
     show(explanation, console)

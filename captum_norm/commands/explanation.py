@@ -1,10 +1,11 @@
 """Prints an explanation and formats it as JSON, CSV, a picture or a page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from captum_norm.characters import spelled_out
+from captum_norm.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,6 +13,33 @@ if TYPE_CHECKING:
     from captum_norm.analysis import ContextualizationChange
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import Explanation
+
+
+# Maps of single heads are computed for pages whose maps of layers have no more entries than that.
+_MOST_ENTRIES = 1_000_000
+
+
+def beside(explanation: "Explanation", again: "Callable[..., Explanation]") -> "list[Explanation]":
+    """Explain once more what a page shows next to an explanation: single heads, and weights (or norms next to weights).
+
+    Args:
+        explanation: the explanation.
+        again: explains the same texts and outputs with ``method`` and ``per_head``.
+
+    Returns:
+        The explanations; none if the method has no maps.
+    """
+    if explanation.squares is None:
+        return []
+    other = "norm" if explanation.method == "weights" else "weights"
+    found = [again(method=other, per_head=False)]
+    if explanation.squares.numel() <= _MOST_ENTRIES:
+        for name in (explanation.method, other):
+            try:
+                found.append(again(method=name, per_head=True))
+            except InvalidInputError:  # this method, or its scope, does not divide into heads
+                continue
+    return found
 
 
 def show(explanation: "Explanation", console: "Terminal") -> None:
@@ -49,28 +77,19 @@ def _png(explanation: "Explanation") -> bytes:
     return figure_bytes(explanation.plot())
 
 
-def _html(explanation: "Explanation") -> bytes:
-    from captum_norm.visualization.static_page import render_page
-    from captum_norm.visualization.text import shortened
+def _html(explanation: "Explanation", beside: "Sequence[Explanation]") -> bytes:
+    from captum_norm.visualization.page import render
+    from captum_norm.visualization.page.explanation import explanation_page
 
-    text = shortened(" ".join(explanation.texts[0].split()), 60)
-    page = render_page(
-        explanation.tokens[0],
-        explanation.scores[0].tolist(),
-        title=f"What each token of “{text}” contributes",
-        unit=explanation.unit,
-        panels=explanation.panels(),
-        facts=explanation.facts(),
-    )
-    return page.encode()
+    return render(explanation_page(explanation, beside)).encode()
 
 
-REPORTS: "Mapping[str, Callable[[Explanation], bytes]]" = MappingProxyType(
+REPORTS: "Mapping[str, Callable[[Explanation, Sequence[Explanation]], bytes]]" = MappingProxyType(
     {
-        ".png": _png,
+        ".png": lambda explanation, _: _png(explanation),
         ".html": _html,
-        ".json": lambda explanation: explanation.to_json().encode(),
-        ".csv": lambda explanation: explanation.to_csv().encode(),
+        ".json": lambda explanation, _: explanation.to_json().encode(),
+        ".csv": lambda explanation, _: explanation.to_csv().encode(),
     }
 )
-"""Formats an explanation, by the suffix of the file."""
+"""Formats an explanation, by the suffix of the file; a page shows those of :func:`beside` next to it."""

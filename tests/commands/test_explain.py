@@ -14,6 +14,7 @@ import transformers
 
 import captum_norm
 from captum_norm.loading import load
+from tests import pages
 from tests.commands.calls import TEXT, TOKENS, explain, written
 from tests.tiny import WORDS
 
@@ -112,7 +113,9 @@ def test_relevance_has_scores_and_no_maps(classifier: str, gpt2: str, tmp_path: 
         content = written(path)
         assert (content["scores"], content["convergence_delta"]) == (scores[0].tolist(), delta.item())
         assert (content["map"], content["unit"]) == (None, "part of the output")
-        assert "<svg" not in page.read_text(encoding="utf-8")
+        (example,) = pages.content(page.read_text(encoding="utf-8"))["examples"]
+        assert [entry["method"] for entry in example["scores"]] == [kind.name]
+        assert example["maps"] == []
     assert explain(*words, "--out", str(tmp_path / "e.png")) != 0
     assert f"the method {kind.name} has no maps to draw" in capsys.readouterr().err
     assert explain(*words, "--layer", "1") != 0
@@ -209,9 +212,31 @@ def test_picture_and_page(bert: str, tmp_path: Path) -> None:
     assert explain("--model", bert, "--out", str(png), "--out", str(html), text="a <script> sees") == 0
     assert png.read_bytes().startswith(b"\x89PNG")
     page = html.read_text(encoding="utf-8")
-    assert "<script" not in page
     assert "What each token of “a &lt;script&gt; sees” contributes" in page
-    assert page.count("<svg") == 2  # one map a layer
+    (example,) = pages.content(page)["examples"]
+    model, tokenizer = load(bert)
+    inputs = tokenizer("a <script> sees", return_tensors="pt")
+    methods = {"norm": captum_norm.NormAttribution(model), "weights": captum_norm.AttentionWeights(model)}
+    for maps in example["maps"]:
+        per_head = len(maps["values"]["shape"]) == 4
+        expected = methods[maps["method"]].maps(inputs, per_head=per_head).self_attention[0]
+        np.testing.assert_allclose(pages.decoded(maps["values"]), expected.numpy(), rtol=1e-6)
+    found = [(maps["method"], len(maps["values"]["shape"])) for maps in example["maps"]]
+    assert sorted(found) == [("norm", 3), ("norm", 4), ("weights", 3), ("weights", 4)]
+    assert [scores["method"] for scores in example["scores"]] == ["norm", "weights"]
+    for scores in example["scores"]:
+        np.testing.assert_allclose(
+            pages.decoded(scores["values"]), methods[scores["method"]].attribute(inputs)[0].detach()
+        )
+
+
+def test_a_page_of_a_scope_without_heads_has_maps_of_layers_and_the_weights_of_heads(bert: str, tmp_path: Path) -> None:
+    html = tmp_path / "e.html"
+    assert explain("--model", bert, "--scope", "attn_res_ln", "--position", "-2", "--out", str(html)) == 0
+    (example,) = pages.content(html.read_text(encoding="utf-8"))["examples"]
+    found = [(maps["method"], len(maps["values"]["shape"])) for maps in example["maps"]]
+    assert found == [("norm", 3), ("weights", 3), ("weights", 4)]
+    assert example["row"] == len(example["inputs"]["texts"]) - 2
 
 
 def test_text_from_standard_input(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

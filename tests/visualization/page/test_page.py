@@ -7,11 +7,8 @@ import os
 import re
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,47 +26,11 @@ from captum_norm.visualization.page import (
     Tokens,
     render,
 )
-from captum_norm.visualization.page.encoding import EncodedArray, Precision, encode
+from captum_norm.visualization.page.encoding import Precision, encode
+from tests.pages import Elements, content, decoded
 
 ROOT = Path(__file__).parents[3] / "captum_norm" / "visualization"
 HOSTILE = "</script><script>alert('x')</script>\u202e"
-
-
-class Elements(HTMLParser):
-    """The tags of a page in order, and the texts directly inside each."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None], str]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs), ""))
-
-    def handle_data(self, data: str) -> None:
-        if self.found:
-            tag, attributes, text = self.found[-1]
-            self.found[-1] = (tag, attributes, text + data)
-
-    def of(self, tag: str) -> list[str]:
-        return [text.strip() for name, _, text in self.found if name == tag]
-
-
-def content(page: str) -> Any:
-    return json.loads(Elements(page).of("script")[0])
-
-
-def decoded(array: EncodedArray) -> np.ndarray[Any, Any]:
-    """The array as its docstring defines it."""
-    raw = np.frombuffer(zlib.decompress(base64.b64decode(array["data"])), "u1")
-    width = {"f4": 4, "f2": 2, "u1": 1, "i1": 1}[array["dtype"]]
-    entries = np.frombuffer(raw.reshape(width, -1).T.tobytes(), f"<{array['dtype']}").reshape(array["shape"])
-    if array["dtype"] == "f4":
-        return entries
-    if array["dtype"] == "f2":
-        return entries.astype("f8") * array["max"][0]
-    steps = {"u1": 255, "i1": 127}[array["dtype"]]
-    return entries / steps * np.array(array["max"]).reshape([*array["shape"][:-2], 1, 1])
 
 
 @pytest.mark.parametrize("signed", [False, True])

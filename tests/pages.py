@@ -1,0 +1,49 @@
+"""Reads pages: their elements, and the data inside."""
+
+import base64
+import json
+import zlib
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+
+from captum_norm.visualization.page.encoding import EncodedArray
+
+
+class Elements(HTMLParser):
+    """The tags of a page in order, and the texts directly inside each."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.found:
+            tag, attributes, text = self.found[-1]
+            self.found[-1] = (tag, attributes, text + data)
+
+    def of(self, tag: str) -> list[str]:
+        return [text.strip() for name, _, text in self.found if name == tag]
+
+
+def content(page: str) -> Any:
+    """The data in a page, arrays encoded."""
+    return json.loads(Elements(page).of("script")[0])
+
+
+def decoded(array: EncodedArray) -> np.ndarray[Any, Any]:
+    """The array as its docstring defines it."""
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(array["data"])), "u1")
+    width = {"f4": 4, "f2": 2, "u1": 1, "i1": 1}[array["dtype"]]
+    entries = np.frombuffer(raw.reshape(width, -1).T.tobytes(), f"<{array['dtype']}").reshape(array["shape"])
+    if array["dtype"] == "f4":
+        return entries
+    if array["dtype"] == "f2":
+        return entries.astype("f8") * array["max"][0]
+    steps = {"u1": 255, "i1": 127}[array["dtype"]]
+    return entries / steps * np.array(array["max"]).reshape([*array["shape"][:-2], 1, 1])
