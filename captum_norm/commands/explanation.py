@@ -78,10 +78,9 @@ def _png(explanation: "Explanation") -> bytes:
 
 
 def _html(explanation: "Explanation", beside: "Sequence[Explanation]") -> bytes:
-    from captum_norm.visualization.page import render
-    from captum_norm.visualization.page.explanation import explanation_page
+    from captum_norm.visualization import render_explanation
 
-    return render(explanation_page(explanation, beside)).encode()
+    return render_explanation(explanation, beside).encode()
 
 
 REPORTS: "Mapping[str, Callable[[Explanation, Sequence[Explanation]], bytes]]" = MappingProxyType(

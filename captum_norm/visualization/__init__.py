@@ -8,9 +8,11 @@ from captum_norm.visualization.comparison.terminal import show_comparison
 from captum_norm.visualization.figures import StandaloneFigure, figure_bytes, save_figure
 from captum_norm.visualization.generation import answer_records, draw_answer, render_answer
 from captum_norm.visualization.heatmap import Panel, draw_heatmaps
+from captum_norm.visualization.page import render as render_page
+from captum_norm.visualization.page import write_page
+from captum_norm.visualization.page.explanation import render_explanation
 from captum_norm.visualization.pictures import draw_patches
 from captum_norm.visualization.records import text_record
-from captum_norm.visualization.static_page import render_page, write_page
 from captum_norm.visualization.terminal import colored_tokens, marked_tokens, score_table, show_tokens
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "plot_bytes",
     "render_answer",
     "render_comparison",
+    "render_explanation",
     "render_page",
     "save_figure",
     "score_table",

@@ -13,7 +13,7 @@ from captum_norm.visualization.page.document import (
     Table,
     Tokens,
 )
-from captum_norm.visualization.page.html import render
+from captum_norm.visualization.page.html import render, write_page
 
 __all__ = [
     "Column",
@@ -28,4 +28,5 @@ __all__ = [
     "Table",
     "Tokens",
     "render",
+    "write_page",
 ]

@@ -6,14 +6,7 @@ from captum_norm.visualization.page.tokens import tokens_of_text
 
 
 def answer_page(result: GenerationResult) -> Page:
-    """Collect what an answer rests on: the scores of the input, a row for each token of the answer, and segments.
-
-    Args:
-        result: of :class:`captum_norm.GenerationAttribution`.
-
-    Returns:
-        The page, for :func:`captum_norm.visualization.write_page`.
-    """
+    """Collect what an answer rests on; see :func:`captum_norm.visualization.render_answer`."""
     method, unit = result.explained.method, result.explained.unit
     scores, rows, segments = result.seq_attr, result.token_attr, result.segment_attr
     signed = any(values is not None and bool((values < 0).any()) for values in (scores, rows, segments))

@@ -6,6 +6,7 @@ from itertools import chain
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.visualization.page.document import Column, Example, Maps, Page, Scores, Table
+from captum_norm.visualization.page.html import render
 from captum_norm.visualization.page.tokens import tokens_of
 from captum_norm.visualization.text import shortened
 from captum_norm.words import words_of_tokens
@@ -13,8 +14,8 @@ from captum_norm.words import words_of_tokens
 _TITLE = 60
 
 
-def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = ()) -> Page:
-    """Collect the scores and maps of texts, each text an example.
+def render_explanation(explanation: Explanation, beside: Sequence[Explanation] = ()) -> str:
+    """Render texts as one page: their scores, and the maps of layers and heads, by one or several methods.
 
     Args:
         explanation: of :func:`captum_norm.explain`.
@@ -22,19 +23,23 @@ def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = (
             of single heads.
 
     Returns:
-        The page, for :func:`captum_norm.visualization.write_page`.
+        A complete HTML document, for :func:`captum_norm.visualization.write_page`.
 
     Raises:
         InvalidInputError: the explanations are of different texts.
 
     Example:
         >>> from captum_norm import explain
-        >>> page = explanation_page(explain("So it is."), [explain("So it is.", method="weights")])
-        >>> page.title
-        'What each token of “So it is.” contributes'
-        >>> [maps.method for maps in page.examples[0].maps]
-        ['norm', 'weights']
+        >>> text = "So it is."
+        >>> page = render_explanation(explain(text), [explain(text, method="weights", per_head=True)])
+        >>> "What each token of “So it is.” contributes" in page
+        True
     """
+    return render(explanation_page(explanation, beside))
+
+
+def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = ()) -> Page:
+    """Collect the scores and maps of texts, each text an example; see :func:`render_explanation`."""
     together = (explanation, *beside)
     if any(list(one.texts) != list(explanation.texts) for one in beside):
         raise InvalidInputError("got explanations of different texts; a page compares methods on the same ones")

@@ -6,14 +6,17 @@ import hashlib
 import html
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from captum_norm.characters import spelled_lines, spelled_out
+from captum_norm.files import write_whole
 from captum_norm.visualization.page.document import Maps, Page, Tokens
 from captum_norm.visualization.page.encoding import Precision, encode, precision_of
 
@@ -35,7 +38,7 @@ def render(page: Page) -> str:
         page: the data.
 
     Returns:
-        A complete HTML document, for :func:`captum_norm.visualization.write_page`; or for the ``srcdoc`` of an
+        A complete HTML document, for :func:`write_page`; or for the ``srcdoc`` of an
         ``<iframe sandbox="allow-scripts">``.
 
     Example:
@@ -71,6 +74,29 @@ def render(page: Page) -> str:
             "</html>\n",
         ]
     )
+
+
+def write_page(path: str | os.PathLike[str], page: Page | str) -> Path:
+    """Write a page atomically.
+
+    Args:
+        path: the file; its folder must exist.
+        page: the page, or the HTML of one, such as :func:`captum_norm.visualization.render_explanation` returns.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> from captum_norm.visualization.page import Page
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_page(folder + "/norms.html", Page("Norms")).name
+        'norms.html'
+    """
+    return write_whole(path, (render(page) if isinstance(page, Page) else page).encode())
 
 
 def _header(page: Page) -> list[str]:
