@@ -118,7 +118,7 @@ def pooled_significance(
 def _layers(sweeps: Sequence[Sweep], over: str = "") -> Table:
     title = f"AER by setting and layer, the paper's recipe{over}"
     places = [Choice(setting, layer) for setting in SETTINGS for layer in range(sweeps[0].layers)]
-    table = plain_table(title, [""], [f"{place.setting} {place.layer}" for place in places])
+    table = plain_table(title, ["method"], [f"{place.setting} {place.layer}" for place in places])
     for method in _methods(sweeps[0]):
         readings = [Reading(method, place) for place in places]
         found = [
@@ -130,7 +130,7 @@ def _layers(sweeps: Sequence[Sweep], over: str = "") -> Table:
 
 def _correlations(sweeps: Sequence[Sweep], over: str = "") -> Table:
     title = f"AER of single heads against their mean norm{over}"
-    table = plain_table(title, [""], ["Spearman", "Pearson", "AER of the head with the highest norm"])
+    table = plain_table(title, ["setting"], ["Spearman", "Pearson", "AER of the head with the highest norm"])
     for setting in SETTINGS:
         found = [sweep.norm_correlation(setting) for sweep in sweeps]
         highest = [sweep.results[Reading("norm", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
@@ -147,7 +147,7 @@ def _highest_head(sweep: Sweep, setting: Setting) -> Choice:
 def _heads(sweep: Sweep) -> Table:
     setting = sweep.chosen[AUTO].setting
     heads = [f"head {head}" for head in range(sweep.heads)]
-    table = plain_table(f"AER by head, {setting}, the paper's recipe", ["", ""], heads)
+    table = plain_table(f"AER by head, {setting}, the paper's recipe", ["layer", "method"], heads)
     for layer in range(sweep.layers):
         for method in ATTENTION:
             cells = [_cell(sweep.results[Reading(method, Choice(setting, layer, head))]) for head in range(sweep.heads)]

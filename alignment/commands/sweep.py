@@ -79,7 +79,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=output_folder,
         metavar="FOLDER",
-        help="also write sweep.csv and heatmaps, CORPUS-layers.png, CORPUS-heads.png; those of --also end in -2, -3 …",
+        help="also write sweep.csv, and for each corpus heatmaps, CORPUS-layers.png, CORPUS-heads.png, and a page with "
+        "the links of every head, CORPUS.html; those of --also end in -2, -3 …",
     )
 
 
@@ -100,7 +101,7 @@ def _run(options: argparse.Namespace) -> None:
             _print(console, f"{_heading(swept.corpus)}{which}", tables(swept))
             rows += [{"model": name, **record} for record in records(swept)]
             if options.out is not None:
-                outputs |= _figures(swept, options.out, f"-{number}" if number > 1 else "")
+                outputs |= _shown(swept, name, options.out, f"-{number}" if number > 1 else "")
             # Maps are large and no longer needed.
             kept = replace(swept, maps={})
             of_corpora.setdefault(_heading(kept.corpus), []).append(kept)
@@ -142,13 +143,16 @@ def _swept(
     return swept
 
 
-def _figures(swept: "Sweep", folder: Path, ending: str) -> dict[Path, bytes]:
+def _shown(swept: "Sweep", model: str, folder: Path, ending: str) -> dict[Path, bytes]:
+    from alignment.pages import sweep_page
     from alignment.sweep_report import head_figure, layer_figure
     from captum_norm.visualization import figure_bytes
+    from captum_norm.visualization.page import render
 
     title = swept.corpus.name.lower().replace(" ", "-")
     drawn = {"layers": layer_figure(swept), "heads": head_figure(swept)}
-    return {folder / f"{title}-{kind}{ending}.png": figure_bytes(figure) for kind, figure in drawn.items()}
+    pictures = {folder / f"{title}-{kind}{ending}.png": figure_bytes(figure) for kind, figure in drawn.items()}
+    return pictures | {folder / f"{title}{ending}.html": render(sweep_page(swept, model)).encode()}
 
 
 def _heading(turned: ParallelGold) -> str:

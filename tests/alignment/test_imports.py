@@ -21,6 +21,7 @@ LAYERS = (
     {"aligner"},
     {"sweep"},
     {"sweep_report"},
+    {"pages"},
     {"__init__"},
     {"commands"},
     {"cli"},

@@ -70,7 +70,7 @@ def test_records(trial: Any, swept: Sweep) -> None:
 def test_table_of_layers(swept: Sweep) -> None:
     title, header, *body = rows(tables(swept)[0])
     assert " ".join(title) == "AER by setting and layer, the paper's recipe"
-    assert " ".join(header) == "AWO 0 AWO 1 AWI 0 AWI 1"
+    assert " ".join(header) == "method AWO 0 AWO 1 AWI 0 AWI 1"
     attention = [
         [title, *(rate(swept, method, setting, layer) for setting in SETTINGS for layer in range(LAYERS))]
         for method, title in ATTENTION.items()
@@ -85,7 +85,7 @@ def test_table_of_heads(swept: Sweep) -> None:
     title, header, *body = rows(tables(swept)[1])
     setting = swept.chosen["auto"].setting
     assert " ".join(title) == f"AER by head, {setting}, the paper's recipe"
-    assert " ".join(header) == "head 0 head 1"
+    assert " ".join(header) == "layer method head 0 head 1"
     assert body == [
         ["layer", str(layer), title, *(rate(swept, method, setting, layer, head) for head in range(HEADS))]
         for layer in range(LAYERS)
@@ -134,7 +134,7 @@ def test_table_of_correlations(swept: Sweep) -> None:
     swept = other_rates(swept, 0)
     title, header, *body = rows(tables(swept)[3])
     assert " ".join(title) == "AER of single heads against their mean norm"
-    assert " ".join(header) == "Spearman Pearson AER of the head with the highest norm"
+    assert " ".join(header) == "setting Spearman Pearson AER of the head with the highest norm"
     expected = []
     for setting in SETTINGS:
         places = [Choice(setting, layer, head) for layer in range(LAYERS) for head in range(HEADS)]

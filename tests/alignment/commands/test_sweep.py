@@ -86,6 +86,7 @@ def test_the_stories_are_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPa
         f"the-{story}-{kind}.png" for story in ("last-lesson", "master-cat") for kind in ("heads", "layers")
     ]
     assert all(Path("out", name).read_bytes().startswith(b"\x89PNG") for name in pngs)
+    assert sorted(path.name for path in Path("out").glob("*.html")) == ["the-last-lesson.html", "the-master-cat.html"]
     found = written()
     # 3 layers and 4 heads in each, 2 settings, 2 methods; 5 more recipes, at 2 places; 2 stories.
     assert len(found) == 2 * (2 * 2 * 3 * (1 + 4) + 5 * 2 * 2)

@@ -9,4 +9,4 @@ import { table } from "./table.js";
 import { text } from "./text.js";
 
 /** All views, in the order of the page. @type {View[]} */
-export const views = [text, picture, maps, links, flow, table, figures];
+export const views = [picture, text, maps, links, flow, table, figures];

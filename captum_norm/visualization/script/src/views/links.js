@@ -9,6 +9,8 @@ import { pointing } from "../pointing.js";
 
 const ROW = 26;
 const MOST = 1500;
+/** Of all tokens together; more lines are one colour. */
+const MOST_EACH = 4;
 /** Of a token's own lines, when it is pointed at. */
 const FAINTEST = 0.02;
 
@@ -40,6 +42,7 @@ function createLinks(example, state) {
   const outputs = example.outputs ?? example.inputs;
   const height = ROW * Math.max(example.inputs.texts.length, outputs.texts.length, 1);
   const drawing = s("svg", { height, "aria-hidden": "true" });
+  const most = Math.min(MOST, MOST_EACH * Math.max(example.inputs.texts.length, outputs.texts.length));
   let width = 300;
   const left = tokensOf(example.inputs.texts, "input", state);
   const right = tokensOf(outputs.texts, "output", state);
@@ -73,7 +76,7 @@ function createLinks(example, state) {
       !places.length || places.some(({ side, index }) => index === (side === "input" ? input : output));
     const least = places.length ? FAINTEST : Math.max(state.get("threshold"), 0.001);
     const { lines, above } = soft
-      ? mapLines(grid.values, grid.columns, least, MOST, { wanted: touches, own: example.outputs !== null })
+      ? mapLines(grid.values, grid.columns, least, places.length ? MOST : most, { wanted: touches, own: example.outputs !== null })
       : { lines: [], above: 0 };
     const own = classed.filter(({ input, output }) => touches(input, output));
     drawing.replaceChildren(

@@ -1,0 +1,217 @@
+"""Puts word alignments on pages: sentence pairs with maps, links and gold links, and what a sweep found."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+from rich.table import Table as TerminalTable
+
+from alignment.aer import alignment_error_rate
+from alignment.links import Alignment, GoldAlignment
+from alignment.selection import Choice
+from alignment.settings import SETTINGS
+from alignment.sweep import AUTO, AttentionMethod, Reading, Sweep
+from alignment.sweep_report import TITLES, head_figure, layer_figure, tables
+from captum_norm import InvalidInputError
+from captum_norm.visualization import figure_bytes
+from captum_norm.visualization.page import Column, Example, Figure, Links, Maps, Page, Table, Tokens
+
+_NO_FACTS: Mapping[str, str] = MappingProxyType({})
+_MOST_EXAMPLES = 8
+_TITLE = 60
+
+
+def alignment_page(
+    sources: Sequence[Sequence[str]],
+    targets: Sequence[Sequence[str]],
+    alignments: Sequence[Alignment],
+    *,
+    maps: Sequence[ArrayLike | None] | None = None,
+    gold: Sequence[GoldAlignment] | None = None,
+    title: str = "Word alignment",
+    method: str = "alignment",
+    facts: Mapping[str, str] = _NO_FACTS,
+) -> Page:
+    """Put the alignments of sentence pairs on a page, right and wrong links marked if there are gold links.
+
+    Args:
+        sources: the words of each source sentence.
+        targets: the words of each target sentence.
+        alignments: the alignment of each pair.
+        maps: the word map that each alignment was read from, (T, S) or with the null column (T, S + 1); None without.
+        gold: the gold alignment of each pair.
+        title: the page's heading.
+        method: what to call the maps.
+        facts: names and values to show under the heading.
+
+    Returns:
+        the page, for :func:`captum_norm.visualization.page.render`.
+
+    Raises:
+        InvalidInputError: the numbers of sentences, alignments, maps or gold alignments differ.
+
+    Example:
+        >>> page = alignment_page([["la", "maison"]], [["the", "house"]], [Alignment([(0, 0), (1, 1)])])
+        >>> page.examples[0].title, page.examples[0].links[0].links
+        ('la maison', [(0, 0, None), (1, 1, None)])
+    """
+    given = {
+        "source sentences": sources,
+        "target sentences": targets,
+        "alignments": alignments,
+        "maps": maps,
+        "gold alignments": gold,
+    }
+    counts = {name: len(entries) for name, entries in given.items() if entries is not None}
+    if len(set(counts.values())) > 1:
+        found = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise InvalidInputError(f"got {found}; expected equally many")
+    examples = []
+    for index, (source, target, links) in enumerate(zip(sources, targets, alignments, strict=True)):
+        word_map = None if maps is None else maps[index]
+        shown = [] if word_map is None else [_words_alone(np.asarray(word_map)[None], len(source))]
+        examples.append(
+            _example(
+                " ".join(source),
+                source,
+                target,
+                {} if not shown else {method: shown},
+                {"": links},
+                None if gold is None else gold[index],
+            )
+        )
+    return Page(title, facts=facts, examples=examples)
+
+
+def sweep_page(sweep: Sweep, model: str) -> Page:
+    """Put a sweep on a page: its tables and figures, and every head's maps of the sentences that are aligned worst.
+
+    Args:
+        sweep: the sweep, with its maps.
+        model: what to call the model.
+    """
+    corpus, chosen = sweep.corpus, sweep.chosen[AUTO]
+    direction = f"{corpus.source_language}–{corpus.target_language}"
+    worst = _worst(sweep, sweep.results[Reading("norm", chosen)].alignments)
+    return Page(
+        f"Which head aligns? {corpus.name}, {direction}",
+        facts={
+            "model": model,
+            "sentence pairs": str(len(corpus)),
+            "chosen without gold": str(chosen),
+            "numbers": "AER in %; layers and heads from 0",
+        },
+        examples=[_swept(sweep, index, rate) for index, rate in worst],
+        tables=[_table(table) for table in tables(sweep)],
+        figures=[
+            Figure(title, figure_bytes(figure, "svg").decode())
+            for title, figure in (
+                ("AER by setting and layer", layer_figure(sweep)),
+                (f"AER by layer and head, {chosen.setting}", head_figure(sweep)),
+            )
+        ],
+        notes=[f"The texts are the {len(worst)} of {len(corpus)} pairs that norms align worst, read at {chosen}."],
+    )
+
+
+def _worst(sweep: Sweep, alignments: Sequence[Alignment]) -> list[tuple[int, float]]:
+    """The pairs with the highest error rates, those first; of equal ones the longer first."""
+    corpus = sweep.corpus
+    rates = [
+        alignment_error_rate([found], [gold]).aer if gold.sure or gold.possible or found else 0.0
+        for found, gold in zip(alignments, corpus.gold, strict=True)
+    ]
+    order = sorted(range(len(rates)), key=lambda index: (-rates[index], -len(corpus.sources[index])))
+    return [(index, rates[index]) for index in order[:_MOST_EXAMPLES]]
+
+
+def _swept(sweep: Sweep, index: int, rate: float) -> Example:
+    """One sentence pair: the maps of norms and weights in both settings, and their links where ``auto`` reads."""
+    corpus, chosen = sweep.corpus, sweep.chosen[AUTO]
+    source = corpus.sources[index]
+    maps, links = {}, {}
+    methods: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
+    for setting in (chosen.setting, *(other for other in SETTINGS if other != chosen.setting)):
+        for method in methods:
+
+            def words(layer: int, head: int | None, method: AttentionMethod = method, setting: Any = setting) -> Any:
+                return sweep.maps[method, Choice(setting, layer, head)][index][:, : len(source)]
+
+            name = f"{TITLES[method]}, {setting}"
+            layers = range(sweep.layers)
+            maps[name] = [
+                np.stack([np.stack([words(layer, head) for head in range(sweep.heads)]) for layer in layers]),
+                np.stack([words(layer, None) for layer in layers]),
+            ]
+            read = sweep.results[Reading(method, Choice(setting, chosen.layer))]
+            links[name] = read.alignments[index]
+    facts = {"pair": str(index), "AER": f"{rate:.1f}"}
+    return _example(" ".join(source), source, corpus.targets[index], maps, links, corpus.gold[index], facts)
+
+
+def _example(
+    title: str,
+    source: Sequence[str],
+    target: Sequence[str],
+    maps: Mapping[str, Sequence[Any]],
+    links: Mapping[str, Alignment],
+    gold: GoldAlignment | None,
+    facts: Mapping[str, str] = _NO_FACTS,
+) -> Example:
+    return Example(
+        title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…",
+        Tokens(source),
+        Tokens(target),
+        maps=[
+            Maps(name, "entry", _rounded(values), range(len(values)), "cross")
+            for name, several in maps.items()
+            for values in several
+        ],
+        links=[
+            Links(
+                [(target_word, source_word, None) for source_word, target_word in found],
+                sure=None if gold is None else _turned(gold.sure),
+                possible=None if gold is None else _turned(gold.possible),
+                method=name,
+            )
+            for name, found in links.items()
+        ],
+        facts=facts,
+    )
+
+
+def _rounded(values: Any) -> Any:
+    """Round to the three digits that a picture shows: such numbers compress to half."""
+    return np.asarray(values).astype(np.float16).astype(np.float32)
+
+
+def _turned(links: Alignment) -> list[tuple[int, int]]:
+    return [(target, source) for source, target in links]
+
+
+def _words_alone(maps: Any, words: int) -> Any:
+    return maps[..., :words]
+
+
+def _table(table: TerminalTable) -> Table:
+    """A table of the terminal for a page; the smallest rate of each row of places is bold."""
+    cells = [list(column.cells) for column in table.columns]
+    rows = [[str(cell) or None for cell in row] for row in zip(*cells, strict=True)]
+    numbers = [index for index, column in enumerate(table.columns) if column.justify == "right"]
+    title = str(table.title)
+    strong = []
+    if title.startswith(("AER by setting", "AER by head")):
+        for row, texts in enumerate(rows):
+            rates = {index: float(texts[index] or "inf") for index in numbers if texts[index] not in (None, "–")}
+            strong += [(row, index) for index, rate in rates.items() if rate == min(rates.values())]
+    return Table(
+        title,
+        [
+            Column(str(column.header), "number" if index in numbers else "text")
+            for index, column in enumerate(table.columns)
+        ],
+        rows,
+        strong=strong,
+    )
