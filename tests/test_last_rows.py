@@ -24,6 +24,7 @@ from captum_norm import (
     GlobEnc,
     InvalidInputError,
     NormAttribution,
+    NormMeter,
     SourceAndPrefix,
     UnsupportedModelError,
     ValueZeroing,
@@ -93,6 +94,26 @@ def test_rows_of_every_method(implementation: str) -> None:
     assert_last_rows(rows.encoder, whole.encoder, 3, 1e-11)
     assert torch.equal(model(ids).logits, before)
     assert model.config._attn_implementation == implementation
+
+
+def test_measurements_of_the_last_positions() -> None:
+    model, ids = families.build("llama", dtype=torch.float64), families.inputs("llama", batch=2, length=LENGTH)
+    options: Any = {"scopes": ["attn", "atb", "atb_ff_res"], "weights": True, "head_norms": True}
+    meter = NormMeter(model)
+    whole, rows = (meter.measure(ids, last=last, **options)["decoder"] for last in (None, 3))
+    assert_last_rows(rows.weights, whole.weights, 3, 1e-6)
+    assert_last_rows(rows.head_norms, whole.head_norms, 3, 1e-6)
+    torch.testing.assert_close(rows.transformed_norms, whole.transformed_norms)
+    for scope, maps in whole.norms.items():
+        assert_last_rows(rows.norms[scope], maps, 3, 1e-6)
+    for name, ratio in whole.mixing_ratio.items():
+        assert_last_rows(rows.mixing_ratio[name], ratio, 3, 1e-6, axis=-1)
+    for found, expected in ((rows.residual_norm, whole.residual_norm), (rows.norm_scale, whole.norm_scale)):
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            assert_last_rows(found, expected, 3, 1e-6, axis=-1)
+    assert rows.residual_norm is not None
+    assert (rows.real.shape, rows.cached) == ((2, 3), LENGTH - 3)
 
 
 @pytest.mark.parametrize("product", ["flash", "matmul"])

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from captum_norm.arguments import one_of
 from captum_norm.attr.alti import alti_map
-from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
-from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.logit_tracing import ChainingReducer, Spread, Tracing
 from captum_norm.attr.logit_updates import LogitUpdates, ScaleReducer, Step, UpdateReducer, residual_path
-from captum_norm.errors import InvalidInputError
-from captum_norm.forward.checks import delta_for, expect_number, finite_results
+from captum_norm.attr.meter import MeterOptions
+from captum_norm.attr.output import OutputAttribution
+from captum_norm.forward.checks import expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import LayerTask
@@ -29,11 +28,12 @@ from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Difference, Readout, Target, several_positions
+from captum_norm.models.outputs import Readout
 from captum_norm.models.stacks import StackName
+from captum_norm.models.values import OutputValues
 
 
-class ALTILogit(AttentionMapAttribution):
+class ALTILogit(OutputAttribution):
     """ALTI-Logit [Ferrando et al. 2023]: what each input token adds to an output value through each layer's updates.
 
     An output value, such as a logit, is the sum of what the blocks add to it along the residual connections: see
@@ -76,10 +76,8 @@ class ALTILogit(AttentionMapAttribution):
         torch.Size([1, 2, 4])
     """
 
-    name, title, target = "alti-logit", "ALTI-Logit", "always"
+    name, title = "alti-logit", "ALTI-Logit"
     units = MapUnits("part of the output", "part of the output", aggregation="sum")
-    text_alone = True
-    any_rows = False
 
     def __init__(
         self,
@@ -91,38 +89,9 @@ class ALTILogit(AttentionMapAttribution):
         memory_budget: int | None = None,
         tokenizer: Any = None,
     ) -> None:
-        super().__init__(model, "mean", accumulate=accumulate, memory_budget=memory_budget, tokenizer=tokenizer)
+        options: MeterOptions = {"accumulate": accumulate, "memory_budget": memory_budget, "tokenizer": tokenizer}
+        super().__init__(model, readout=readout, **options)
         self.spread: Spread = one_of("spread", spread, get_args(Spread))
-        self._readout = readout
-        self._modules: HookedModules | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What is known about a model does not leave the process: see Session.
-        return vars(self) | {"_modules": None}
-
-    def decompose(
-        self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Any = None
-    ) -> Decomposition:
-        """Decompose an output value of each example, or values at P positions of each.
-
-        Args:
-            inputs: as for :meth:`maps`.
-            target: which value: a class or token for all, one for each value, (B,) or (B, P), or a :class:`Difference`
-                of such. None: the one that the model predicts there.
-            additional_forward_args: as for :meth:`maps`.
-            position: as for :meth:`attribute`, or several positions of each example, (B, P), which may repeat.
-
-        Returns:
-            the contributions; with several positions, every tensor has the axis P behind the batch.
-
-        Raises:
-            InvalidInputError: for a target or position outside the output.
-            UnsupportedScopeError: if a layer's feed-forward block is not understood.
-            IncompleteDecompositionError: if the contributions do not add up to the value.
-            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
-        """
-        call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        return finite_results(self.model, self._explained(call, request, maps=True).decomposition())
 
     def logit_updates(
         self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Any = None
@@ -142,7 +111,7 @@ class ALTILogit(AttentionMapAttribution):
             CaptumNormError: see :meth:`decompose`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        return finite_results(self.model, self._explained(call, request, maps=False).updates())
+        return finite_results(self.model, self._traced(call, self._values(call, request), maps=False).updates())
 
     def maps(
         self,
@@ -186,36 +155,19 @@ class ALTILogit(AttentionMapAttribution):
         call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
         return finite_results(self.model, self.session.explain(lambda: self.maps_of(call, request)))
 
-    def compute_convergence_delta(
-        self,
-        attributions: Tensor | tuple[Tensor, ...],
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        target: Target = None,
-        position: Position = None,
-    ) -> Tensor:
-        """Compute the completeness error of the value explained.
-
-        Args:
-            attributions: what :meth:`attribute` returned for these inputs, (B, S).
-            inputs: as for :meth:`maps`.
-            additional_forward_args: as for :meth:`maps`.
-            target: as for :meth:`attribute`.
-            position: as for :meth:`attribute`.
-
-        Returns:
-            (B,), relative to the sum of the sizes of all updates.
-
-        Raises:
-            InvalidInputError: if the attributions are of other inputs.
-        """
-        parts = self.decompose(inputs, target, additional_forward_args, position=position)
-        return delta_for(attributions, parts.convergence_delta)
+    def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
+        """Decompose the values by what each block adds to them, traced to the tokens."""
+        found = finite_results(self.model, self._traced(call, values, maps=True).decomposition())
+        if not together or not values.several:
+            return found
+        halves = found.scores if call.encoder else [found.scores]
+        summed = [half.sum(1) for half in halves]
+        scores = SourceAndPrefix(*summed) if call.encoder else summed[0]
+        return Decomposition(scores, found.bias.sum(1), found.number.sum(1), found.convergence_delta.amax(1))
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested, or what one layer adds to it."""
-        found = self._explained(call, request, maps=True, single=True)
+        found = self._traced(call, self._value(call, request), maps=True)
         if request.layers is None:
             parts = found.decomposition()
             return scores_of_inputs(call, parts.scores), parts.convergence_delta
@@ -224,7 +176,7 @@ class ALTILogit(AttentionMapAttribution):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Place the parts of each layer in the rows of the positions that the head reads."""
-        return self._explained(call, request, maps=True, single=True).layer_maps(request)
+        return self._traced(call, self._value(call, request), maps=True).layer_maps(request)
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:  # noqa: ARG002 - of one position
         """Add up the rows of all layers in maps, which are of one position each."""
@@ -232,25 +184,20 @@ class ALTILogit(AttentionMapAttribution):
             return SourceAndPrefix(maps.cross.sum((1, 2)), maps.decoder.sum((1, 2)))
         return maps.self_attention.sum((1, 2))
 
-    def _explained(self, call: ModelCall, request: Request, *, maps: bool, single: bool = False) -> Tracing:
+    def _traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
         refuse_mixing(self.model)
         if maps:
             refuse_chains(call.before.cached)
         with gradients_on():
             call = call.outside_inference()
-        rows = several_positions(call, request.position)
-        if rows is not None and single:
-            raise InvalidInputError(
-                f"got {rows.shape[1]} positions of each example; attribute and maps explain one: pass them to decompose"
-            )
-        return self.session.explain(lambda: self._run(call, request, rows, maps=maps))
+        return self.session.explain(lambda: self._run(call, values, maps=maps))
 
-    def _run(self, call: ModelCall, request: Request, rows: Tensor | None, *, maps: bool) -> Tracing:
-        steps, reading = self._read(call, request, rows)
+    def _run(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
+        steps, reading = self._read(call, values)
         blocks = self.session.blocks(call, feed_forward=True)
         path = [step for step in steps if step.place.role != "encoder"]
         directions, constant = residual_path(self.model, path, reading)
-        found = Tracing(call, self.spread, reading, path, constant, several=rows is not None)
+        found = Tracing(call, self.spread, reading, path, constant, several=values.several)
 
         def make(task: LayerTask | None, attention: AttentionCall) -> list[Any]:
             if task is None:
@@ -266,11 +213,9 @@ class ALTILogit(AttentionMapAttribution):
         found.accept(self._modules)
         return found
 
-    def _read(self, call: ModelCall, request: Request, rows: Tensor | None) -> tuple[list[Step], HeadReading]:
+    def _read(self, call: ModelCall, values: OutputValues) -> tuple[list[Step], HeadReading]:
         """Run the model once for its head, and for the norms on the residual path."""
         blocks, steps = self.session.blocks(call, feed_forward=True), list[Step]()
-        if self._modules is None or self._modules.blocks is not blocks:
-            self._modules = HookedModules(self.model, blocks)
 
         def make(task: LayerTask | None, _: AttentionCall) -> list[ScaleReducer]:
             if task is None:
@@ -279,20 +224,9 @@ class ALTILogit(AttentionMapAttribution):
             return [ScaleReducer(steps[-1], task)] if ScaleReducer.applies(task.block) else []
 
         queries_first = any(block.queries_first for block in blocks.values())
-        network = HeadNetwork(self._modules, call, queries_first=queries_first)
+        network = HeadNetwork(self._hooked(blocks), call, queries_first=queries_first)
         with network.watching(self.model) as outputs:
             self.session.reduce(call, Request(), make, blocks, feed_forward=True)
-        position, target = None if rows is not None else request.position, _flat(request.target)
-        reading = read_head(network, call, outputs[-1], rows, position, target, self._readout)
+        reading = read_head(network, call, outputs[-1], values)
         expect_number(self.model, reading.number)
         return steps, reading
-
-
-def _flat(target: Any) -> Any:
-    """Make one list of targets of P positions of each example, (B, P)."""
-    if isinstance(target, Difference):
-        return Difference(_flat(target.target), _flat(target.other))
-    if getattr(target, "ndim", 0) == 2:
-        return target.flatten()
-    nested = isinstance(target, (list, tuple)) and target and all(isinstance(row, (list, tuple)) for row in target)
-    return [one for row in target for one in row] if nested else target

@@ -92,6 +92,7 @@ class NormMeter:
         maps: bool = True,
         layers: Sequence[int] | None = None,
         stacks: Collection[StackName] | None = None,
+        last: int | None = None,
     ) -> dict[StackName, Measurements]:
         """Measure the model's layers in one forward pass.
 
@@ -111,6 +112,7 @@ class NormMeter:
             layers: 0-based indices of the layers to measure in each stack, negative ones from the last; all if None.
             stacks: which stacks to measure, of an encoder–decoder model or of one with towers; see
                 :meth:`captum_norm.NormAttribution.maps`.
+            last: measure so many last positions alone, Q of the results; see :meth:`captum_norm.NormAttribution.maps`.
 
         Returns:
             ``encoder`` for a bidirectional model, ``decoder`` for a causal one, both and ``cross`` for an
@@ -150,6 +152,8 @@ class NormMeter:
         )
         with torch.set_grad_enabled(self._session.differentiable):
             call = self._session.bind(inputs, additional_forward_args, request.stacks)
+            if last is not None:
+                call = self._session.of_last(call, last)
         session = self._session
         return finite_results(session.model, session.explain(lambda: measure(session, call, request)))
 

@@ -11,7 +11,6 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.outputs import Difference
 from captum_norm.models.stacks import STACKS, TEXT_STACKS, Place, Role, Sizes, StackName, StackSize, encoder_of
 
 
@@ -196,23 +195,3 @@ def refuse_towers(method: str, call: ModelCall) -> None:
             f"got {type(call.model).__name__}, whose text attends to a tower's positions, too; {method} explains one "
             "stack of layers: take a method whose maps have .decoder and .cross, such as NormAttribution"
         )
-
-
-def request_for(request: Request, index: int, batch: int) -> Request:
-    """Select one example's request from that of a batch.
-
-    Raises:
-        InvalidInputError: if targets or positions are neither one nor as many as the examples.
-    """
-
-    def one(value: Any, what: str) -> Any:
-        if isinstance(value, Difference):
-            return Difference(one(value.target, what), one(value.other, what))
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            return value
-        if len(value) not in (1, batch):
-            raise InvalidInputError(f"got {len(value)} {what} for {batch} examples")
-        return value[index % len(value)]
-
-    return replace(request, target=one(request.target, "targets"), position=one(request.position, "positions"))

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr.alti_logit import ALTILogit
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.frozen.output import OutputAttribution
+from captum_norm.attr.output import OutputAttribution
 from captum_norm.maps import SourceAndPrefix
 from captum_norm.models.outputs import Difference
 
@@ -90,15 +88,11 @@ def _each(method: Any, example: Example, rows: slice, contrast: int | None, *, t
     # From the end, which virtual tokens of a prompt do not move.
     positions = list(range(-len(example.answer), 0))[rows]
     answer = list(example.answer[rows])
-    if isinstance(method, OutputAttribution) and not method.propagates:
-        read = partial(_logits, positions, answer, contrast, together)
-        parts = method.decompose_all(dict(example.inputs), read)
-        return Rows(_flat(parts.scores), parts.convergence_delta[0])
-    if isinstance(method, ALTILogit):
-        nested: Any = ([answer], [[contrast] * len(answer)])
-        target = nested[0] if contrast is None else Difference(*nested)
-        parts = method.decompose(dict(example.inputs), target, position=[positions])
-        return Rows(_flat(parts.scores), parts.convergence_delta[0])
+    if isinstance(method, OutputAttribution):
+        tokens = torch.tensor([answer])
+        target = tokens if contrast is None else Difference(tokens, contrast)
+        parts = method.decompose(dict(example.inputs), target, position=[positions], together=together)
+        return Rows(_flat(parts.scores), parts.convergence_delta.flatten())
     return Rows.joined(
         [_attributed(method, example.inputs, answer[some], contrast, positions[some]) for some in _batches(len(answer))]
     )
@@ -115,17 +109,6 @@ def _span(method: Any, example: Example, rows: slice) -> Rows:
     stacks = [parts[0].cross, parts[1].decoder] if translated else [parts[0].self_attention]
     deltas = [part.convergence_delta.amax(1) for part in parts if part.convergence_delta is not None]
     return Rows(torch.cat([stack.mean(1)[0] for stack in stacks], -1), torch.stack(deltas).amax(0) if deltas else None)
-
-
-def _logits(
-    positions: Sequence[int], answer: Sequence[int], contrast: int | None, together: bool, output: Any, _: Tensor
-) -> Tensor:
-    """Read the logits of an answer's tokens, (1, R), or their sum, (1, 1)."""
-    logits: Tensor = output["logits"][0, positions]
-    values = logits[torch.arange(len(answer)), answer]
-    if contrast is not None:
-        values = values - logits[:, contrast]
-    return values.sum()[None, None] if together else values[None]
 
 
 def _attributed(

@@ -69,34 +69,6 @@ def read_mask(call: ModelCall, position: Position) -> Tensor | None:
     return shifted
 
 
-def several_positions(call: ModelCall, position: Any) -> Tensor | None:
-    """Resolve several positions of each example, (B, P), to indices in the sequence that the model received.
-
-    Args:
-        call: the call.
-        position: nested sequences, or a tensor or array with two axes, counted in the user's inputs.
-
-    Returns:
-        (B, P); None for anything else, which is one position of each example.
-
-    Raises:
-        InvalidInputError: for a position outside the sequence or in its padding, or if there are not as many for each
-            of the B examples.
-    """
-    rows: Any = position.tolist() if getattr(position, "ndim", 0) == 2 else position
-    if not isinstance(rows, (list, tuple)) or not rows or not all(isinstance(row, (list, tuple)) for row in rows):
-        return None
-    counts = {len(row) for row in rows}
-    if len(rows) != call.batch or len(counts) != 1 or counts == {0}:
-        raise InvalidInputError(
-            f"got position={shown(rows)} for {call.batch} examples; expected as many positions for each example, (B, P)"
-        )
-    positions = call.output_positions
-    real = positions.shift_back(real_positions(call), 1)
-    found = torch.stack([positions_of_examples(list(column), real) for column in zip(*rows, strict=True)], 1)
-    return found if positions.shift is None else found - positions.shift.to(found.device)[:, None]
-
-
 def real_positions(call: ModelCall) -> Tensor:
     """Return True at the real positions of the outputs, (B, S) or in an encoder–decoder model (B, T), on their device.
 

@@ -1,10 +1,10 @@
 """Attributes an output value to the tokens by attention-aware relevance propagation: AttnLRP."""
 
-from captum_norm.attr.frozen.output import OutputAttribution
+from captum_norm.attr.frozen.relevance import RelevanceAttribution
 from captum_norm.attr.frozen.rules import ATTN_LRP
 
 
-class AttnLRP(OutputAttribution):
+class AttnLRP(RelevanceAttribution):
     """AttnLRP [Achtibat et al. 2024]: signed relevance of each token for one output value, in one backward pass.
 
     Relevance also flows through attention weights to queries and keys: the softmax passes on gradient × input, and each

@@ -1,10 +1,10 @@
 """Attributes an output value to the tokens by conservative relevance propagation: CP-LRP."""
 
-from captum_norm.attr.frozen.output import OutputAttribution
+from captum_norm.attr.frozen.relevance import RelevanceAttribution
 from captum_norm.attr.frozen.rules import CP_LRP
 
 
-class CPLRP(OutputAttribution):
+class CPLRP(RelevanceAttribution):
     """CP-LRP [Ali et al. 2022]: signed relevance of each token for one output value, conserved up to the biases.
 
     Attention weights, norms' statistics and the gates of gated networks are constant; an activation passes all of its

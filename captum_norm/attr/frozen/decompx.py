@@ -8,32 +8,33 @@ import torch
 from torch import Tensor
 
 from captum_norm.arguments import as_truth, one_of
-from captum_norm.attr.frozen.output import OutputAttribution, Parts, sequences
 from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
+from captum_norm.attr.frozen.relevance import Parts, RelevanceAttribution, sequences
 from captum_norm.attr.frozen.results import TokenVectors
 from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.bars import bar
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import finite_results
-from captum_norm.forward.request import Request, layer_indices, request_for
+from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Readout, Target, chosen_target, explained_number, output_scores, rounded_size
+from captum_norm.models.outputs import Readout, Target
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
+from captum_norm.models.values import OutputValues
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
-# The tokens' number by sequence, their scores (B, K), and the biases' part, the value and its size (B,).
+# The tokens' number by sequence, their scores (P, K), and the biases' part, the value and its size (P,).
 _Found = tuple[Sequence[int], Tensor, Tensor, Tensor, Tensor]
 
 
-class DecompX(OutputAttribution):
+class DecompX(RelevanceAttribution):
     """DecompX [Modarressi et al. 2023], to hidden states and to any output value, through pooler and head.
 
     With attention weights, norm statistics, routing and activation slopes frozen, the network is linear in the tokens'
@@ -93,11 +94,6 @@ class DecompX(OutputAttribution):
         self.bias: Bias = one_of("bias", bias, get_args(Bias))
         self._propagate = as_truth("propagate", propagate) or bias != "apart"
 
-    @property
-    def propagates(self) -> bool:
-        """Whether vectors are propagated to one value at a time, instead of a backward pass."""
-        return self._propagate
-
     def vectors(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
     ) -> TokenVectors:
@@ -140,7 +136,7 @@ class DecompX(OutputAttribution):
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested; without one, explain by the norms of contributions to hidden states."""
         if not self._explains_output(request.target):
-            return super(OutputAttribution, self).explain(call, request)
+            return super(RelevanceAttribution, self).explain(call, request)
         return super().explain(call, request)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
@@ -185,16 +181,18 @@ class DecompX(OutputAttribution):
         with bar(f"parts of {self.session.name}", tokens, "tokens") as shown:
             yield Propagation(self.model, self._hooked_modules(call), sharing, budget, shown.update)
 
-    def _parts_of(self, call: ModelCall, request: Request) -> Parts:
+    def _parts_of(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
         if not self._propagate:
-            return super()._parts_of(call, request)
+            return super()._parts_of(call, values, together=together)
         with self._propagation(call) as propagation:
             each = [
-                self._propagated_number(propagation, call.example(index), request_for(request, index, call.batch))
+                self._propagated(propagation, call.example(index), values.of_example(index))
                 for index in range(call.batch)
             ]
-        lengths, values = each[0][0], map(torch.cat, zip(*(one[1:] for one in each), strict=True))
-        scores, bias, number, rounded = (value[:, None] for value in values)
+        lengths, found = each[0][0], [torch.stack(parts) for parts in zip(*(one[1:] for one in each), strict=True)]
+        if together:
+            found = [part.sum(1, keepdim=True) for part in found]
+        scores, bias, number, rounded = found
         return list(scores.split(lengths, 2)), bias, number, rounded, torch.zeros_like(rounded)
 
     def _parts(
@@ -210,17 +208,14 @@ class DecompX(OutputAttribution):
                 *_, (_, _, network) = propagation.run(call.example(index), parts)
         return found, network
 
-    def _propagated_number(self, propagation: Propagation, example: ModelCall, request: Request) -> _Found:
+    def _propagated(self, propagation: Propagation, example: ModelCall, values: OutputValues) -> _Found:
         scores = []
         for copies, output, network in propagation.run(example):
             lengths = network.lengths
-            found = output_scores(copies, output, request.position, self._readout)
-            chosen = chosen_target(request.target, found[:1])
-            numbers = explained_number(found, chosen)
+            numbers, rounded = values.read(copies, output)
             numbers = numbers.to(accumulation_dtype(numbers.dtype))
             scores.append(numbers[1:-1])
-        rounded = rounded_size(found[:1], chosen).to(numbers)
-        return lengths, torch.cat(scores)[None], numbers[-1:], numbers[:1], rounded
+        return lengths, torch.cat(scores).T, numbers[-1], numbers[0], rounded[0].to(numbers)
 
     def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], queries: Positions) -> Tensor:
         """Compute the layers' completeness errors, (B, L)."""

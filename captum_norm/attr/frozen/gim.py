@@ -1,10 +1,10 @@
 """Attributes an output value to the tokens by gradients that heed interactions: GIM."""
 
-from captum_norm.attr.frozen.output import OutputAttribution
+from captum_norm.attr.frozen.relevance import RelevanceAttribution
 from captum_norm.attr.frozen.rules import GIM as RULES
 
 
-class GIM(OutputAttribution):
+class GIM(RelevanceAttribution):
     """Gradient interaction modifications [Edin et al. 2025b]: gradient × input with three changes of the backward pass.
 
     Norms' statistics are constant; each product, of queries and keys, of weights and values, and in gated networks,

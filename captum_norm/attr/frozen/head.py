@@ -13,19 +13,10 @@ from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
 from captum_norm.models.hooks import Hook, first_tensor, hooked
-from captum_norm.models.outputs import (
-    Readout,
-    Target,
-    chosen_target,
-    explained_number,
-    output_scores,
-    real_positions,
-    rounded_size,
-    scores_at,
-)
+from captum_norm.models.outputs import real_positions
 from captum_norm.models.precision import accumulation_dtype
+from captum_norm.models.values import OutputValues
 
 
 @dataclass(frozen=True)
@@ -124,68 +115,52 @@ class HeadNetwork(GraphNetwork):
         return gradient.reshape(self._batch, -1, gradient.shape[-1]), list(self._kept)
 
 
-def read_head(
-    network: HeadNetwork,
-    call: ModelCall,
-    output: Any,
-    rows: Tensor | None,
-    position: Position,
-    target: Target,
-    readout: Readout | None,
-) -> HeadReading:
+def read_head(network: HeadNetwork, call: ModelCall, output: Any, values: OutputValues) -> HeadReading:
     """Read output values at the last layer's output, by a backward pass through the head.
 
     Args:
         network: in which the model ran.
         call: its call.
         output: what it returned.
-        rows: several positions of each example, (B, P), in the sequence that the model received; None for one value
-            for each example.
-        position: which one, if there are outputs at each position.
-        target: see :data:`captum_norm.models.outputs.Target`, of the B or B·P values.
-        readout: the user's own; None for the logits.
+        values: which.
 
     Raises:
         InvalidInputError: for a target or position outside the output.
         UnsupportedModelError: if the output does not depend on the last layer's output at its own position alone.
     """
     with gradients_on():
-        found = (
-            output_scores(call, output, position, readout) if rows is None else scores_at(call, output, rows, readout)
-        )
-        chosen = chosen_target(target, found)
-        number = explained_number(found, chosen)
-        if not number.requires_grad:
+        numbers, rounded = (found.flatten() for found in values.read(call, output))
+        if not numbers.requires_grad:
             raise UnsupportedModelError(
                 f"the output of {type(call.model).__name__} does not depend on what its last layer returns; take "
                 "another method, such as norm or alti"
             )
-        dtype = accumulation_dtype(number.dtype)
-        read = [_read(network, call, number, rows, group) for group in _distinct(rows, len(number))]
+        dtype = accumulation_dtype(numbers.dtype)
+        read = [_read(network, call, numbers, values, group) for group in _distinct(values)]
     examples, positions, outputs, directions = (
         torch.cat(parts) for parts in zip(*(one[:4] for one in read), strict=True)
     )
     bias = torch.stack([one[4] for one in read]).sum(0)
-    deviations = network.deviations or [number.new_zeros(())]
+    deviations = network.deviations or [numbers.new_zeros(())]
     return HeadReading(
         examples,
         positions,
         outputs,
         directions.to(dtype),
-        number.detach().to(dtype),
+        numbers.detach().to(dtype),
         bias.to(dtype),
-        rounded_size(found.detach(), chosen).to(dtype),
+        rounded.to(dtype),
         torch.stack(deviations).max(),
     )
 
 
-def _distinct(rows: Tensor | None, count: int) -> list[Tensor]:
+def _distinct(values: OutputValues) -> list[Tensor]:
     """Group the values so that no position is read twice in one backward pass."""
-    if rows is None:
-        return [torch.arange(count, device="cpu")]
+    if values.rows is None:
+        return list(torch.arange(values.batch * values.count, device="cpu").view(-1, values.count).T)
     seen: dict[tuple[int, int], int] = {}
     rank = []
-    for example, places in enumerate(rows.tolist()):
+    for example, places in enumerate(values.rows.tolist()):
         for place in places:
             rank.append(seen.get((example, place), 0))
             seen[example, place] = rank[-1] + 1
@@ -194,21 +169,21 @@ def _distinct(rows: Tensor | None, count: int) -> list[Tensor]:
 
 
 def _read(
-    network: HeadNetwork, call: ModelCall, number: Tensor, rows: Tensor | None, group: Tensor
+    network: HeadNetwork, call: ModelCall, numbers: Tensor, values: OutputValues, group: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return examples, positions, outputs and directions of the positions read, and the biases of all values."""
-    group = group.to(number.device)
-    gradient, biases = network.gradient(number[group].sum())
-    read, bias = gradient.ne(0).any(-1), gradient.new_zeros(len(number), dtype=accumulation_dtype(number.dtype))
-    if rows is None:
+    gradient, biases = network.gradient(numbers[group.to(numbers.device)].sum())
+    group = group.to(gradient.device)
+    read, bias = gradient.ne(0).any(-1), gradient.new_zeros(len(numbers), dtype=accumulation_dtype(numbers.dtype))
+    if values.rows is None:
         examples, positions = read.nonzero(as_tuple=True)
         for shares in biases:
-            bias += shares.sum(1).to(bias)
-        return examples, positions, examples, gradient[examples, positions], bias
-    outputs = group.to(gradient.device)
+            bias[group] += shares.sum(1).to(bias)
+        return examples, positions, group[examples], gradient[examples, positions], bias
     # Virtual tokens come before the inputs' positions.
     virtual = gradient.shape[1] - real_positions(call).shape[1]
-    examples, positions = outputs // rows.shape[1], rows.flatten().to(gradient.device)[outputs] + virtual
+    examples = group // values.count
+    positions = values.rows.flatten().to(gradient.device)[group] + virtual
     expected = torch.zeros_like(read)
     expected[examples, positions] = True
     if (read & ~expected).any() or any(shares.shape != read.shape for shares in biases):
@@ -217,8 +192,8 @@ def _read(
             "one position of each example"
         )
     for shares in biases:
-        bias[outputs] += shares[examples, positions].to(bias)
-    return examples, positions, outputs, gradient[examples, positions], bias
+        bias[group] += shares[examples, positions].to(bias)
+    return examples, positions, group, gradient[examples, positions], bias
 
 
 def _with_tensor(output: Any, old: Tensor, new: Tensor) -> Any:

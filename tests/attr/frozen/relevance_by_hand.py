@@ -1,8 +1,6 @@
-"""Relevance by hand, in float64: LRP's rules as backward passes that carry relevance, not gradients.
+"""Relevance by hand, in float64: single models' formulas of :mod:`tests.attr.frozen.relevance_rules`.
 
-Each function's ``backward`` turns the relevance of its output into that of its inputs, by the rules of Achtibat et al.
-2024 (AttnLRP), Ali et al. 2022 (CP-LRP) and Edin et al. 2025b (GIM), and autograd adds up what several uses give. All
-is written for single models' formulas, without the package's network.
+Nothing here uses the package's network.
 """
 
 import math
@@ -13,224 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Function = Callable[[Tensor], Tensor]
-
-
-def _apply(function: Any, *args: Any) -> Any:
-    return function.apply(*args)
-
-
-class Linear(torch.autograd.Function):
-    """z = x W + b; b keeps its share."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        z = x @ weight if bias is None else x @ weight + bias
-        ctx.save_for_backward(x, weight, z)
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        x, weight, z = ctx.saved_tensors
-        return x * ((relevance[0] / z) @ weight.T), None, None
-
-
-class Add(torch.autograd.Function):
-    """z = a + b."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return a + b
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        a, b = ctx.saved_tensors
-        return a / (a + b) * relevance[0], b / (a + b) * relevance[0]
-
-
-class Product(torch.autograd.Function):
-    """z = a @ b; each gets a share of the relevance."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, shares: tuple[float, float]) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.shares = shares
-        return a @ b
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        a, b = ctx.saved_tensors
-        unit = relevance[0] / (a @ b)
-        left, right = ctx.shares
-        return left * a * (unit @ b.transpose(-1, -2)), right * b * (a.transpose(-1, -2) @ unit), None
-
-
-class Softmax(torch.autograd.Function):
-    """s = softmax(z), by the gradient at a temperature; masked entries take no part."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, allowed: Tensor, temperature: float) -> Tensor:
-        def softmax(scores: Tensor) -> Tensor:
-            powers = (scores - scores.masked_fill(~allowed, -1e300).amax(-1, keepdim=True)).exp() * allowed
-            return powers / powers.sum(-1, keepdim=True)
-
-        s = softmax(z)
-        ctx.save_for_backward(z, s, softmax(z / temperature), allowed)
-        return s
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        z, s, softer, allowed = ctx.saved_tensors
-        gradient = (relevance[0] / s).where(allowed, 0)
-        jacobian = torch.diag_embed(softer) - softer.unsqueeze(-1) * softer.unsqueeze(-2)
-        return z * (jacobian @ gradient.unsqueeze(-1)).squeeze(-1), None, None
-
-
-class Normed(torch.autograd.Function):
-    """y = γ (x − m) / σ + β with σ as a constant; β keeps its share, and m is a linear map (none: RMSNorm)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        width = x.shape[-1]
-        matrix = torch.eye(width).to(x)
-        if bias is not None:
-            matrix = matrix - 1 / width
-        sigma = ((x @ matrix).square().mean(-1, keepdim=True) + eps).sqrt()
-        ctx.save_for_backward(x, matrix * gain, sigma)
-        ctx.bias = 0 if bias is None else bias
-        y: Tensor = x @ (matrix * gain) / sigma + ctx.bias
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        x, matrix, sigma = ctx.saved_tensors
-        return x * ((relevance[0] / (x @ matrix / sigma + ctx.bias)) @ matrix.T) / sigma, None, None, None
-
-
-class Active(torch.autograd.Function):
-    """g(z): all relevance passes, or that of the tangent."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, function: Function, tangent: bool) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.function, ctx.tangent = function, tangent
-        return function(z)
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        (z,) = ctx.saved_tensors
-        if not ctx.tangent:
-            return relevance[0], None, None
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            value = ctx.function(z)
-            (slope,) = torch.autograd.grad(value.sum(), z)
-        return (z * slope / value * relevance[0]).detach(), None, None
-
-
-class Gated(torch.autograd.Function):
-    """a ⊙ w; each gets a share."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, w: Tensor, shares: tuple[float, float]) -> Tensor:
-        ctx.shares = shares
-        return a * w
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        return ctx.shares[0] * relevance[0], ctx.shares[1] * relevance[0], None
-
-
-class Passed(torch.autograd.Function):
-    """A map that multiplies by constants or turns pairs (rotary embeddings): x M, M orthogonal in blocks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Function, back: Function) -> Tensor:
-        z = function(x)
-        ctx.save_for_backward(x, z)
-        ctx.back = back
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        x, z = ctx.saved_tensors
-        return x * ctx.back(relevance[0] / z), None, None
-
-
-class Weighted(torch.autograd.Function):
-    """Σ_e c_e y_e of stacked y with constant coefficients c."""
-
-    @staticmethod
-    def forward(ctx: Any, stacked: Tensor, coefficients: Tensor) -> Tensor:
-        ctx.save_for_backward(stacked, coefficients)
-        return (coefficients * stacked).sum(0)
-
-    @staticmethod
-    def backward(ctx: Any, *relevance: Tensor) -> Any:
-        stacked, coefficients = ctx.saved_tensors
-        terms = coefficients * stacked
-        return terms / terms.sum(0) * relevance[0], None
-
-
-class Rules:
-    """The steps of a model under one rule set: ``cp-lrp``, ``attnlrp`` or ``gim``."""
-
-    def __init__(self, name: str) -> None:
-        self.constant, self.tangent = name == "cp-lrp", name == "gim"
-        self.temperature = 2 if name == "gim" else 1
-
-    def linear(self, x: Tensor, module: Any) -> Tensor:
-        weight = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
-        found: Tensor = _apply(Linear, x, weight.detach(), None if module.bias is None else module.bias.detach())
-        return found
-
-    def norm(self, x: Tensor, module: Any) -> Tensor:
-        bias = getattr(module, "bias", None)
-        eps = module.eps if getattr(module, "eps", None) is not None else torch.finfo(x.dtype).eps
-        found: Tensor = _apply(Normed, x, module.weight.detach(), None if bias is None else bias.detach(), eps)
-        return found
-
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        found: Tensor = _apply(Add, a, b)
-        return found
-
-    def active(self, z: Tensor, function: Function) -> Tensor:
-        found: Tensor = _apply(Active, z, function, self.tangent)
-        return found
-
-    def gated(self, u: Tensor, w: Tensor, function: Function) -> Tensor:
-        shares = (0.0, 1.0) if self.constant else (0.5, 0.5)
-        found: Tensor = _apply(Gated, self.active(u, function), w, shares)
-        return found
-
-    def rotary(self, x: Tensor, base: float = 10) -> Tensor:
-        found: Tensor = _apply(Passed, x, lambda z: turned(z, 1, base), lambda z: turned(z, -1, base))
-        return found
-
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, *, capped: bool = False
-    ) -> Tensor:
-        """(B, H, Q, d) from queries and (B, H or fewer, K, d) keys and values."""
-        repeats = q.shape[1] // k.shape[1]
-        k, v = (x[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2) for x in (k, v))
-        shares = (0.0, 1.0) if self.constant else (0.5, 0.5)
-        scores = scale * _apply(Product, q, k.transpose(-1, -2), shares)
-        # A constant factor passes relevance on as it is.
-        scores = scores.detach() + (_passed(scores, scale))
-        scores = self.active(scores, soft_cap) if capped else scores
-        weights = _apply(Softmax, scores, allowed.expand_as(scores), self.temperature)
-        found: Tensor = _apply(Product, weights, v, shares)
-        return found
-
-
-def _passed(tensor: Tensor, scale: float) -> Tensor:
-    """Zero, whose backward pass undoes that of the factor before."""
-    return (tensor - tensor.detach()) / scale
-
-
-def soft_cap(scores: Tensor) -> Tensor:
-    return torch.tanh(scores / 2) * 2
+from tests.attr.frozen.relevance_rules import Linear, Normed, Rules, Weighted, apply, soft_cap, turned
 
 
 def heads(x: Tensor, count: int) -> Tensor:
@@ -348,15 +129,6 @@ class LlamaLayer(nn.Module):
         return x + self.down(self.act(self.gate(read)) * self.up(read))  # type: ignore[no-any-return]
 
 
-def turned(x: Tensor, sign: int = 1, base: float = 10) -> Tensor:
-    """Rotary positions; with sign −1 turned back."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[2])[:, None] / base ** (torch.arange(half) / half)
-    cos, sin = (part.to(x) for part in (angles.cos(), sign * angles.sin()))
-    a, b = x[..., :half], x[..., half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-
 def llama(model: Llama, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor, Tensor]:
     def run(stream: Tensor) -> Tensor:
         for layer in model.layers:
@@ -383,17 +155,17 @@ def mixtral(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
     sizes = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
 
     def norm(x: Tensor, module: Any) -> Tensor:
-        found: Tensor = _apply(Normed, x, module.weight.detach(), None, module.variance_epsilon)
+        found: Tensor = apply(Normed, x, module.weight.detach(), None, module.variance_epsilon)
         return found
 
     def mixture(read: Tensor, block: Any) -> Tensor:
         _, coefficients, chosen = block.gate(read.detach().flatten(0, 1))
         written, given = [], []
         for expert, (fused, down) in enumerate(zip(block.experts.gate_up_proj, block.experts.down_proj, strict=True)):
-            gate, up = (_apply(Linear, read, part.detach().T, None) for part in fused.chunk(2))
-            written.append(_apply(Linear, rules.gated(gate, up, F.silu), down.detach().T, None))
+            gate, up = (apply(Linear, read, part.detach().T, None) for part in fused.chunk(2))
+            written.append(apply(Linear, rules.gated(gate, up, F.silu), down.detach().T, None))
             given.append((coefficients * (chosen == expert)).sum(-1).reshape(*read.shape[:2], 1).detach())
-        found: Tensor = _apply(Weighted, torch.stack(written), torch.stack(given).to(read))
+        found: Tensor = apply(Weighted, torch.stack(written), torch.stack(given).to(read))
         return found
 
     def run(stream: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from captum_norm.attr.frozen.graph import GraphNetwork
 from captum_norm.forward import room
 from tests import encoder_decoders, families
 from tests.attr.frozen import relevance_by_hand as by_hand
+from tests.attr.frozen.relevance_rules import Rules, soft_cap
 from tests.attr.frozen.test_decompx import REFUSED, classifier, first_output, shaken
 from tests.attr.frozen.test_decompx_encoder_decoders import WHOLE
 from tests.families import FAMILIES
@@ -47,7 +48,7 @@ def expect(method: Any, ids: Tensor, target: int, scores: Tensor, number: Tensor
 @pytest.mark.parametrize("seed", range(2))
 def test_gpt2_equals_rules_by_hand(name: str, seed: int) -> None:
     model, ids = shaken(families.build("gpt2", seed), seed), families.inputs("gpt2", seed, 2, 7)
-    expect(METHODS[name](model), ids, 5, *by_hand.gpt2(model, by_hand.Rules(name), ids, 5))
+    expect(METHODS[name](model), ids, 5, *by_hand.gpt2(model, Rules(name), ids, 5))
 
 
 @every_method
@@ -56,7 +57,7 @@ def test_bert_equals_rules_by_hand(name: str, seed: int) -> None:
     model, ids = classifier(seed), families.inputs("bert", seed, 2, 7)
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
-    scores, number = by_hand.bert(model, by_hand.Rules(name), ids, 2, mask.bool())
+    scores, number = by_hand.bert(model, Rules(name), ids, 2, mask.bool())
     expect(METHODS[name](model), ids, 2, scores, number, mask)
 
 
@@ -64,13 +65,13 @@ def test_bert_equals_rules_by_hand(name: str, seed: int) -> None:
 @pytest.mark.parametrize(("seed", "product"), [(0, "flash"), (1, "flash"), (0, "softmax"), (1, "capped")])
 def test_grouped_queries_and_gates_equal_rules_by_hand(name: str, seed: int, product: str) -> None:
     model, ids = shaken(by_hand.Llama(product), seed), torch.randint(0, 40, (2, 6))
-    expect(METHODS[name](model), ids, 5, *by_hand.llama(model, by_hand.Rules(name), ids, 5))
+    expect(METHODS[name](model), ids, 5, *by_hand.llama(model, Rules(name), ids, 5))
 
 
 @every_method
 def test_mixtures_of_experts_equal_rules_by_hand(name: str) -> None:
     model, ids = shaken(families.build("mixtral", 1), 1), families.inputs("mixtral", 1, 2, 7)
-    scores, number = by_hand.mixtral(model, by_hand.Rules(name), ids, 5)
+    scores, number = by_hand.mixtral(model, Rules(name), ids, 5)
     found = METHODS[name](model).decompose(ids, 5)
     near(found.scores, scores, 1e-6)  # its file computes softmax and norms in float32
     near(found.scores.sum(1) + found.bias, number, 1e-6)
@@ -99,24 +100,47 @@ def test_several_values_come_from_one_forward_pass(name: str) -> None:
     method.attribute(ids)  # what is learnt of the model takes runs of its own
     model.transformer.wte.register_forward_hook(lambda *_: runs.append(1))
 
-    def answer(output: Any, real: Tensor) -> Tensor:
-        assert real.all()
-        logits: Tensor = output.logits[:, 3:6].gather(2, ids[:, 4:, None]).squeeze(2)
-        return logits
-
-    found = method.decompose_all(ids, answer)
+    where, answer = [[3, 4, 5]] * 2, ids[:, 4:]
+    found = method.decompose(ids, answer, position=where)
     assert len(runs) == 1
     assert found.scores.shape == (2, 3, 7)
     for place in range(3):
-        alone = method.decompose(ids, ids[:, 4 + place], position=3 + place)
+        alone = method.decompose(ids, answer[:, place], position=3 + place)
         for value, expected in zip(found, alone, strict=True):
             torch.testing.assert_close(value[:, place], expected, rtol=1e-10, atol=1e-13)
         assert not found.scores[:, place, 4 + place :].any()
-    whole = method.decompose_all(ids, lambda *read: answer(*read).sum(1))
-    near(whole.scores[:, 0], found.scores.sum(1), 1e-12)
-    near(whole.bias[:, 0], found.bias.sum(1), 1e-12)
-    pair = method.decompose_all(ids, lambda *read: answer(*read)[:, :2] @ torch.tensor([[1.0], [-1.0]]).double())
-    near(pair.scores[:, 0], found.scores[:, 0] - found.scores[:, 1], 1e-12)
+    whole = method.decompose(ids, answer, position=where, together=True)
+    near(whole.scores, found.scores.sum(1), 1e-12)
+    near(whole.bias, found.bias.sum(1), 1e-12)
+    near(whole.number, found.number.sum(1), 1e-12)
+    rivals = method.decompose(ids, Difference(answer, 4), position=where)
+    near(rivals.scores, found.scores - method.decompose(ids, 4, position=where).scores, 1e-12)
+
+
+@every_method
+def test_several_values_of_one_position_have_a_target_each(name: str) -> None:
+    method, ids = METHODS[name](classifier()), families.inputs("bert")
+    every = [[0, 1, 2]] * len(ids)
+    found = method.decompose(ids, every)
+    for place in range(3):
+        for value, expected in zip(found, method.decompose(ids, place), strict=True):
+            torch.testing.assert_close(value[:, place], expected, rtol=1e-5, atol=1e-6)
+    near(method.decompose(ids, every, together=True).scores, found.scores.sum(1), 1e-5)
+
+
+@pytest.mark.parametrize("bias", ["apart", "absdot"])
+def test_several_values_come_from_one_propagation(bias: Any) -> None:
+    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
+    method = DecompX(model, bias, propagate=True)
+    tokens, where = [[9, 3], [4, 11]], [[2, 6], [6, 1]]
+    found = method.decompose(ids, tokens, position=where)
+    for place in range(2):
+        column, row = ([one[place] for one in rows] for rows in (tokens, where))
+        for value, expected in zip(found, method.decompose(ids, column, position=row), strict=True):
+            torch.testing.assert_close(value[:, place], expected, rtol=1e-10, atol=1e-13)
+    best = method.decompose(ids, position=where).number
+    near(best, model(ids).logits.amax(2)[[[0], [1]], where], 1e-10)
+    near(method.decompose(ids, tokens, position=where, together=True).scores, found.scores.sum(1), 1e-12)
 
 
 @every_method
@@ -176,10 +200,10 @@ def test_attention_functions_with_soft_caps_equal_rules_by_hand(name: str) -> No
     network._rules = rules
     with attention.AttentionRules(rules.temperature, network._inside_attention):
         scores = torch.matmul(q, k.transpose(2, 3)) * 0.7
-        weights = by_hand.soft_cap(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)
+        weights = soft_cap(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)
         output = torch.matmul(torch.nn.functional.softmax(weights, dim=-1), v)
     gradients = torch.autograd.grad((output * seed).sum(), (q, k, v))
-    expected = by_hand.Rules(name).attention(q, k, v, allowed, 0.7, capped=True)
+    expected = Rules(name).attention(q, k, v, allowed, 0.7, capped=True)
     near(output, expected)
     relevances = torch.autograd.grad(expected, (q, k, v), expected.detach() * seed)
     for tensor, gradient, relevance in zip((q, k, v), gradients, relevances, strict=True):
@@ -241,7 +265,9 @@ def test_bad_requests_are_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match="got the target 3; expected 0 to 2"):
         method.attribute(ids, 3)
     with pytest.raises(InvalidInputError, match=r"the readout returned \(3, 11, 3\) for 3 examples"):
-        method.decompose_all(ids, lambda output, _: output.logits[:, None].expand(-1, 11, -1))
+        METHODS[name](method.model, readout=lambda output, _: output.logits[:, None].expand(-1, 11, -1)).decompose(ids)
+    with pytest.raises(InvalidInputError, match="got 2 values of each example; attribute and maps explain one"):
+        method.attribute(ids, [[0, 1]] * 3)  # type: ignore[arg-type]
     default, delta = method.attribute(ids, return_convergence_delta=True)
     predicted = method.model(ids).logits.argmax(1)
     assert torch.equal(method.attribute(ids, predicted), default)
@@ -287,10 +313,10 @@ def test_maps_to_a_vocabulary_are_differentiated_where_they_are_read(
         return linear(inputs, *parameters)
 
     monkeypatch.setattr(vocabulary, "_linear", look)
-    found = METHODS[name](model).decompose_all(ids, lambda output, _: output[:, 2:4, 5])
+    found = METHODS[name](model).decompose(ids, 5, position=[[2, 3]] * 2)
     assert [row.nonzero().tolist() for row in rows] == [[[0, 2], [1, 2]], [[0, 3], [1, 3]]]
     monkeypatch.setattr(vocabulary, "TIMES", 1e9)
-    expected = METHODS[name](model).decompose_all(ids, lambda output, _: output[:, 2:4, 5])
+    expected = METHODS[name](model).decompose(ids, 5, position=[[2, 3]] * 2)
     assert len(rows) == 2
     for actual, value in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, value, rtol=1e-11, atol=1e-13)

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.graph import GraphNetwork
 from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.frozen.rules import RuleSet
 from captum_norm.attr.meter import refuse_unknown
+from captum_norm.attr.output import OutputAttribution
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
-from captum_norm.forward.checks import TOLERANCE, delta_for, expect_number, finite_results
+from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request
 from captum_norm.forward.room import expect_room_for_gradients, may_be_large
@@ -22,22 +22,16 @@ from captum_norm.forward.stacking import scores_of_inputs
 from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import (
     Readout,
-    Target,
-    chosen_target,
-    explained_number,
-    output_scores,
-    rounded_size,
 )
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.projections import NormReader, Projection
+from captum_norm.models.values import OutputValues
 
 Values = Callable[[Any], tuple[Tensor, Tensor]]
 """From a model's output to R values of each example, and the sizes of what was rounded in them, (B, R) each."""
@@ -46,7 +40,7 @@ Parts = tuple[list[Tensor], Tensor, Tensor, Tensor, Tensor]
 and the frozen network's deviation."""
 
 
-class OutputAttribution(AttentionMapAttribution):
+class RelevanceAttribution(OutputAttribution):
     """Base class of the rule sets: decomposes output values by gradient × input of the frozen network.
 
     Args:
@@ -60,12 +54,9 @@ class OutputAttribution(AttentionMapAttribution):
     """
 
     rules: ClassVar[RuleSet]
-    target: ClassVar[Literal["never", "optional", "always"]] = "always"
-    text_alone = True
     mapped = False
     units = MapUnits("relevance", "relevance", aggregation="propagated", target="part of the output")
     batch_first = True
-    any_rows = False
 
     def __init__(
         self,
@@ -77,120 +68,7 @@ class OutputAttribution(AttentionMapAttribution):
         **unknown: Any,
     ) -> None:
         refuse_unknown(type(self), unknown, ())
-        super().__init__(model, "mean", memory_budget=memory_budget, tokenizer=tokenizer)
-        self._readout = readout
-        self._modules: HookedModules | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What is known about a model does not leave the process: see Session.
-        return vars(self) | {"_modules": None}
-
-    @property
-    def propagates(self) -> bool:
-        """Whether vectors are propagated to one value at a time, instead of a backward pass."""
-        return False
-
-    def decompose(
-        self, inputs: Inputs, target: Target = None, additional_forward_args: Any = None, *, position: Position = None
-    ) -> Decomposition:
-        """Decompose one output value per example.
-
-        Args:
-            inputs: as for :meth:`maps`.
-            target: which value: a class or token for all examples, one for each, or a :class:`Difference`. None:
-                the one that the model predicts. If there are outputs at each position, those at ``position``.
-            additional_forward_args: as for :meth:`maps`.
-            position: as for :meth:`attribute`.
-
-        Returns:
-            the contributions.
-
-        Raises:
-            InvalidInputError: for a target outside the output.
-            IncompleteDecompositionError: if the contributions do not add up to the value, as when the model computes
-                something that is neither linear nor a norm, an activation or a gated pair.
-            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
-        """
-        return self._decompose(
-            *self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        )
-
-    def decompose_all(self, inputs: Inputs, readout: Readout, additional_forward_args: Any = None) -> Decomposition:
-        """Decompose several output values of each example: one forward pass, and one backward pass for each value.
-
-        A sum of logits, such as those of a whole answer, is one value.
-
-        Args:
-            inputs: as for :meth:`maps`.
-            readout: the R values, from the model's output and where its inputs are real (B, S) to (B, R) or (B,).
-            additional_forward_args: as for :meth:`maps`.
-
-        Returns:
-            the contributions, with the axis of the values behind that of the examples: scores (B, R, S), all else
-            (B, R).
-
-        Raises:
-            InvalidInputError: if the readout returns another shape, or the method propagates vectors.
-            CaptumNormError: see :meth:`decompose`.
-
-        Example:
-            >>> from captum_norm import AttnLRP
-            >>> from transformers import GPT2Config, GPT2LMHeadModel
-            >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
-            >>> ids = torch.tensor([[7, 9, 3, 8, 5]])
-            >>> def answer(output, real):  # the logits of the last three tokens, where they are predicted
-            ...     return output.logits[:, 1:4].gather(2, ids[:, 2:, None]).squeeze(2)
-            >>> AttnLRP(model).decompose_all(ids, answer).scores.shape
-            torch.Size([1, 3, 5])
-            >>> AttnLRP(model).decompose_all(ids, lambda *read: answer(*read).sum(1)).scores.shape
-            torch.Size([1, 1, 5])
-        """
-        if self.propagates:
-            raise InvalidInputError(
-                f"{type(self).__name__} with these options propagates vectors to one value at a time; call decompose, "
-                "or take the default options"
-            )
-        call, _ = self.call_of(inputs, additional_forward_args, Request())
-
-        def values(output: Any) -> tuple[Tensor, Tensor]:
-            found = output_scores(call, output, None, readout)
-            found = found if found.dim() == 2 else found[:, None]
-            return found, found.detach().abs()
-
-        return self._explained(call, lambda prepared: self._gradient(prepared, values))
-
-    def compute_convergence_delta(
-        self,
-        attributions: Tensor | tuple[Tensor, ...],
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        target: Target = None,
-        position: Position = None,
-    ) -> Tensor:
-        """Compute the completeness error of the value that ``target`` names; of hidden states, the largest over layers.
-
-        Args:
-            attributions: what :meth:`attribute` returned for these inputs, (B, S).
-            inputs: as for :meth:`maps`.
-            additional_forward_args: as for :meth:`maps`.
-            target: as for :meth:`attribute`.
-            position: as for :meth:`attribute`.
-
-        Returns:
-            (B,), relative: see :class:`Decomposition`.
-
-        Raises:
-            InvalidInputError: if the attributions are of other inputs.
-        """
-        if not self._explains_output(target):
-            return super().compute_convergence_delta(attributions, inputs, additional_forward_args)
-        parts = self.decompose(inputs, target, additional_forward_args, position=position)
-        return delta_for(attributions, parts.convergence_delta)
-
-    def _explains_output(self, target: Target) -> bool:  # noqa: ARG002 - a method with maps looks at it
-        """Whether a value of the output is explained rather than hidden states."""
-        return True
+        super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested."""
@@ -198,7 +76,7 @@ class OutputAttribution(AttentionMapAttribution):
             raise InvalidInputError(
                 f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained"
             )
-        parts = self._decompose(call, request)
+        parts = self.decomposition(call, self._value(call, request))
         return scores_of_inputs(call, parts.scores), parts.convergence_delta
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:  # noqa: ARG002 - there are none
@@ -230,31 +108,28 @@ class OutputAttribution(AttentionMapAttribution):
                 f'attention\'s output is multiplied before the output projection in "{gated.name}" of '
                 f"{type(self.model).__name__}; {type(self).__name__} does not support that"
             )
-        if self._modules is None or self._modules.blocks is not blocks:
-            self._modules = HookedModules(self.model, blocks)
-        return self._modules
+        return self._hooked(blocks)
 
-    def _decompose(self, call: ModelCall, request: Request) -> Decomposition:
-        found = self._explained(call, lambda prepared: self._parts_of(prepared, request))
+    def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
+        """Decompose the values by a backward pass for each, or by one for their sum."""
+        call = self._prepared(call)
+        found = self.session.explain(lambda: self._checked(call, self._parts_of(call, values, together=together)))
+        if values.several and not together:
+            return found
         first = SourceAndPrefix(*(half[:, 0] for half in found.scores)) if call.encoder else found.scores[:, 0]
         return Decomposition(first, *(value[:, 0] for value in found[1:]))
 
-    def _parts_of(self, call: ModelCall, request: Request) -> Parts:
-        """Compute the parts of the value requested, R = 1."""
+    def _parts_of(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
+        """Compute the parts of the values, or of the sum of each example's."""
 
-        def values(output: Any) -> tuple[Tensor, Tensor]:
-            found = output_scores(call, output, request.position, self._readout)
-            chosen = chosen_target(request.target, found)
-            return explained_number(found, chosen)[:, None], rounded_size(found.detach(), chosen)[:, None]
+        def read(output: Any) -> tuple[Tensor, Tensor]:
+            numbers, rounded = values.read(call, output)
+            return (numbers.sum(1, keepdim=True), rounded.sum(1, keepdim=True)) if together else (numbers, rounded)
 
-        return self._gradient(call, values)
+        return self._gradient(call, read)
 
-    def _explained(self, call: ModelCall, parts_of: Callable[[ModelCall], Parts]) -> Decomposition:
+    def _checked(self, call: ModelCall, parts: Parts) -> Decomposition:
         """Check parts and put them in the user's order of positions."""
-        call = self._prepared(call)
-        return self.session.explain(lambda: self._decomposition(call, parts_of(call)))
-
-    def _decomposition(self, call: ModelCall, parts: Parts) -> Decomposition:
         halves, bias, numbers, rounded, deviation = parts
         expect_number(self.model, numbers)
         halves = [_at_real(half, place) for half, place in zip(halves, sequences(call), strict=True)]
@@ -294,7 +169,7 @@ class OutputAttribution(AttentionMapAttribution):
         """
         if not modules.complete:
             frozen = replace(self.rules, temperature=None)
-            self._decomposition(call, self._gradient(call, lambda output: _first(values(output)), frozen))
+            self._checked(call, self._gradient(call, lambda output: _first(values(output)), frozen))
             modules.complete = True
 
     def _accept(self, delta: Tensor, problem: str) -> None:
