@@ -101,7 +101,8 @@ class GenerationAttribution(Attribution):
             prompt: a text, token ids (N,) or (1, N), or the messages of a conversation, which go into the tokenizer's
                 chat template.
             target: the answer to explain, a text or token ids; None generates one.
-            gen_args: arguments of the model's ``generate``; by default 25 new tokens, greedily.
+            gen_args: arguments of the model's ``generate``; by default 25 new tokens, greedily. An answer ends at the
+                latest with the model's last position.
             chat: put the text of a prompt into the chat template as a user's turn.
             outputs: the part of the answer to explain, by its text or as (start, end) in tokens; all of it if None.
             contrast: another answer: explained is the logit of the first token in which the answers differ less that
@@ -186,6 +187,10 @@ class GenerationAttribution(Attribution):
         if generate is None:
             raise UnsupportedModelError(f"{type(self.model).__name__} cannot generate; pass the answer: target=")
         check_ids(ids, _vocabulary(self.model), self._longest, type(self.model).__name__)
+        most = gen_args.get("max_new_tokens")
+        if self._longest is not None and most is not None:
+            room = self._longest - len(ids) + 1 if self._continued else self._longest
+            gen_args = {**gen_args, "max_new_tokens": min(most, room)}
         prompt = self._tensor(ids)
         with torch.no_grad(), evaluating(self.model):
             found = generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **gen_args)

@@ -1,5 +1,6 @@
 """Turns prompts, conversations and answers into tokens, and says which part of the text each token stands for."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,8 @@ def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: b
     if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
         return _conversation(prompt, tokenizer)
     raise InvalidInputError(
-        f"got the prompt {shown(prompt)}; expected a text, token ids, or messages [{{'role': 'user', 'content': '…'}}]"
+        f"got the prompt {shown(prompt)}; expected a text, a tensor of token ids, or messages "
+        "[{'role': 'user', 'content': '…'}]"
     )
 
 
@@ -182,24 +184,46 @@ def _conversation(messages: Sequence[Message], tokenizer: Any) -> Prompt:
             f"got a conversation, but {type(tokenizer).__name__} has no chat template; pass the prompt as one text, or "
             "set tokenizer.chat_template"
         )
+    text = _rendered(messages, tokenizer)
+    spans = _turns(messages, text, tokenizer)
+    found = _tokenized(text, tokenizer, special=False, continued=True)
+    return Prompt(found.ids, text, found.offsets, spans, [message["role"] for message in messages])
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
     try:
-        text = tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        return str(
+            tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        )
     except Exception as error:  # templates raise what they like
         reason = " ".join(str(error).split())[:200]
         raise InvalidInputError(f"the chat template refuses the conversation: {reason}") from error
-    spans, end = [], 0
-    for message in messages:
-        content = message["content"].strip()
-        first = text.find(content, end) if content else -1
-        if first < 0:
+
+
+def _turns(messages: Sequence[Message], text: str, tokenizer: Any) -> list[Span]:
+    """Find the content of each turn in the rendered text, between what the template puts around marks in its place.
+
+    The words of a turn may be the template's own, such as ``user``.
+    """
+    marked = [{**message, "content": f"\ue000{index}\ue001"} for index, message in enumerate(messages)]
+    first, *frame = re.split("\ue000(\\d+)\ue001", _rendered(marked, tokenizer))
+    order, behind = frame[::2], frame[1::2]
+    place = len(first) if text.startswith(first) else -1
+    spans = []
+    for index, message in enumerate(messages):
+        content = message["content"]
+        kept = order == [str(number) for number in range(len(messages))] and place >= 0 and content.strip()
+        written = (content, content.strip(), content.lstrip(), content.rstrip())
+        said = next((said for said in written if kept and text.startswith(said + behind[index], place)), None)
+        if said is None:
             raise InvalidInputError(
-                f"the content of the {message['role']}'s turn {quoted(message['content'])} is empty, or the chat "
-                "template changes it, so its tokens are not known; pass the prompt as one text"
+                f"the content of the {message['role']}'s turn {quoted(content)} is empty, or the chat template changes "
+                "it, so its tokens are not known; pass the prompt as one text"
             )
-        end = first + len(content)
-        spans.append((first, end))
-    found = _tokenized(text, tokenizer, special=False, continued=True)
-    return Prompt(found.ids, text, found.offsets, spans, [message["role"] for message in messages])
+        begin = place + len(said) - len(said.lstrip())
+        spans.append((begin, begin + len(content.strip())))
+        place += len(said) + len(behind[index])
+    return spans
 
 
 def _tokenized(text: str, tokenizer: Any, *, special: bool, continued: bool) -> Prompt:

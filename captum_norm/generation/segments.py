@@ -129,8 +129,8 @@ def _checked(piece: object, text: str, start: int) -> Span:
 
 
 def _number(text: str, token: Span, spans: Sequence[Span]) -> int:
-    """Find the segment of a token's first character that is no white space; −1 without one."""
+    """Find the segment of a token's first character that is no white space, if it has one; −1 without one."""
     start, end = token
     piece = text[start:end]
-    first = start + len(piece) - len(piece.lstrip())
+    first = start + len(piece) - len(piece.lstrip()) if piece.strip() else start
     return next((index for index, (begin, last) in enumerate(spans) if begin <= first < last and start < end), -1)

@@ -350,6 +350,14 @@ def test_prompts_that_the_model_cannot_read_are_refused_before_they_are_generate
         generation.attribute(torch.tensor([5, 9999]))
 
 
+@pytest.mark.parametrize("length", [62, 64])
+def test_an_answer_ends_with_the_models_last_position(length: int) -> None:
+    generation = GenerationAttribution(NormAttribution(gpt2(), aggregation="mean"), tokenizer())
+    result = generation.attribute(torch.full((length,), 7), gen_args={"max_new_tokens": 9, "eos_token_id": None})
+    assert len(result.output_tokens) == 65 - length
+    assert result.explained.answer == generation.attribute(torch.full((length,), 7)).explained.answer
+
+
 def test_equal_answers_have_no_contrast() -> None:
     with pytest.raises(InvalidInputError, match="does not differ"):
         GenerationAttribution(DecompX(gpt2()), tokenizer()).attribute(PROMPT, ANSWER, contrast=ANSWER)

@@ -87,6 +87,17 @@ def test_turns_with_the_same_words_are_found_in_order() -> None:
     assert texts_of(prompt, [not added for added in prompt.template]) == "AnnaAnnaAnna"
 
 
+def test_words_of_the_template_are_found_where_the_user_says_them() -> None:
+    said = ["user", "|", "<|assistant|>\n", "s"]
+    turns = [{"role": role, "content": content} for role, content in zip(["user", "assistant"] * 2, said, strict=True)]
+    prompt = read_prompt(turns, tokenizer())
+    assert prompt.text is not None
+    begins = [prompt.text.index("<|user|>\nuser\n") + 9, prompt.text.index("\n|\n") + 1]
+    begins += [prompt.text.index("<|user|>\n<|assistant|>") + 9, prompt.text.index("\ns\n") + 1]
+    assert prompt.messages == [(begin, begin + len(word.strip())) for begin, word in zip(begins, said, strict=True)]
+    assert texts_of(prompt, [not added for added in prompt.template]) == "user|<|assistant|>s"
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
@@ -111,6 +122,13 @@ def test_a_template_that_changes_the_words_is_refused() -> None:
         tokenizer().chat_template = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
         with pytest.raises(InvalidInputError, match="template changes it"):
             read_prompt(TURNS, tokenizer())
+        for template_of_others in (
+            "{{ messages[1]['content'] }}",
+            "{{ messages[1]['content'] + messages[0]['content'] }}",
+        ):
+            tokenizer().chat_template = template_of_others
+            with pytest.raises(InvalidInputError, match="template changes it"):
+                read_prompt(TURNS, tokenizer())
         tokenizer().chat_template = "{{ raise_exception('no system turn') }}"
         with pytest.raises(InvalidInputError, match="refuses the conversation: no system turn"):
             read_prompt(TURNS, tokenizer())

@@ -70,6 +70,13 @@ def test_segments_that_are_refused(segmentation: Segmentation, message: str) -> 
         segments_of(read_prompt(TEXT, tokenizer()), segmentation)
 
 
+def test_white_space_between_segments_is_in_none() -> None:
+    text = "Anna  owns\n\nPaul found"
+    prompt = Prompt([3] * 7, text, offsets=[(0, 4), (4, 5), (5, 10), (10, 11), (11, 12), (12, 16), (16, 22)])
+    assert segments_of(prompt, "paragraph").numbers == [0, 0, 0, -1, -1, 1, 1]
+    assert segments_of(prompt, [(4, 6), (10, 12)]).numbers == [-1, 0, -1, 1, 1, -1, -1]
+
+
 def test_ids_have_no_text() -> None:
     with pytest.raises(InvalidInputError, match="pass the prompt as a text"):
         segments_of(Prompt([3, 4]), "sentence")
