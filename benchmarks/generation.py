@@ -2,13 +2,14 @@
 
 A GPT-2 of the small one's shape, with random weights, on two CPU threads; a prompt of 512 tokens, an answer of 64.
 Ratios compare the whole call, tokenizer aside, with the plain forward pass over prompt and answer, timed alternately in
-one run. The mean of the layers needs the rows of the answer alone, a rollout those of all positions. Captum's gradient
-attribution of language models explains one token at a time; it is timed for a few tokens.
+one run. The mean of the layers needs the rows of the answer alone, a rollout those of all positions. Integrated
+gradients of Captum and, where it is installed, of inseq explain one token at a time; they are timed for a few tokens.
 ``--long`` measures the memory of long texts instead (:mod:`benchmarks.long_answers`).
 """
 
 import argparse
 from functools import partial
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +33,7 @@ from captum_norm import (
     TokenAttribution,
 )
 
-CAPTUM_STEPS = 20
+STEPS = 20
 STEPS_AT_ONCE = 4
 """Logits of more steps at a time take gigabytes."""
 
@@ -113,24 +114,50 @@ def rows(model: GPT2LMHeadModel, prompt: Tensor, answer: Tensor, single: int) ->
     return table
 
 
-def beside_captum(model: GPT2LMHeadModel, prompt: Tensor, answer: Tensor, single: int) -> Table:
-    """Return the table of the seconds that a matrix of answer by prompt takes, with Captum's and ours."""
+def beside_others(model: GPT2LMHeadModel, prompt: Tensor, answer: Tensor, single: int) -> Table:
+    """Return the table of the seconds that a matrix of answer by prompt takes, with integrated gradients and norms."""
     words: Any = numbers(model.config.vocab_size)
-    captum = LLMGradientAttribution(LayerIntegratedGradients(model, model.transformer.wte), words)
-    inputs = TextTokenInput(words.decode(prompt), words)
-    begun = perf_counter()
-    captum.attribute(inputs, target=answer[:single], n_steps=CAPTUM_STEPS, internal_batch_size=STEPS_AT_ONCE)
-    theirs = (perf_counter() - begun) / single * len(answer)
     norms = generation(NormAttribution(model, aggregation="mean"))
     norms.attribute(prompt, answer)
-    begun = perf_counter()
-    norms.attribute(prompt, answer)
-    ours = perf_counter() - begun
-    table = Table(title=f"a matrix of {len(answer)} × {len(prompt)}: seconds; Captum's from {single} of the tokens")
-    for column in ("Captum, integrated gradients of 20 steps", "norms", "times faster", "to reach"):
-        table.add_column(column, justify="right")
-    table.add_row(f"{theirs:.0f}", f"{ours:.2f}", f"{theirs / ours:.0f}", "≥ 100")
+    ours = _seconds(partial(norms.attribute, prompt, answer))
+    table = Table(title=f"a matrix of {len(answer)} × {len(prompt)}: seconds; gradients' from {single} of the tokens")
+    for column in ("", "seconds", "÷ norms", "to reach"):
+        table.add_column(column, justify="right" if column else "left")
+    table.add_row("norms", f"{ours:.2f}", "1", "–")
+    for name, run in {"Captum": with_captum, "inseq": with_inseq}.items():
+        title = f"{name}, integrated gradients of {STEPS} steps"
+        try:
+            theirs = run(model, words, prompt, answer[:single]) / single * len(answer)
+        except ImportError as error:
+            table.add_row(title, f"not measured: {error}", "–", "≥ 100")
+        else:
+            table.add_row(title, f"{theirs:.0f}", f"{theirs / ours:.0f}", "≥ 100")
     return table
+
+
+def with_captum(model: GPT2LMHeadModel, words: Any, prompt: Tensor, answer: Tensor) -> float:
+    """Return the seconds that Captum takes for an answer."""
+    captum = LLMGradientAttribution(LayerIntegratedGradients(model, model.transformer.wte), words)
+    inputs = TextTokenInput(words.decode(prompt), words)
+    return _seconds(partial(captum.attribute, inputs, target=answer, n_steps=STEPS, internal_batch_size=STEPS_AT_ONCE))
+
+
+def with_inseq(model: GPT2LMHeadModel, words: Any, prompt: Tensor, answer: Tensor) -> float:
+    """Return the seconds that inseq takes for an answer.
+
+    Raises:
+        ImportError: inseq, or a package that it needs, is not installed.
+    """
+    explained = import_module("inseq").load_model(model, "integrated_gradients", tokenizer=words)
+    before, whole = words.decode(prompt), words.decode(torch.cat([prompt, answer]))
+    options = {"n_steps": STEPS, "internal_batch_size": STEPS_AT_ONCE, "show_progress": False}
+    return _seconds(partial(explained.attribute, before, whole, **options))
+
+
+def _seconds(run: Run) -> float:
+    begun = perf_counter()
+    run()
+    return perf_counter() - begun
 
 
 def main() -> None:
@@ -155,7 +182,7 @@ def main() -> None:
     console = Console()
     console.print(costs(model, prompt, answer, arguments.repeats))
     console.print(rows(model, prompt, answer, arguments.single))
-    console.print(beside_captum(model, prompt, answer, min(arguments.single, arguments.answer)))
+    console.print(beside_others(model, prompt, answer, min(arguments.single, arguments.answer)))
 
 
 if __name__ == "__main__":
