@@ -8,6 +8,7 @@ import numpy.typing as npt
 from matplotlib import image
 
 from captum_norm.visualization.page import (
+    Column,
     Example,
     Figure,
     Graph,
@@ -69,8 +70,8 @@ def translation() -> Example:
         maps=[Maps("norm", "norm", numbers(20, 2, 4, 4), [0, 1], stack="cross")],
         links=[
             Links(
-                [(0, 0, 0.9), (1, 1, 0.8), (2, 2, None), (2, 1, 0.3)],
-                sure=[(0, 0), (1, 1), (2, 2)],
+                [(0, 0, 0.9), (1, 1, 0.8), (2, 2, None), (2, 1, 0.3), (2, 3, 0.5)],
+                sure=[(0, 0), (1, 1), (2, 2), (3, 3)],
                 possible=[(2, 3)],
                 method="norm",
             )
@@ -79,9 +80,19 @@ def translation() -> Example:
 
 
 def flow() -> Example:
-    nodes = [(0, 0, 0.2), (0, 1, 0.5), (0, 2, 0.3), (1, 1, 0.6), (1, 2, 0.4), (2, 2, 1.0)]
-    edges = [(0, 3, 0.1), (1, 3, 0.5), (2, 4, 0.3), (0, 4, 0.1), (3, 5, 0.6), (4, 5, 0.4)]
-    return Example("a b c", Tokens(["a", "b", "c"]), graph=Graph(nodes, edges, method="information-flow"), row=2)
+    """Two layers: 23 % of the output come from the first token, 30 % from the second, 28 % from the third."""
+    inputs = [("encoder", -1, "input", place) for place in range(3)]
+    nodes = [*inputs, ("encoder", 0, "attention", 1), ("encoder", 0, "attention", 2), ("encoder", 1, "attention", 2)]
+    edges = [
+        (0, 3, "attention", 0, 0.3),
+        (1, 3, "residual", None, 0.6),
+        (0, 4, "attention", 1, 0.2),
+        (2, 4, "residual", None, 0.7),
+        (3, 5, "attention", 0, 0.5),
+        (4, 5, "residual", None, 0.4),
+    ]
+    graph = Graph(nodes, edges, output=5, threshold=0.05, method="information-flow")
+    return Example("a b c", Tokens(["a", "b", "c"]), graph=graph, row=2)
 
 
 def picture() -> Example:
@@ -100,7 +111,7 @@ def picture() -> Example:
 
 TABLE = Table(
     "Faithfulness",
-    [("Method", "text"), ("Comprehensiveness", "number"), ("Difference", "signed")],
+    [Column("Method"), Column("Comprehensiveness", "number"), Column("Difference", "signed")],
     [["norm", 0.25, -0.125], ["weights", 0.125, 0.5], ["random", 0.0, None], ["attnlrp", 0.375, 0.0]],
     note="More is better.",
 )
@@ -169,7 +180,7 @@ def hostile(texts: Sequence[str] = HOSTILE) -> Page:
         )
         for text in texts
     ]
-    table = Table(texts[0], [(text, "text") for text in texts], [list(texts)], note=texts[1])
+    table = Table(texts[0], [Column(text, meaning=text) for text in texts], [list(texts)], note=texts[1])
     return Page(
         texts[0],
         {text: text for text in texts},

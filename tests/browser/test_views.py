@@ -1,0 +1,97 @@
+"""Links, flows, tables, pictures and figures show what they are given."""
+
+import re
+
+from playwright.sync_api import Locator, expect
+from playwright.sync_api import Page as Tab
+
+from captum_norm.visualization.page import Page, render
+from tests.browser import pages
+from tests.browser.visits import Visits
+
+
+def region(tab: Tab, name: str) -> Locator:
+    return tab.get_by_role("region", name=name, exact=True)
+
+
+def test_links_are_told_apart_by_the_gold_ones(visit: Visits) -> None:
+    tab = visit(render(Page("a", examples=[pages.translation()])))
+    links = region(tab, "Links")
+    legend = links.locator(".legend")
+    for text in ("3 agree with a sure gold link", "1 agree with a possible one", "1 wrong", "1 missed sure gold links"):
+        expect(legend).to_contain_text(text)
+    # Outputs first in the data, inputs on the left: "chat" has links to "cat" and, wrongly, to "sleeps".
+    links.get_by_role("list", name="input tokens").get_by_role("button", name="chat").hover()
+    outputs = links.get_by_role("list", name="output tokens").get_by_role("button")
+    faded = outputs.evaluate_all("all => all.map(one => one.classList.contains('apart'))")
+    assert faded == [True, False, False, True]
+
+
+def test_lines_of_a_map_are_those_above_the_threshold(visit: Visits) -> None:
+    example = pages.translation()
+    tab = visit(render(Page("a", examples=[example])), fragment="layer=1")
+    values, links = example.maps[0].values[1], region(tab, "Links")
+    links.get_by_role("button", name="Map").click()
+    slider = links.get_by_role("slider")
+    for percent in (90, 30):
+        slider.fill(str(percent))
+        expect(links.locator("svg path:has(title)")).to_have_count(int((values >= percent / 100 * values.max()).sum()))
+    links.get_by_role("list", name="output tokens").get_by_role("button", name="cat").hover()
+    strongest = values[1].max()
+    titles = links.locator("svg path title").all_text_contents()
+    assert len(titles) == 4
+    assert max(map(float, titles)) == float(f"{strongest:.4g}")
+
+
+def test_a_flow_adds_up_its_routes_above_the_threshold(visit: Visits) -> None:
+    tab = visit(render(Page("a", examples=[pages.flow()])), fragment="flow=0.1")
+    flow = region(tab, "Flow")
+    shares = flow.get_by_role("list").get_by_role("listitem")
+
+    def percents() -> list[float]:
+        return [float((re.search(r"[\d.]+", text) or ["0"])[0]) for text in shares.all_text_contents()]
+
+    assert percents() == [23, 30, 28]
+    expect(flow).to_contain_text("The edges shown carry 81")
+    flow.get_by_role("slider").fill("0.25")  # drops the edge of 0.2
+    assert percents() == [15, 30, 28]
+
+
+def test_tables_are_sorted_by_a_column_and_have_bars_from_zero(visit: Visits) -> None:
+    tab = visit(render(Page("a", tables=[pages.TABLE])))
+    table = tab.get_by_role("table")
+    first = table.locator("tbody tr td:first-child")
+    expect(first).to_have_text(["norm", "weights", "random", "attnlrp"])
+    header = table.get_by_role("columnheader", name="Difference")
+    header.get_by_role("button").click()
+    expect(first).to_have_text(["weights", "attnlrp", "norm", "random"])  # what has no number comes last
+    expect(header).to_have_attribute("aria-sort", "descending")
+    header.get_by_role("button").press("Enter")
+    expect(first).to_have_text(["norm", "attnlrp", "weights", "random"])
+    table.get_by_role("button", name="Method").click()
+    expect(first).to_have_text(["attnlrp", "norm", "random", "weights"])
+    row = table.get_by_role("row").filter(has_text="norm")
+    bar, zero = (row.locator(part).bounding_box() for part in (".bar", ".zero"))
+    assert bar is not None
+    assert zero is not None
+    assert bar["width"] > 5
+    assert abs(bar["x"] + bar["width"] - zero["x"]) <= 1.5  # −0.125 lies left of zero
+
+
+def test_pictures_are_read_patch_by_patch(visit: Visits) -> None:
+    example = pages.picture()
+    tab = visit(render(Page("a", examples=[example])))
+    frame = region(tab, "Image").get_by_role("application")
+    frame.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        tab.keyboard.press(key)
+    patch = 1 + 4 * 1 + 2
+    value = example.maps[0].values.astype("f8").mean(0)[patch, patch]
+    expect(region(tab, "Image").locator("figcaption")).to_have_text(f"row 2, column 3: {value:#.4g}")
+
+
+def test_figures_are_images_with_their_title(visit: Visits) -> None:
+    tab = visit(render(Page("a", figures=[pages.FIGURE])))
+    image = tab.get_by_role("img", name="Norms by layer")
+    expect(image).to_be_visible()
+    assert image.evaluate("image => image.naturalWidth") == 100
