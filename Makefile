@@ -72,12 +72,13 @@ format: $(INSTALLED) ## Format the code and repair what ruff can
 docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html
 
-bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses and alignments
+bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses, alignments and pages
 	$(BIN)/python -m benchmarks.norms
 	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.analysis
 	$(BIN)/python -m benchmarks.alignment
+	$(BIN)/python -m benchmarks.page
 
 # Run once the version is in pyproject.toml and CHANGELOG.md. dist/ must be empty: what it then has is what was checked.
 release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and follow the README there

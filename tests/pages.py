@@ -39,11 +39,11 @@ def content(page: str) -> Any:
 def decoded(array: EncodedArray) -> np.ndarray[Any, Any]:
     """The array as its docstring defines it."""
     raw = np.frombuffer(zlib.decompress(base64.b64decode(array["data"])), "u1")
-    width = {"f4": 4, "f2": 2, "u1": 1, "i1": 1}[array["dtype"]]
-    entries = np.frombuffer(raw.reshape(width, -1).T.tobytes(), f"<{array['dtype']}").reshape(array["shape"])
-    if array["dtype"] == "f4":
-        return entries
-    if array["dtype"] == "f2":
-        return entries.astype("f8") * array["max"][0]
-    steps = {"u1": 255, "i1": 127}[array["dtype"]]
-    return entries / steps * np.array(array["max"]).reshape([*array["shape"][:-2], 1, 1])
+    width = {"f4": 4, "f2": 2, "i1": 1}[array["dtype"]]
+    entries = np.frombuffer(raw.reshape(width, -1).T.tobytes(), f"<{array['dtype']}")
+    if array["dtype"] == "i1":
+        *leading, rows, columns = array["shape"]
+        largest = np.array(array["max"]).reshape([*leading, 1, 1])
+        return entries.reshape([*leading, columns, rows]).swapaxes(-1, -2) / 127 * largest
+    exact = entries.reshape(array["shape"])
+    return exact if array["dtype"] == "f4" else exact.astype("f8") * array["max"][0]

@@ -23,7 +23,7 @@ from captum_norm.visualization.page.encoding import Precision, encode, precision
 _NO_SCRIPT = "This page draws with the script that it contains: switch on JavaScript."
 _PRECISE_TO = {
     "f2": "Maps are stored in half precision (three digits).",
-    "u1": "Maps are stored with 8 bits an entry: to 1/510 of each map's largest.",
+    "i1": "Maps are stored in 127 steps: to 1/254 of each map's largest entry.",
 }
 
 

@@ -49,22 +49,33 @@ export async function decodeExample(example) {
  * @returns {Promise<NumberArray>}
  */
 export async function decode({ shape, dtype, max, data }) {
-  const bytes = await inflate(Uint8Array.from(atob(data), (character) => character.charCodeAt(0)));
+  const bytes = await inflate(bytesOf(data));
   const count = shape.reduce((product, size) => product * size, 1);
   const values = new Float32Array(count);
-  if (dtype === "f4" || dtype === "f2") {
-    const width = dtype === "f4" ? 4 : 2;
-    const view = new DataView(interleaved(bytes, width).buffer);
+  if (dtype === "i1") {
+    const [rows, columns] = shape.slice(-2);
+    const entries = new Int8Array(bytes.buffer);
     for (let index = 0; index < count; index++) {
-      values[index] = dtype === "f4" ? view.getFloat32(4 * index, true) : half(view.getUint16(2 * index, true)) * max[0];
+      const map = Math.floor(index / (rows * columns));
+      const [column, row] = [Math.floor(index / rows) % columns, index % rows];
+      values[map * rows * columns + row * columns + column] = (entries[index] / 127) * max[map];
     }
-  } else {
-    const entries = dtype === "u1" ? bytes : new Int8Array(bytes.buffer);
-    const steps = dtype === "u1" ? 255 : 127;
-    const size = count / max.length;
-    for (let index = 0; index < count; index++) values[index] = (entries[index] / steps) * max[Math.floor(index / size)];
+    return { shape, values };
+  }
+  const width = dtype === "f4" ? 4 : 2;
+  const view = new DataView(interleaved(bytes, width).buffer);
+  for (let index = 0; index < count; index++) {
+    values[index] = dtype === "f4" ? view.getFloat32(4 * index, true) : half(view.getUint16(2 * index, true)) * max[0];
   }
   return { shape, values };
+}
+
+/** @param {string} text base64 */
+function bytesOf(text) {
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let index = 0; index < bytes.length; index++) bytes[index] = characters.charCodeAt(index);
+  return bytes;
 }
 
 /**

@@ -5,7 +5,7 @@
 
 export interface RawArray {
   shape: number[];
-  dtype: "f4" | "f2" | "u1" | "i1";
+  dtype: "f4" | "f2" | "i1";
   max: number[];
   data: string;
 }
