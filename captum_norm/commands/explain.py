@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
-from captum_norm.commands.explanation import REPORTS, beside, show
+from captum_norm.commands.explanation import REPORTS, beside, flow_of, show
 from captum_norm.commands.generation import add_generation, explain_generation, is_generation
 from captum_norm.commands.options import (
     add_model,
@@ -112,6 +112,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.changes:
         changes = contextualization_change(model, tokenized(model, text, tokenizer))
         explanation = replace(explanation, changes=changes)
+    if pages:
+        explanation = replace(explanation, graph=flow_of(model, explanation, tokenizer))
     contents = {path: REPORTS[path.suffix.lower()](explanation, others) for path in options.out}
     write_outputs(contents)
     console = Terminal()

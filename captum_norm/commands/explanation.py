@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captum_norm.characters import spelled_out
 from captum_norm.errors import InvalidInputError
@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from captum_norm.analysis import ContextualizationChange
+    from captum_norm.attr.flow_graph import FlowGraph
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import Explanation
+    from captum_norm.models.objects import Explainable
 
 
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
 _MOST_ENTRIES = 1_000_000
+# What a page can show at most; it begins with the authors' threshold.
+_LEAST_IMPORTANCE = 0.01
 
 
 def beside(explanation: "Explanation", again: "Callable[..., Explanation]") -> "list[Explanation]":
@@ -40,6 +44,17 @@ def beside(explanation: "Explanation", again: "Callable[..., Explanation]") -> "
             except InvalidInputError:  # this method, or its scope, does not divide into heads
                 continue
     return found
+
+
+def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) -> "FlowGraph | None":
+    """Follow information flow routes for a page; None for other methods, or if several positions are explained."""
+    from captum_norm.attr import InformationFlow
+    from captum_norm.models.objects import tokenized
+
+    if explanation.method != InformationFlow.name or explanation.layer is not None or explanation.position == "mean":
+        return None
+    inputs = tokenized(model, explanation.texts, tokenizer)
+    return InformationFlow(model).graphs(inputs, position=explanation.position, threshold=_LEAST_IMPORTANCE)[0]
 
 
 def show(explanation: "Explanation", console: "Terminal") -> None:

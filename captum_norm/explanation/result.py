@@ -8,6 +8,7 @@ from torch import Tensor
 
 from captum_norm.aggregation import with_prefix_rows
 from captum_norm.arguments import as_count, as_index
+from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.tables import csv_text, data_frame, json_text
@@ -44,6 +45,7 @@ class Explanation:
         convergence_delta: the completeness error of each text, (B,): for methods with maps the largest of the layers,
             relative to what they computed; None if the method has none.
         changes: how much each component changes the map of each layer, if requested.
+        graph: the routes of information to the position, if requested.
     """
 
     texts: Sequence[str]
@@ -63,6 +65,7 @@ class Explanation:
     map_unit: str = ""
     convergence_delta: Tensor | None = None
     changes: "ContextualizationChange | None" = None
+    graph: FlowGraph | None = None
 
     def __len__(self) -> int:
         return len(self.texts)

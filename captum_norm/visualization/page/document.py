@@ -91,8 +91,8 @@ class Maps:
         layers: the numbers of the L layers, from 0; ascending.
         stack: the layers' stack.
         signed: whether entries below zero mean something.
-        residual: whether the residual connection is part of the entries. If not, a rollout gives it as much as
-            attention.
+        residual: whether the residual connection is part of the entries; if not, their rollout gives it as much as
+            attention. None: the layers have no rollout.
     """
 
     method: str
@@ -101,7 +101,7 @@ class Maps:
     layers: Sequence[int]
     stack: Stack = "encoder"
     signed: bool = False
-    residual: bool = True
+    residual: bool | None = None
 
     def __post_init__(self) -> None:
         values = _checked(self.values, (3, 4), f"the maps of {self.method}")

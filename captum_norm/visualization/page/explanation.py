@@ -6,12 +6,15 @@ from itertools import chain
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.visualization.page.document import Column, Example, Maps, Page, Scores, Table
+from captum_norm.visualization.page.flow import flow_graph
 from captum_norm.visualization.page.html import render
 from captum_norm.visualization.page.tokens import tokens_of
 from captum_norm.visualization.text import shortened
 from captum_norm.words import words_of_tokens
 
 _TITLE = 60
+# Their maps are combined otherwise, or are rolled out already.
+_NO_ROLLOUT = ("attention-gradient", "rollout")
 
 
 def render_explanation(explanation: Explanation, beside: Sequence[Explanation] = ()) -> str:
@@ -62,6 +65,7 @@ def _example(explanations: Sequence[Explanation]) -> Example:
         scores=[_scores(name, once[name]) for name in dict.fromkeys(names)],
         maps=list(chain.from_iterable(map(_maps, names, explanations))),
         row=_row(first),
+        graph=None if first.graph is None else flow_graph(first.graph, first.method),
     )
 
 
@@ -82,7 +86,14 @@ def _maps(name: str, explanation: Explanation) -> list[Maps]:
         return []
     stack = "encoder" if maps.decoder is None else "decoder"
     signed = bool((squares < 0).any())
-    return [Maps(name, explanation.map_unit, squares[0], list(explanation.layers), stack, signed)]
+    layers = list(explanation.layers)
+    return [Maps(name, explanation.map_unit, squares[0], layers, stack, signed, _has_residual(explanation))]
+
+
+def _has_residual(explanation: Explanation) -> bool | None:
+    """Whether maps have the residual connection; None if the layers' maps have no rollout. That of weights is usual."""
+    rolled = explanation.aggregation == "rollout" or explanation.method == "weights"
+    return explanation.scope != "attn" if rolled and explanation.method not in _NO_ROLLOUT else None
 
 
 def _row(explanation: Explanation) -> int | None:

@@ -39,7 +39,7 @@ interface MapsOf<A> {
   layers: number[];
   stack: Stack;
   signed: boolean;
-  residual: boolean;
+  residual: boolean | null;
 }
 
 export interface Links {

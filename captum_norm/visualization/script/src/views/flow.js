@@ -39,7 +39,7 @@ export const flow = {
 function rolled(example) {
   return example.outputs
     ? []
-    : example.maps.filter(({ stack, layers, signed }) => stack !== "cross" && stack !== "answer" && layers.length > 1 && !signed);
+    : example.maps.filter(({ stack, layers, signed, residual }) => stack !== "cross" && stack !== "answer" && layers.length > 1 && !signed && residual !== null);
 }
 
 /**
@@ -177,10 +177,12 @@ function graphOf(example, state) {
   const keys = tokens.inputs.texts.length;
   const rows = entries[0].length / keys;
   const pin = state.get("pins").find(({ side }) => side === "output");
-  const position = pin?.index ?? example.row ?? example.inputs.texts.length - 1;
+  const position = pin?.index ?? example.row;
   const groups = groupsOf(example);
   const before = keys - rows;
-  const outputs = [...Array(rows).keys()].filter((row) => (groups.inputs?.[row + before] ?? row + before) === position);
+  const all = [...Array(rows).keys()];
+  const outputs = position === null ? all : all.filter((row) => (groups.inputs?.[row + before] ?? row + before) === position);
+  const to = position === null ? "all positions together" : `“${example.inputs.texts[position]}”`;
   // Edges much thinner than those drawn are left out, which would be millions in a long text.
   const least = Math.max(state.get("flow") / 4, 0.002);
   const graph = rolloutGraph(entries, keys, outputs, maps.stack, least, !maps.residual);
@@ -190,7 +192,7 @@ function graphOf(example, state) {
     graph: groups.inputs ? joined(graph, { [maps.stack]: groups.inputs }) : graph,
     texts: { [maps.stack]: example.inputs.texts },
     threshold: 0,
-    note: `Rollout of ${method}${mean} to “${example.inputs.texts[position]}”.${half} Pin a token to follow it instead.`,
+    note: `Rollout of ${method}${mean} to ${to}.${half} Pin a token to follow it instead.`,
   };
 }
 
