@@ -54,7 +54,9 @@ def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) ->
     if explanation.method != InformationFlow.name or explanation.layer is not None or explanation.position == "mean":
         return None
     inputs = tokenized(model, explanation.texts, tokenizer)
-    return InformationFlow(model).graphs(inputs, position=explanation.position, threshold=_LEAST_IMPORTANCE)[0]
+    # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
+    options = {"position": explanation.position, "threshold": _LEAST_IMPORTANCE, "per_head": False}
+    return InformationFlow(model).graphs(inputs, **options)[0]
 
 
 def show(explanation: "Explanation", console: "Terminal") -> None:

@@ -12,6 +12,8 @@ import { groupingOf } from "../words.js";
 
 const ROW = 24;
 const HEAD = 22;
+/** How far what stays in its row is from the residual connection. */
+const BOW = 11;
 /** Longer inputs have rows for the tokens on a route alone. */
 const MOST_ROWS = 40;
 const MOST_EDGES = 2000;
@@ -89,9 +91,9 @@ function createFlow(example, state) {
     /** @type {Map<Drawn, SVGElement>} */
     const paths = new Map();
     for (const edge of shown) {
-      const bent = edge.part === "feed-forward";
       const [x0, y0, x1, y1] = [x(edge.source), y(edge.source), x(edge.target), y(edge.target)];
-      const d = bent ? `M${x0} ${y0}C${x0 + step / 3} ${y0 + 11} ${x1 - step / 3} ${y1 + 11} ${x1} ${y1}` : curve(x0, y0, x1, y1);
+      const bow = y0 !== y1 ? 0 : edge.part === "feed-forward" ? BOW : edge.part === "attention" ? -BOW : 0;
+      const d = bow ? `M${x0} ${y0}C${x0 + step / 3} ${y0 + bow} ${x1 - step / 3} ${y1 + bow} ${x1} ${y1}` : curve(x0, y0, x1, y1);
       const path = s("path", { class: edge.part.replace(" ", "-"), d, "stroke-width": (0.6 + 4.4 * Math.sqrt(edge.flow)).toFixed(2) });
       path.append(s("title", {}, told(edge)));
       paths.set(edge, path);

@@ -10,6 +10,7 @@ import { pointing } from "../pointing.js";
 const ROW = 26;
 const MOST = 1500;
 /** Of all tokens together; more lines are one colour. */
+const FEW = 300;
 const MOST_EACH = 4;
 /** Of a token's own lines, when it is pointed at. */
 const FAINTEST = 0.02;
@@ -42,7 +43,7 @@ function createLinks(example, state) {
   const outputs = example.outputs ?? example.inputs;
   const height = ROW * Math.max(example.inputs.texts.length, outputs.texts.length, 1);
   const drawing = s("svg", { height, "aria-hidden": "true" });
-  const most = Math.min(MOST, MOST_EACH * Math.max(example.inputs.texts.length, outputs.texts.length));
+  const most = Math.min(MOST, Math.max(FEW, MOST_EACH * Math.max(example.inputs.texts.length, outputs.texts.length)));
   let width = 300;
   const left = tokensOf(example.inputs.texts, "input", state);
   const right = tokensOf(outputs.texts, "output", state);
