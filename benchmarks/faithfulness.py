@@ -137,7 +137,7 @@ def page(masked: Content | None, parts: Iterable[str], pairs: Content | None, pr
     ]
     measured = (
         f"Measured on {', '.join(sizes)}; – was not measured. Passes are times divided by those of the plain forward "
-        "pass over the same inputs, in the same run."
+        "pass over the same inputs, in the same run; other work of the machine makes them vary up to twofold."
     )
     head = [INTRODUCTION, "## All methods", overview(masked, pairs, prompts), measured]
     return "\n\n".join(part.strip() for part in [*head, *parts]) + "\n"
