@@ -55,8 +55,10 @@ def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) ->
         return None
     inputs = tokenized(model, explanation.texts, tokenizer)
     # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
-    options = {"position": explanation.position, "threshold": _LEAST_IMPORTANCE, "per_head": False}
-    return InformationFlow(model).graphs(inputs, **options)[0]
+    followed = InformationFlow(model).graphs(
+        inputs, position=explanation.position, threshold=_LEAST_IMPORTANCE, per_head=False
+    )
+    return followed[0]
 
 
 def show(explanation: "Explanation", console: "Terminal") -> None:

@@ -11,6 +11,7 @@ from captum_norm.visualization.heatmap import Panel, draw_heatmaps
 from captum_norm.visualization.page import render as render_page
 from captum_norm.visualization.page import write_page
 from captum_norm.visualization.page.explanation import render_explanation
+from captum_norm.visualization.page.patches import render_patches
 from captum_norm.visualization.pictures import draw_patches
 from captum_norm.visualization.records import text_record
 from captum_norm.visualization.terminal import colored_tokens, marked_tokens, score_table, show_tokens
@@ -32,6 +33,7 @@ __all__ = [
     "render_comparison",
     "render_explanation",
     "render_page",
+    "render_patches",
     "save_figure",
     "score_table",
     "show_comparison",

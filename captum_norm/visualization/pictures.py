@@ -43,7 +43,7 @@ def draw_patches(picture: Any, scores: Tensor, *, unit: str = "score", title: st
         >>> [axes.get_title() for axes in figure.axes[:2]]
         ['picture', 'scores of its 3 × 4 patches']
     """
-    pixels, values = _pixels(picture), _values(scores)
+    pixels, values = pixels_of(picture), _values(scores)
     if not 0 <= opacity <= 1:
         raise InvalidInputError(f"got opacity={shown(opacity)}; expected a number from 0 to 1")
     height, width = pixels.shape[:2]
@@ -71,7 +71,7 @@ def draw_patches(picture: Any, scores: Tensor, *, unit: str = "score", title: st
     return figure
 
 
-def _pixels(picture: Any) -> npt.NDArray[np.float64]:
+def pixels_of(picture: Any) -> npt.NDArray[np.float64]:
     """Return a picture as (height, width, 3), from 0 to 1."""
     if isinstance(picture, Tensor):
         picture = picture.detach().cpu()
