@@ -1,7 +1,10 @@
 /** @import { Example, Place, State, Values } from "./types.js" */
 
 import { formatted } from "./dom.js";
+import { shortened } from "./drawing/layout.js";
 import { gridOf } from "./grids.js";
+
+const LONGEST = 24;
 
 /**
  * The numbers to colour tokens by.
@@ -76,7 +79,7 @@ export function topText(values, texts, count) {
     .filter((index) => values[index] !== 0)
     .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]))
     .slice(0, count)
-    .map((index) => `${texts[index]} ${formatted(values[index])}`)
+    .map((index) => `${shortened(texts[index], LONGEST)} ${formatted(values[index])}`)
     .join(", ");
 }
 

@@ -9,7 +9,9 @@ export const WHOLE = { row: 0, column: 0, zoom: 1 };
 
 const LARGEST_CELL = 34;
 const LABEL_ROW = 13;
-const SMALLEST_HEIGHT = 150;
+/** What a side has at least, unless its cells are large already. */
+const SMALLEST_SIDE = 150;
+const SMALLEST_CELL = 24;
 
 /**
  * The size of a map's cells when all of it is shown: squares if possible; wider or higher ones where a map has few rows
@@ -22,9 +24,11 @@ const SMALLEST_HEIGHT = 150;
  * @returns {{ width: number, height: number }} of one cell
  */
 export function cellSize(rows, columns, width, height) {
-  const wide = Math.min(width / Math.max(columns, 1), LARGEST_CELL);
-  const least = Math.min(SMALLEST_HEIGHT / Math.max(rows, 1), 24);
-  return { width: wide, height: Math.min(Math.max(wide, least), height / Math.max(rows, 1)) };
+  const most = { width: width / Math.max(columns, 1), height: height / Math.max(rows, 1) };
+  /** @param {number} count */
+  const least = (count) => Math.min(SMALLEST_SIDE / Math.max(count, 1), SMALLEST_CELL);
+  const wide = Math.min(most.width, LARGEST_CELL, Math.max(most.height, least(columns)));
+  return { width: wide, height: Math.min(most.height, Math.max(wide, least(rows))) };
 }
 
 /**

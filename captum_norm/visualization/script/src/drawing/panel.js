@@ -58,6 +58,7 @@ export function panel(example, method, state, shared) {
     const marks = (side) => places.filter((place) => place.side === side).map(({ index }) => index);
     const marked = { rowMarks: marks("output"), columnMarks: marks("input"), cell, explained: example.row };
     box = drawMap(canvas, { grid, max, rows, columns, frame: shared.frame(), theme, ...marked }, field.clientWidth);
+    field.classList.toggle("zoomed", shared.frame().zoom > 1);
     scale.show(max, grid.unit, grid.signed, theme);
     const top = largestEntries(grid.values, grid.columns, 1)[0];
     const best = top ? `; largest ${formatted(top.value)}, ${rows[top.row]} from ${columns[top.column]}` : "";

@@ -16,6 +16,8 @@ export const text = {
 };
 
 const NAMED = 3;
+/** Texts of more tokens are set smaller, and scroll. */
+const LONG = 150;
 
 /** What outputs and inputs are called. @type {Partial<Record<Stack, [string, string]>>} */
 const SIDES = { answer: ["Answer", "Prompt, and the answer before"], cross: ["Target", "Source"] };
@@ -93,7 +95,7 @@ function strip(example, side, method, state) {
   const placeSide = example.outputs ? side : "output";
   const buttons = texts.map((token) => h("button", { type: "button", class: "token", dir: "auto", tabindex: "-1" }, token));
   buttons[0]?.setAttribute("tabindex", "0");
-  const element = h("div", { class: "strip", role: "group", "aria-label": `${side === "output" ? "Output" : example.outputs ? "Input" : "Text"}, ${method}` });
+  const element = h("div", { class: texts.length > LONG ? "strip long" : "strip", role: "group", "aria-label": `${side === "output" ? "Output" : example.outputs ? "Input" : "Text"}, ${method}` });
   element.append(...buttons);
   /** @param {Event} event */
   const indexOf = (event) => buttons.indexOf(/** @type {HTMLButtonElement} */ (/** @type {Element} */ (event.target).closest(".token")));
