@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +27,11 @@ Span = tuple[int, int]
 
 WordScore = Literal["sum", "mean", "max"]
 """How a word's score comes from those of its tokens; ``max`` takes the one farthest from zero."""
+
+WordMeasure = WordScore | Literal["norm"]
+"""How a word is scored: by its tokens' scores, or by the norm of its tokens' vectors added."""
+
+WORD_MEASURES: tuple[WordMeasure, ...] = ("sum", "mean", "max", "norm")
 
 _UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 _LETTER = rf"[[\p{{L}}\p{{N}}_]--{_UNSPACED}]"
@@ -181,6 +187,21 @@ def words_of_tokens(
     flags = [_is_markup(token) for token in tokens] if special is None else [bool(flag) for flag in special]
     pieces = _Pieces.of(tokens, flags)
     return _grouped(pieces, *pieces.located(offsets))
+
+
+def words_of_text(parts: Sequence[str], special: Sequence[int | bool] | None = None) -> Words:
+    """Find the words of a text in parts that follow each other, such as what each token adds to a decoded text.
+
+    Args:
+        parts: the parts.
+        special: see :func:`words_of_tokens`.
+
+    Example:
+        >>> words_of_text(["Cl", "ara", " slept", "."]).texts
+        ('Clara', 'slept', '.')
+    """
+    ends = list(accumulate((len(part) for part in parts), initial=0))
+    return words_of_tokens(parts, special, list(pairwise(ends)))
 
 
 def word_spans(text: str, start: int = 0, end: int | None = None) -> list[Span]:

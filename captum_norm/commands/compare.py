@@ -13,6 +13,7 @@ from captum_norm.commands.options import (
     add_model,
     add_position,
     add_target,
+    add_words,
     load_model,
     method_name,
     named_target,
@@ -127,6 +128,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the number of inputs in one forward pass (default: %(default)s)",
     )
+    add_words(parser)
     add_reports(parser, REPORTS)
     parser.add_argument(
         "--scores", type=output_path([".csv"]), metavar="FILE.csv", help="also write the scores of every token"
@@ -164,7 +166,7 @@ def _run(options: argparse.Namespace) -> None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)
     console = Terminal()
-    show_comparison(comparison, console)
+    show_comparison(comparison, console, words=options.words)
     for path in contents:
         console.say(f"wrote {path}")
 
@@ -220,10 +222,14 @@ def _batch(encoded: Sequence[Mapping[str, list[int]]], model: Any) -> dict[str, 
     from torch import tensor
     from torch.nn.utils.rnn import pad_sequence
 
+    from captum_norm.models.offloading import input_device
+
     padding = {"input_ids": model.config.pad_token_id or 0}
     columns = {name: [tensor(one[name]) for one in encoded] for name in encoded[0]}
+    device = input_device(model)
     return {
-        name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)) for name, rows in columns.items()
+        name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)).to(device)
+        for name, rows in columns.items()
     }
 
 

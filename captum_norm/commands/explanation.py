@@ -51,7 +51,8 @@ def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) ->
     from captum_norm.attr import InformationFlow
     from captum_norm.models.objects import tokenized
 
-    if explanation.method != InformationFlow.name or explanation.layer is not None or explanation.position == "mean":
+    together = explanation.layer is not None or explanation.position == "mean" or len(explanation) > 1
+    if explanation.method != InformationFlow.name or together:
         return None
     inputs = tokenized(model, explanation.texts, tokenizer)
     # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
@@ -61,18 +62,20 @@ def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) ->
     return followed[0]
 
 
-def show(explanation: "Explanation", console: "Terminal") -> None:
-    """Print the tokens in colour, a legend and the table of scores."""
+def show(explanation: "Explanation", console: "Terminal", *, top: int | None = None) -> None:
+    """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
     from captum_norm.visualization.terminal import score_table, show_tokens
 
     for name, value in explanation.facts().items():
         console.say(f"{name}: {spelled_out(value)}")
-    console.print()
-    for one in explanation:
+    for number, one in enumerate(explanation):
+        console.print()
+        if len(explanation) > 1:
+            console.say(f"text {number}: {spelled_out(one.texts[0])}")
         tokens, scores = one.tokens[0], one.scores[0].tolist()
         show_tokens(console, tokens, scores, unit=explanation.unit)
         console.print()
-        console.print(score_table(tokens, scores, unit=explanation.unit))
+        console.print(score_table(tokens, scores, unit=explanation.unit, top=top))
     if explanation.changes is not None:
         console.print()
         console.print(_change_table(explanation.changes))

@@ -3,12 +3,13 @@
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 from captum_norm.bars import progress
-from captum_norm.commands.options import declare_layouts
+from captum_norm.commands.options import check_dtype, declare_layouts, placed
 from captum_norm.commands.outputs import write_outputs
 from captum_norm.commands.text_argument import given_text
 from captum_norm.errors import InvalidInputError
@@ -61,11 +62,13 @@ def explain_generation(options: argparse.Namespace) -> None:
 
     _check(options)
     prompt = _conversation(options.chat) if options.chat is not None else _prompt(options)
-    segments = _segments(options.segments)
+    segments = "word" if options.words else _segments(options.segments)
     declare_layouts(options)
+    check_dtype(options)
     # The default of other explanations does not generate.
     name = LANGUAGE_MODEL if options.model == DEFAULT_MODEL else options.model
     model, tokenizer = load(name, options.quantize)
+    model = placed(model, options)
     method = make_method(
         options.method, model, removal=None, tokenizer=tokenizer, keep_special=False, readout=None, batch_size=16
     )
@@ -74,10 +77,11 @@ def explain_generation(options: argparse.Namespace) -> None:
         result = GenerationAttribution(method, tokenizer).attribute(
             prompt, options.answer, gen_args=gen_args, segments=segments, contrast=options.contrast
         )
+    result.explained = replace(result.explained, method=options.method)
     contents = {path: _REPORTS[path.suffix.lower()](result) for path in options.out}
     write_outputs(contents)
     console = Terminal()
-    _show(result, console)
+    _show(result, console, options)
     for path in contents:
         console.say(f"wrote {path}")
 
@@ -87,19 +91,24 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidInputError("give either --generate N or --answer TEXT, to say which answer is explained")
     if options.generate is not None and options.generate < 1:
         raise InvalidInputError(f"got --generate {options.generate}; expected at least 1")
-    if options.chat is not None and options.text is not None:
+    if options.chat is not None and options.texts:
         raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
-    for name in ("target", "against", "layer", "position", "scope", "aggregation"):
+    for name in ("target", "against", "layer", "head", "position", "scope", "aggregation", "word_score"):
         if getattr(options, name) is not None:
-            raise InvalidInputError(f"got --{name} with an answer, whose tokens are what is explained; leave it out")
+            option = name.replace("_", "-")
+            raise InvalidInputError(f"got --{option} with an answer, whose tokens are what is explained; leave it out")
+    if options.words and options.segments is not None:
+        raise InvalidInputError("got --words and --segments; words are segments, too: leave one of them out")
+    if options.lines or len(options.texts) > 1:
+        raise InvalidInputError("got several texts with an answer; give one prompt")
     if options.changes:
         raise InvalidInputError("got --changes with an answer; leave it out")
 
 
 def _prompt(options: argparse.Namespace) -> str:
-    if options.text is None:
+    if not options.texts:
         raise InvalidInputError("got no prompt; give a text, a file with it, or --chat FILE.json")
-    text = given_text(options.text, is_text=options.is_text)
+    text = given_text(options.texts[0], is_text=options.is_text)
     # The last line of a file ends, the prompt does not.
     return text.removesuffix("\n")
 
@@ -122,17 +131,21 @@ def _segments(given: str | None) -> Any:
     return [line.strip() for line in read_text(given).splitlines() if line.strip()]
 
 
-def _show(result: "GenerationResult", console: "Terminal") -> None:
+def _show(result: "GenerationResult", console: "Terminal", options: argparse.Namespace) -> None:
     """Print the prompt in colour, a legend, and a table of the parts of highest score."""
     from captum_norm.characters import spelled_out
     from captum_norm.visualization.terminal import score_table, show_tokens
+    from captum_norm.words import words_of_text
 
     for name, value in result.facts().items():
         console.say(f"{name}: {spelled_out(value)}")
     console.print()
-    show_tokens(console, result.input_tokens, result.seq_attr.tolist(), unit=result.explained.unit)
+    words = words_of_text(result.input_tokens)
+    tokens = words.texts if options.words else words.pieces
+    scores = words.scores(result.seq_attr) if options.words else result.seq_attr
+    show_tokens(console, tokens, scores.tolist(), unit=result.explained.unit)
     console.print()
-    best = result.top(_ROWS)
+    best = result.top(options.top or _ROWS)
     console.print(score_table([name for name, _ in best], [score for _, score in best], unit=result.explained.unit))
 
 

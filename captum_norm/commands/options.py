@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading import DEFAULT_MODEL, Quantization
+from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import import_method
 from captum_norm.texts import named as quoted_name
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--model`` and ``--layouts``."""
+    """Declare ``--model``, ``--quantize``, ``--device``, ``--dtype`` and ``--layouts``."""
     parser.add_argument(
         "--model",
         default=DEFAULT_MODEL,
@@ -21,6 +21,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="a folder or a name on the Hugging Face hub, of a model or a PEFT adapter (default: %(default)s)",
     )
     add_quantization(parser)
+    parser.add_argument(
+        "--device", default="cpu", help="the device of the model: cpu, cuda, cuda:1 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=get_args(Precision),
+        help="the dtype of the model's weights and of what it computes (default: that of its files)",
+    )
     add_layouts(parser)
 
 
@@ -74,6 +82,11 @@ def add_position(parser: argparse.ArgumentParser, names: Sequence[str], explanat
     parser.add_argument("--position", type=parse, metavar="|".join(["N", *names]), help=explanation)
 
 
+def add_words(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--words``."""
+    parser.add_argument("--words", action="store_true", help="print words instead of tokens")
+
+
 def method_name(names: Collection[str]) -> Callable[[str], str]:
     """Return an ``argparse`` type for one of the names, or ``package.module:Class``, whose name it returns.
 
@@ -106,7 +119,26 @@ def load_model(options: argparse.Namespace) -> tuple[Any, Any]:
     from captum_norm.explanation.targets import load_subject
 
     declare_layouts(options)
-    return load_subject(options.model, named_target(options), options.quantize)
+    check_dtype(options)
+    model, tokenizer = load_subject(options.model, named_target(options), options.quantize)
+    return placed(model, options), tokenizer
+
+
+def placed(model: Any, options: argparse.Namespace) -> Any:
+    """Move a model to ``--device`` and convert it to ``--dtype``; a quantised one stays as it is on the CPU."""
+    from captum_norm.loading import on_device
+
+    if options.device == "cpu" and options.dtype is None:
+        return model
+    return on_device(model, options.device, options.dtype)
+
+
+def check_dtype(options: argparse.Namespace) -> None:
+    """Refuse ``--dtype`` with ``--quantize``."""
+    if options.dtype is not None and options.quantize is not None:
+        raise InvalidInputError(
+            f"got --dtype {options.dtype} and --quantize {options.quantize}, which decides the dtype; leave one out"
+        )
 
 
 def named_target(options: argparse.Namespace) -> Any:

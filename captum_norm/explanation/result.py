@@ -13,6 +13,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.maps import AttributionMaps
 from captum_norm.tables import csv_text, data_frame, json_text
 from captum_norm.versions import versions
+from captum_norm.words import Words, WordScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,8 +35,9 @@ class Explanation:
         target: the output explained; None for hidden states, or what the model predicts.
         aggregation: how the layers are combined; None for a single layer.
         layer: the index of the layer explained; None for all together.
+        head: the index of the layer's head explained; None for all together.
         position: the output position explained: an index, several, or "first", "last" or "mean".
-        tokens: the S tokens of each text, padding included, virtual tokens first.
+        tokens: the S tokens of each text as people write them, padding included, virtual tokens first; or its words.
         real: True at tokens, False at padding, (B, S).
         scores: a score for each token, (B, S), 0 at padding.
         unit: what the scores are.
@@ -46,6 +48,7 @@ class Explanation:
             relative to what they computed; None if the method has none.
         changes: how much each component changes the map of each layer, if requested.
         graph: the routes of information to the position, if requested.
+        words_of_tokens: the words of each text's tokens, without padding.
     """
 
     texts: Sequence[str]
@@ -66,6 +69,8 @@ class Explanation:
     convergence_delta: Tensor | None = None
     changes: "ContextualizationChange | None" = None
     graph: FlowGraph | None = None
+    words_of_tokens: Sequence[Words] = ()
+    head: int | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -89,10 +94,26 @@ class Explanation:
             scores=self.scores[number][None, real],
             maps=None if self.maps is None else self.maps[number],
             convergence_delta=None if delta is None else delta[number : number + 1],
+            words_of_tokens=self.words_of_tokens[number : number + 1],
         )
 
     def __iter__(self) -> Iterator["Explanation"]:
         return (self[example] for example in range(len(self)))
+
+    def words(self, score: WordScore = "sum") -> "Explanation":
+        """Return the explanation of words: their scores and maps from those of their tokens.
+
+        Args:
+            score: how a word's score, and its column in the maps, comes from its tokens': ``"sum"``, ``"mean"`` or
+                ``"max"``, the one farthest from zero. Its row is the mean of theirs. For norms of vectors added, see
+                ``words="norm"`` of :func:`captum_norm.explain`.
+
+        Raises:
+            InvalidInputError: this is no way to score words.
+        """
+        from captum_norm.explanation.words import by_words
+
+        return by_words(self, score)
 
     @property
     def squares(self) -> Tensor | None:
@@ -105,9 +126,12 @@ class Explanation:
 
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the scores."""
-        together = "all" if self.aggregation is None else f"all ({self.aggregation})"
-        layer = together if self.layer is None else str(self.layer)
-        facts = {"model": self.model, "method": self._method, "layer": layer, "position": str(self.position)}
+        facts = {"model": self.model, "method": self._method}
+        if self.layer is not None:
+            facts["layer"] = str(self.layer) if self.head is None else f"{self.layer}, head {self.head}"
+        elif self.aggregation is not None:
+            facts["layer"] = f"all ({self.aggregation})"
+        facts["position"] = str(self.position)
         if self.target is not None:
             facts["target"] = self.target
         if self.convergence_delta is not None:
@@ -188,7 +212,7 @@ class Explanation:
 
     def _content(self) -> dict[str, Any]:
         """Everything about the only text, for JSON."""
-        squares = self.squares
+        squares, words = self.squares, self.words_of_tokens[0]
         content = {
             "text": self.texts[0],
             "model": self.model,
@@ -197,8 +221,10 @@ class Explanation:
             "target": self.target,
             "aggregation": self.aggregation,
             "layer": self.layer,
+            "head": self.head,
             "position": self.position,
             "tokens": list(self.tokens[0]),
+            "words": {"texts": list(words.texts), "of_tokens": list(words.numbers)},
             "scores": self.scores[0].tolist(),
             "unit": self.unit,
             "map": None

@@ -3,14 +3,14 @@
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from captum.attr import Attribution
 from torch import Tensor
 
-from captum_norm.arguments import as_indices, shown
+from captum_norm.arguments import as_index, as_indices, one_of, shown
 from captum_norm.attr import AttentionMapAttribution, MeterOptions, TokenAttribution
 from captum_norm.comparison.examples import Examples
 from captum_norm.comparison.methods import make_method
@@ -26,6 +26,7 @@ from captum_norm.explanation.targets import (
     target_name,
     texts_of,
 )
+from captum_norm.explanation.words import norms_of_words, with_words, words_of_texts
 from captum_norm.forward.request import layer_indices
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.maps import AttributionMaps
@@ -35,6 +36,7 @@ from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.objects import Explainable, opened, tokenized
 from captum_norm.models.outputs import Readout, Target
 from captum_norm.models.sentences import SentenceEncoder, SentenceSimilarity
+from captum_norm.words import WORD_MEASURES, WordMeasure
 
 _BATCH = 32
 
@@ -48,7 +50,9 @@ def explain(
     target: Target | str = None,
     position: Position = None,
     layer: int | None = None,
+    head: int | None = None,
     per_head: bool = False,
+    words: WordMeasure | None = None,
     seed: int = 0,
     name: str | None = None,
     **options: Any,
@@ -71,7 +75,10 @@ def explain(
         position: the output position to explain, see :meth:`captum_norm.NormAttribution.attribute`; None for what the
             model's head or pooling reads.
         layer: explain one layer, counted from 0, or from −1 backwards; None for all together.
+        head: explain one head of this layer, counted from 0, or from −1 backwards.
         per_head: compute maps of single heads.
+        words: explain words instead of tokens: by the ``"sum"``, ``"mean"`` or ``"max"`` of their tokens' scores, see
+            :meth:`Explanation.words`, or by the ``"norm"`` of their tokens' vectors added, with methods that have them.
         seed: the seed of methods that draw random numbers.
         name: the model's name in the result.
         options: arguments of the method, such as ``scope="attn_res_ln"`` or ``aggregation="mean"``.
@@ -86,18 +93,28 @@ def explain(
     Example:
         >>> explanation = explain("A man is playing a guitar on stage.")
         >>> [token for token, score in explanation.top(2)]
-        ['guitar', 'stage']
+        ['guitar', 'man']
     """
     listed = _checked(texts)
     subject = _subject(model, tokenizer, method, target, name)
     inputs = tokenized(subject.model, listed, subject.tokenizer)
     _refuse_without_tokens(listed, subject)
-    if position is None and isinstance(method, str) and isinstance(model or DEFAULT_MODEL, str):
+    named = isinstance(method, str) and METHODS[method].maps and isinstance(model or DEFAULT_MODEL, str)
+    if position is None and named:
         position = default_position(subject.model, model or DEFAULT_MODEL)
     target = numbered(subject.model, subject.tokenizer, subject.target)
     task = _task(method, subject, inputs, target, position, options)
+    if words is not None:
+        one_of("words", words, WORD_MEASURES)
+    if head is not None and (layer is None or per_head or words == "norm"):
+        raise InvalidInputError(f"got head={head}; expected it with layer=, and without per_head= or words='norm'")
     with seeded(subject.model, checked_seed(seed)):
-        return _explained(listed, subject, inputs, task, layer, per_head=per_head)
+        found = _explained(listed, subject, inputs, task, layer, head, per_head=per_head or head is not None)
+    if words != "norm":
+        return found if words is None else found.words(words)
+    if per_head or not isinstance(task.method, AttentionMapAttribution):
+        raise InvalidInputError(f"got words='norm', but {task.name} has no vectors to add, or heads have their own")
+    return _with_norms(found, subject, task)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +244,7 @@ def _explained(
     inputs: Mapping[str, Any],
     task: _Task,
     layer: int | None,
+    head: int | None,
     *,
     per_head: bool,
 ) -> Explanation:
@@ -237,6 +255,9 @@ def _explained(
         layers = layer_indices(None if layer is None else [layer], count)
         layer = None if layer is None else layers[0]
         maps, scores, delta = _mapped(task, inputs, layer, layers, per_head=per_head)
+        if maps is not None and head is not None:
+            maps, head = _of_head(maps, head)
+            scores = method.scores(maps, task.position, aggregate=False)
     else:
         if layer is not None or per_head:
             given = "per_head=True" if layer is None else f"layer={layer}"
@@ -244,9 +265,10 @@ def _explained(
         layers, maps = (), None
         scores, delta = _tokenwise(task, inputs)
     size = scores.shape[1]
-    names = [f"[virtual {place}]" for place in range(1, 1 + (maps.virtual if maps is not None else 0))]
-    found = [subject.tokenizer.convert_ids_to_tokens(row) for row in inputs["input_ids"].tolist()]
-    tokens = [[*names, *row][-size:] for row in found]
+    virtual = size - real.shape[1]
+    words = words_of_texts(subject.tokenizer, inputs["input_ids"], real, texts, virtual)
+    real = torch.nn.functional.pad(real, (virtual, 0), value=True)
+    tokens = [_spread(own.pieces, row) for own, row in zip(words, real.tolist(), strict=True)]
     position = task.position
     if position is None:
         causal = maps is not None and maps.decoder is not None
@@ -261,14 +283,53 @@ def _explained(
         layer=layer,
         position="what the head reads" if position is None else _shown_position(position),
         tokens=tokens,
-        real=torch.nn.functional.pad(real, (size - real.shape[1], 0), value=True),
+        real=real,
         scores=scores.detach().cpu(),
         unit=_unit(task, maps, layer),
         layers=layers if maps is not None else (),
-        maps=None if maps is None else maps.with_tokens([[*names, *row] for row in found]),
+        maps=None if maps is None else maps.with_tokens(_key_tokens(maps, subject, inputs)),
         map_unit=method.units.entry if maps is not None else "",
         convergence_delta=None if delta is None else delta.detach().cpu(),
+        words_of_tokens=words,
+        head=head,
     )
+
+
+def _spread(pieces: Sequence[str], real: Sequence[bool]) -> list[str]:
+    """Put the tokens of a text to their places, with empty ones at padding."""
+    own = iter(pieces)
+    return [next(own) if kept else "" for kept in real]
+
+
+def _key_tokens(maps: AttributionMaps, subject: _Subject, inputs: Mapping[str, Any]) -> list[list[str]]:
+    """Return the tokens of the maps' keys as the tokenizer writes them, virtual ones first."""
+    names = [f"[virtual {place}]" for place in range(1, 1 + maps.virtual)]
+    return [[*names, *subject.tokenizer.convert_ids_to_tokens(row)] for row in inputs["input_ids"].tolist()]
+
+
+def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
+    """Return the maps of one head, and its index."""
+    count = maps.self_attention.shape[2]
+    if not -count <= as_index("head", head) < count:
+        raise InvalidInputError(f"got head {head}; the layer has {count} heads, 0 to {count - 1}")
+    name = "encoder" if maps.decoder is None else "decoder"
+    return replace(maps, **{name: maps.self_attention[:, :, head % count]}, mixing_ratio=None), head % count
+
+
+def _with_norms(found: Explanation, subject: _Subject, task: _Task) -> Explanation:
+    """Explain words by the norms of their tokens' vectors added, one text after the other."""
+    parts = [
+        norms_of_words(
+            task.method,
+            tokenized(subject.model, [text], subject.tokenizer),
+            words,
+            found.layers,
+            task.position,
+            one_layer=found.layer is not None,
+        )
+        for text, words in zip(found.texts, found.words_of_tokens, strict=True)
+    ]
+    return with_words(found, [scores for scores, _ in parts], [square for _, square in parts])
 
 
 def _mapped(

@@ -1,6 +1,6 @@
 """Loads a model and its tokenizer: from a folder, the Hugging Face hub, the demo or this package."""
 
-from captum_norm.loading.models import load, load_model, load_tokenizer, on_device
+from captum_norm.loading.models import Precision, load, load_model, load_tokenizer, on_device
 from captum_norm.loading.places import DEFAULT_MODEL, LANGUAGE_MODEL
 from captum_norm.loading.quantization import Quantization
 from captum_norm.loading.sentences import load_poolings, load_sentence_transformer
@@ -8,6 +8,7 @@ from captum_norm.loading.sentences import load_poolings, load_sentence_transform
 __all__ = [
     "DEFAULT_MODEL",
     "LANGUAGE_MODEL",
+    "Precision",
     "Quantization",
     "load",
     "load_model",

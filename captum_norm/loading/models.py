@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from captum_norm.arguments import one_of
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading.adapters import Adapter, adapter_at, in_base, number_of_labels
 from captum_norm.loading.configurations import check_room, class_of, empty_model, read_config
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Model = TypeVar("Model", bound="nn.Module")
+
+Precision = Literal["float32", "float64", "bfloat16", "float16"]
+"""The dtype of a model's weights and of what it computes."""
 
 
 def load(
@@ -168,16 +172,24 @@ def _of_adapter(name_or_path: str) -> Iterator[None]:
         raise InvalidInputError(f"{name_or_path} is an adapter: {error}") from error
 
 
-def on_device(model: Model, device: str) -> Model:
-    """Move a model to a device.
+def on_device(model: Model, device: str, dtype: Precision | None = None) -> Model:
+    """Move a model to a device, and convert it to a dtype.
+
+    Args:
+        model: the model.
+        device: such as ``cpu`` or ``cuda:1``.
+        dtype: the dtype's name; None for the model's own.
 
     Raises:
-        InvalidInputError: there is no such device.
+        InvalidInputError: there is no such device or dtype.
     """
     import torch
 
+    if dtype is not None:
+        model = model.to(getattr(torch, one_of("dtype", dtype, get_args(Precision))))
     try:
         return model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without the device
+    # AssertionError: torch was built without the device; ValueError: quantised models stay where they are.
+    except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from captum_norm.visualization.colors import Rgb, color_of, hex_of, ink_on, shares_of, signed_color_of
+from captum_norm.visualization.colors import Rgb, color_of, hex_of, ink_on, shares_of, signed_color_of, signed_shares_of
 from captum_norm.visualization.text import formatted, printable, same_length
 
 _BAR_WIDTH = 20
@@ -87,7 +87,7 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
     Args:
         console: where to print.
         tokens: the texts of the S tokens.
-        scores: S scores; negative ones count as 0.
+        scores: S scores; negative ones have colours of their own, and without colours count as 0.
         unit: the unit of the scores.
 
     Raises:
@@ -99,8 +99,14 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         0 ▁▂▃▄▅▆▇█ 1 (norm)
     """
     colored = has_colors(console)
+    if colored and min(scores, default=0.0) < 0:
+        same_length(tokens, len(scores), "scores")
+        console.print(signed_tokens(tokens, signed_shares_of(scores, [True] * len(scores))))
+        most = f"{max(map(abs, scores)):.3g}"
+        console.print(Text.assemble(f"−{most} ", _colors(-1), _colors(1), f" {most} ({unit})"))
+        return
     console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
-    ramp = _colors() if colored else Text(_BLOCKS)
+    ramp = _colors(1) if colored else Text(_BLOCKS)
     console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))
 
 
@@ -109,13 +115,14 @@ def has_colors(console: Console) -> bool:
     return console.color_system in ("256", "truecolor") and not console.no_color
 
 
-def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> Table:
-    """Create a table of the tokens in order: index, token, score, and a bar.
+def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None) -> Table:
+    """Create a table of the tokens: index, token, score, and a bar.
 
     Args:
         tokens: the texts of the S tokens.
-        scores: S scores; negative ones count as 0.
+        scores: S scores; negative ones have bars in another colour.
         unit: the unit of the scores; the title of the column.
+        top: show so many of highest score, in descending order; None for all, in the order of the text.
 
     Returns:
         A table for ``rich.print``.
@@ -133,9 +140,11 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str) ->
     table.add_column("token")
     table.add_column(unit, justify="right")
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
-    rows = zip(tokens, formatted(scores), shares_of(scores), strict=True)
-    for index, (token, score, share) in enumerate(rows):
-        bar = Text(_bar(share), style=hex_of(color_of(0.5)))
+    rows = list(enumerate(zip(tokens, formatted(scores), signed_shares_of(scores, [True] * len(scores)), strict=True)))
+    if top is not None:
+        rows = sorted(rows, key=lambda row: -scores[row[0]])[:top]
+    for index, (token, score, share) in rows:
+        bar = Text(_bar(abs(share)), style=hex_of(signed_color_of(0.5 if share >= 0 else -0.5)))
         table.add_row(str(index), Text(printable(token)), score, bar)
     return table
 
@@ -154,9 +163,10 @@ def _style(ground: Rgb) -> str:
     return f"{hex_of(ink_on(ground))} on {hex_of(ground)}"
 
 
-def _colors() -> Text:
+def _colors(sign: int) -> Text:
     steps = [share / (_BAR_WIDTH - 1) for share in range(_BAR_WIDTH)]
-    return Text.assemble(*((" ", _style(color_of(share))) for share in steps))
+    shares = steps if sign > 0 else [-share for share in reversed(steps)]
+    return Text.assemble(*((" ", _style(signed_color_of(share))) for share in shares))
 
 
 def _block(share: float) -> str:

@@ -154,7 +154,9 @@ def test_json_says_what_was_asked_of_what(bert: str, gpt2: str, tmp_path: Path) 
     assert explain("--model", bert, "--layer", "1", "--out", str(path)) == 0
     content = written(path)
     del content["tokens"], content["scores"], content["map"]["values"], content["convergence_delta"]
+    assert content.pop("words") == {"texts": TOKENS, "of_tokens": list(range(len(TOKENS)))}
     assert content == {
+        "head": None,
         "text": TEXT,
         "model": bert,
         "method": "norm",

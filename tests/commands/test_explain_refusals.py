@@ -172,7 +172,7 @@ def test_file_that_cannot_be_written(
 def test_nothing_is_written_if_one_file_cannot_be_drawn(
     bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: captum_norm.Explanation) -> bytes:
+    def fail(*_: object) -> bytes:
         raise RuntimeError("no font")
 
     monkeypatch.setattr("captum_norm.commands.explain.REPORTS", dict(explanation.REPORTS) | {".png": fail})

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from captum_norm.visualization import colored_tokens, marked_tokens, score_table, show_tokens
-from captum_norm.visualization.colors import color_of, ink_on
+from captum_norm.visualization.colors import color_of, ink_on, signed_color_of
 
 
 def printed(*items: object, color: bool = True) -> str:
@@ -80,3 +80,23 @@ def test_numbers_of_tokens_and_scores_must_agree(show: object) -> None:
     assert callable(show)
     with pytest.raises(ValueError, match="1 tokens do not fit scores of 2"):
         show(["a"], [1.0, 2.0])
+
+
+def test_scores_below_zero_have_colours_and_bars_of_their_own() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80)
+    show_tokens(console, ["a", "b"], [-2.0, 1.0], unit="part of the logit")
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    tokens, legend = file.getvalue().splitlines()
+    for share, text in ((-1.0, " a "), (0.5, " b ")):
+        (r, g, b), ground = ink_on(signed_color_of(share)), signed_color_of(share)
+        assert f"\x1b[38;2;{r};{g};{b};48;2;{ground[0]};{ground[1]};{ground[2]}m{text}" in tokens
+    assert legend.startswith("−2 ")
+    assert legend.endswith(" 2 (part of the logit)")
+    lines = printed(score_table(["a", "b"], [-2.0, 1.0], unit="logit"), color=False).splitlines()
+    assert [line.split()[2:] for line in lines[1:]] == [["-2.000", "█" * 20], ["1.000", "█" * 10]]
+
+
+def test_the_highest_come_first_with_their_places() -> None:
+    lines = printed(score_table(["a", "b", "c"], [0.5, 1.0, 0.75], unit="norm", top=2), color=False).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["1", "b"], ["2", "c"]]

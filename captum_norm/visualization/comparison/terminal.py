@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from captum_norm.comparison.results import Comparison
 from captum_norm.visualization.colors import signed_shares_of
@@ -16,16 +17,18 @@ from captum_norm.visualization.comparison.tables import (
     shown_measures,
 )
 from captum_norm.visualization.terminal import has_colors, marked_tokens, signed_tokens
+from captum_norm.words import words_of_tokens
 
 _UNLIMITED = 10_000
 
 
-def show_comparison(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: Comparison, console: Console, *, words: bool = False) -> None:
     """Print the facts of a comparison, the table of methods, the first example's scores, and agreement.
 
     Args:
         comparison: the comparison.
         console: where to print.
+        words: print words instead of tokens, with the sums of their tokens' scores.
     """
     for name, value in comparison.facts().items():
         _say(console, f"{name}: {value}")
@@ -39,7 +42,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")
-    console.print(_tokens(comparison, console))
+    console.print(_tokens(comparison, console, words=words))
     count = len(comparison.results)
     tables = [
         _agreement(comparison, count, named=True),
@@ -79,13 +82,19 @@ def _methods(comparison: Comparison) -> Table:
     return table
 
 
-def _tokens(comparison: Comparison, console: Console) -> Table:
+def _tokens(comparison: Comparison, console: Console, *, words: bool) -> Table:
     tokens, removable, scores = example_scores(comparison, 0)
+    own = words_of_tokens(tokens)
+    shown, counted = own.pieces, removable
+    if words:
+        shown = own.texts
+        counted = own.scores(Tensor([removable]), "max")[0].bool().tolist()
+        scores = own.scores(Tensor(scores) * Tensor(removable)).tolist()
     draw = signed_tokens if has_colors(console) else marked_tokens
     table = _table("method")
     table.add_column("scores of the tokens")
     for place, (name, row) in enumerate(zip(comparison.ranking, scores, strict=True), 1):
-        table.add_row(Text(f"{place} {name}"), draw(tokens, signed_shares_of(row, removable)))
+        table.add_row(Text(f"{place} {name}"), draw(shown, signed_shares_of(row, counted)))
     return table
 
 

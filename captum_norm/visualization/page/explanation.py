@@ -10,7 +10,6 @@ from captum_norm.visualization.page.flow import flow_graph
 from captum_norm.visualization.page.html import render
 from captum_norm.visualization.page.tokens import tokens_of
 from captum_norm.visualization.text import shortened
-from captum_norm.words import words_of_tokens
 
 _TITLE = 60
 # Their maps are combined otherwise, or are rolled out already.
@@ -61,7 +60,7 @@ def _example(explanations: Sequence[Explanation]) -> Example:
     once = dict(zip(reversed(names), reversed(explanations), strict=True))
     return Example(
         title=_beginning(first),
-        inputs=tokens_of(words_of_tokens(first.tokens[0])),
+        inputs=tokens_of(first.words_of_tokens[0]),
         scores=[_scores(name, once[name]) for name in dict.fromkeys(names)],
         maps=list(chain.from_iterable(map(_maps, names, explanations))),
         row=_row(first),

@@ -1,16 +1,16 @@
 """The tokens of a page, with the words they belong to."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 from captum_norm.visualization.page.document import Tokens
-from captum_norm.words import Words, words_of_tokens
+from captum_norm.words import Words, words_of_text
 
 
 def tokens_of(words: Words) -> Tokens:
     """Return tokens as people write them, and their words.
 
     Example:
+        >>> from captum_norm.words import words_of_tokens
         >>> tokens_of(words_of_tokens(["prob", "##ably"])).word_texts
         ('probably',)
     """
@@ -28,5 +28,4 @@ def tokens_of_text(texts: Sequence[str], special: Sequence[bool] | None = None) 
         >>> tokens_of_text(["Cl", "ara", " slept", "."]).word_texts
         ('Clara', 'slept', '.')
     """
-    ends = accumulate((len(text) for text in texts), initial=0)
-    return tokens_of(words_of_tokens(texts, special, list(pairwise(ends))))
+    return tokens_of(words_of_text(texts, special))
