@@ -10,10 +10,26 @@ const STEPS = 256;
 
 /** OKLab (lightness, green-red, blue-yellow) from zero to one. @type {Record<string, Triple[]>} */
 const ANCHORS = {
-  "light above": [[0.985, -0.004, -0.006], [0.66, -0.055, -0.11], [0.27, -0.01, -0.105]],
-  "light below": [[0.985, -0.004, -0.006], [0.72, 0.07, 0.125], [0.27, 0.065, 0.055]],
-  "dark above": [[0.22, -0.002, -0.012], [0.58, -0.05, -0.125], [0.95, -0.03, -0.03]],
-  "dark below": [[0.22, -0.002, -0.012], [0.6, 0.08, 0.115], [0.95, 0.015, 0.05]],
+  "light above": [
+    [0.985, -0.004, -0.006],
+    [0.66, -0.055, -0.11],
+    [0.27, -0.01, -0.105],
+  ],
+  "light below": [
+    [0.985, -0.004, -0.006],
+    [0.72, 0.07, 0.125],
+    [0.27, 0.065, 0.055],
+  ],
+  "dark above": [
+    [0.22, -0.002, -0.012],
+    [0.58, -0.05, -0.125],
+    [0.95, -0.03, -0.03],
+  ],
+  "dark below": [
+    [0.22, -0.002, -0.012],
+    [0.6, 0.08, 0.115],
+    [0.95, 0.015, 0.05],
+  ],
 };
 
 /** @type {Map<string, Uint8Array>} */
@@ -109,7 +125,9 @@ function tableOf(theme, below) {
 
 /** @param {Triple[]} anchors */
 function evenSteps(anchors) {
-  const lengths = anchors.slice(1).map((end, index) => Math.hypot(...end.map((entry, axis) => entry - anchors[index][axis])));
+  const lengths = anchors
+    .slice(1)
+    .map((end, index) => Math.hypot(...end.map((entry, axis) => entry - anchors[index][axis])));
   const whole = lengths.reduce((sum, length) => sum + length, 0);
   const table = new Uint8Array(3 * STEPS);
   for (let step = 0; step < STEPS; step++) {

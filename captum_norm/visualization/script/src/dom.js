@@ -99,6 +99,7 @@ export function segmented(label, choices, value, choose) {
 export function formatted(value) {
   const size = Math.abs(value);
   const exponent = size < 1e-4 || size >= 1e5;
-  const text = size === 0 ? "0" : exponent ? size.toExponential(2) : size >= 1e3 ? size.toFixed(0) : size.toPrecision(4);
+  const text =
+    size === 0 ? "0" : exponent ? size.toExponential(2) : size >= 1e3 ? size.toFixed(0) : size.toPrecision(4);
   return (value < 0 ? "−" : "") + text;
 }

@@ -55,7 +55,9 @@ export function pairOf(example, { method, beside, stack }) {
   const all = mappedIn(example, stack);
   const first = all.includes(method) ? method : all[0];
   const second = beside || all.find((name) => name !== first);
-  return all.filter((name) => name === first || name === second).sort((a, b) => Number(b === first) - Number(a === first));
+  return all
+    .filter((name) => name === first || name === second)
+    .sort((a, b) => Number(b === first) - Number(a === first));
 }
 
 /**
@@ -121,7 +123,12 @@ export function nameOf(example, choice) {
   const { heads, together } = mapsOf(example, choice.method, choice.stack);
   const maps = (choice.head === "all" && together) || heads || together;
   if (!maps || choice.stack === "answer") return "";
-  const layers = choice.layer !== "all" ? `layer ${choice.layer}` : maps.layers.length > 1 ? `mean of ${maps.layers.length} layers` : `layer ${maps.layers[0]}`;
+  const layers =
+    choice.layer !== "all"
+      ? `layer ${choice.layer}`
+      : maps.layers.length > 1
+        ? `mean of ${maps.layers.length} layers`
+        : `layer ${maps.layers[0]}`;
   if (!heads) return layers;
   return `${layers}, ${choice.head !== "all" ? `head ${choice.head}` : together ? "all heads" : "mean of heads"}`;
 }

@@ -57,7 +57,8 @@ function start(page, state, root) {
     keepFocus(root, () => root.replaceChildren(toolbar(page, given, scope.state, applying), ...sections));
     scope.state.subscribe(["views"], () => draw(given));
     scope.state.subscribe(["words"], () => {
-      if (given) state.set({ hover: null, cell: null, pins: movedPlaces(state.get("pins"), given, state.get("words")) });
+      if (given)
+        state.set({ hover: null, cell: null, pins: movedPlaces(state.get("pins"), given, state.get("words")) });
       draw(given);
     });
   };

@@ -38,7 +38,13 @@ export function read(example, choice, places) {
   const lines = picked.map(({ side, index }) => (side === "output" ? row(grid, index) : column(grid, index)));
   const values = lines.length > 1 ? lines[0].map((value, index) => value - lines[1][index]) : lines[0];
   const along = picked[0].side === "output";
-  return { kind: along ? "row" : "column", side: along ? "input" : "output", unit, signed: signed || lines.length > 1, values };
+  return {
+    kind: along ? "row" : "column",
+    side: along ? "input" : "output",
+    unit,
+    signed: signed || lines.length > 1,
+    values,
+  };
 }
 
 /**
@@ -72,7 +78,7 @@ export function togglePin(pins, place) {
  * @param {ArrayLike<number>} values
  * @param {string[]} texts
  * @param {number} count
- * @returns {string} "guitar 0.41, stage 0.2"; empty where all are zero
+ * @returns {string} "guitar 0.4100 · stage 0.2000"; empty where all are zero
  */
 export function topText(values, texts, count) {
   return [...texts.keys()]
@@ -80,7 +86,7 @@ export function topText(values, texts, count) {
     .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]))
     .slice(0, count)
     .map((index) => `${shortened(texts[index], LONGEST)} ${formatted(values[index])}`)
-    .join(", ");
+    .join(" · ");
 }
 
 /** @param {number} index @returns {Place} */

@@ -43,7 +43,8 @@ export function createState(defaults, location, write = () => {}) {
     /** @param {Partial<Values>} changes */
     fit(changes) {
       for (const [key, value] of Object.entries(changes)) {
-        if (JSON.stringify(value) !== JSON.stringify(values[/** @type {keyof Values} */ (key)])) Object.assign(usual, { [key]: value });
+        if (JSON.stringify(value) !== JSON.stringify(values[/** @type {keyof Values} */ (key)]))
+          Object.assign(usual, { [key]: value });
       }
       state.set(changes);
     },

@@ -18,7 +18,9 @@ const NUMBERS = ["example", "layer", "head"];
 export function toolbar(page, example, state, applying) {
   const bar = h("div", { class: "toolbar", role: "toolbar", "aria-label": "What is shown" });
   const draw = () =>
-    keepFocus(bar, () => bar.replaceChildren(...(example ? choices(page, example, state) : []), ...viewChoice(state, applying)));
+    keepFocus(bar, () =>
+      bar.replaceChildren(...(example ? choices(page, example, state) : []), ...viewChoice(state, applying)),
+    );
   draw();
   state.subscribe(["method", "beside", "stack", "layer", "head", "words"], draw);
   return bar;
@@ -41,11 +43,23 @@ function choices(page, example, state) {
   };
   return [
     ...exampleChoice(page, state),
-    ...choice("method", "Method", methodsOf(example).map((name) => [name, name])),
+    ...choice(
+      "method",
+      "Method",
+      methodsOf(example).map((name) => [name, name]),
+    ),
     ...besideChoice(example, state),
-    ...choice("stack", "Stack", stacksOf(example).map((name) => [name, name])),
+    ...choice(
+      "stack",
+      "Stack",
+      stacksOf(example).map((name) => [name, name]),
+    ),
     ...choice("layer", "Layer", layers.length > 1 ? [["all", "all (mean)"], ...numbered(layers)] : []),
-    ...choice("head", "Head", count > 1 ? [["all", together ? "all" : "all (mean)"], ...numbered([...Array(count).keys()])] : []),
+    ...choice(
+      "head",
+      "Head",
+      count > 1 ? [["all", together ? "all" : "all (mean)"], ...numbered([...Array(count).keys()])] : [],
+    ),
     ...(hasWords(example) ? [wordsChoice(state)] : []),
   ];
 }
@@ -107,8 +121,14 @@ function hasWords(example) {
 
 /** @param {State} state */
 function wordsChoice(state) {
-  return segmented("Tokens", [["words", "Words"], ["pieces", "Pieces"]], state.get("words") ? "words" : "pieces", (value) =>
-    state.set({ words: value === "words" }),
+  return segmented(
+    "Tokens",
+    [
+      ["words", "Words"],
+      ["pieces", "Pieces"],
+    ],
+    state.get("words") ? "words" : "pieces",
+    (value) => state.set({ words: value === "words" }),
   );
 }
 

@@ -149,7 +149,10 @@ function groupLinks(links, rows, columns) {
   const once = (pairs) => {
     if (!pairs) return null;
     /** @type {[string, [number, number]][]} */
-    const moved = pairs.map(([row, column]) => [`${rows.of[row]} ${columns.of[column]}`, [rows.of[row], columns.of[column]]]);
+    const moved = pairs.map(([row, column]) => [
+      `${rows.of[row]} ${columns.of[column]}`,
+      [rows.of[row], columns.of[column]],
+    ]);
     return [...new Map(moved).values()];
   };
   return { ...links, links: [...best.values()], sure: once(links.sure), possible: once(links.possible) };

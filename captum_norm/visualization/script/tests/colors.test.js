@@ -5,7 +5,9 @@ import { colorOf, fillPixels, inkOn } from "../src/colors.js";
 
 /** @param {number[]} color */
 const luminance = (color) => {
-  const [red, green, blue] = color.map((entry) => (entry / 255 <= 0.04045 ? entry / 255 / 12.92 : ((entry / 255 + 0.055) / 1.055) ** 2.4));
+  const [red, green, blue] = color.map((entry) =>
+    entry / 255 <= 0.04045 ? entry / 255 / 12.92 : ((entry / 255 + 0.055) / 1.055) ** 2.4,
+  );
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 };
 
@@ -14,7 +16,10 @@ for (const theme of /** @type {const} */ (["light", "dark"])) {
     test(`${theme}, ${sign}: lightness goes one way`, () => {
       const shades = Array.from({ length: 33 }, (_, step) => luminance(colorOf((sign * step) / 32, theme)));
       for (let step = 1; step < shades.length; step++) {
-        assert.ok(theme === "light" ? shades[step] < shades[step - 1] : shades[step] > shades[step - 1], `step ${step}`);
+        assert.ok(
+          theme === "light" ? shades[step] < shades[step - 1] : shades[step] > shades[step - 1],
+          `step ${step}`,
+        );
       }
     });
   }
@@ -30,9 +35,16 @@ for (const theme of /** @type {const} */ (["light", "dark"])) {
 
 test("the light scale is that of figures and the terminal", () => {
   // captum_norm.visualization.colors.signed_color_of(-1), (-0.5), (0), (0.5), (1)
-  assert.deepEqual([-1, -0.5, 0, 0.5, 1].map((share) => colorOf(share, "light")), [
-    [71, 19, 0], [200, 119, 45], [246, 251, 254], [65, 145, 207], [11, 32, 89],
-  ]);
+  assert.deepEqual(
+    [-1, -0.5, 0, 0.5, 1].map((share) => colorOf(share, "light")),
+    [
+      [71, 19, 0],
+      [200, 119, 45],
+      [246, 251, 254],
+      [65, 145, 207],
+      [11, 32, 89],
+    ],
+  );
 });
 
 test("shares are clipped, and what is not a number is zero", () => {
@@ -44,7 +56,10 @@ test("shares are clipped, and what is not a number is zero", () => {
 test("pixels have the colours of their numbers; where all are zero, that of zero", () => {
   const pixels = new Uint8ClampedArray(12);
   fillPixels(pixels, [0, 2, -1], 2, "light");
-  assert.deepEqual([...pixels], [0, 1, -0.5].flatMap((share) => [...colorOf(share, "light"), 255]));
+  assert.deepEqual(
+    [...pixels],
+    [0, 1, -0.5].flatMap((share) => [...colorOf(share, "light"), 255]),
+  );
   fillPixels(pixels, [0, 0, 0], 0, "dark");
   assert.deepEqual([...pixels.slice(0, 4)], [...colorOf(0, "dark"), 255]);
 });

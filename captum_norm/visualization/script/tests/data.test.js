@@ -33,12 +33,23 @@ test("an array without entries has none", async () => {
 
 test("half precision has zeros, subnormal numbers and signs", () => {
   assert.deepEqual([0x0000, 0x0001, 0x03ff, 0x0400, 0x3555, 0xc000].map(half), [
-    0, 2 ** -24, 1023 * 2 ** -24, 2 ** -14, 0.333251953125, -2,
+    0,
+    2 ** -24,
+    1023 * 2 ** -24,
+    2 ** -14,
+    0.333251953125,
+    -2,
   ]);
 });
 
 test("an example is decoded once while it is among the last", async () => {
-  const empty = { title: "", inputs: { texts: [], words: null, word_texts: null }, outputs: null, scores: [], maps: [] };
+  const empty = {
+    title: "",
+    inputs: { texts: [], words: null, word_texts: null },
+    outputs: null,
+    scores: [],
+    maps: [],
+  };
   const rest = { links: [], graph: null, pictures: [], row: null, facts: {} };
   const examples = Array.from({ length: 9 }, () => ({ ...empty, ...rest }));
   const open = opener({ title: "", facts: {}, examples, tables: [], figures: [], notes: [] });

@@ -50,7 +50,12 @@ test("the threshold drops single edges, and all that they alone led to", () => {
 test("the encoder's streams are below the decoder's, whatever their layers", () => {
   const graph = {
     outputs: [0],
-    nodes: [node(0, "cross-attention", 0), node(-1, "input", 0), node(5, "feed-forward", 2, "encoder"), node(-1, "input", 2, "encoder")],
+    nodes: [
+      node(0, "cross-attention", 0),
+      node(-1, "input", 0),
+      node(5, "feed-forward", 2, "encoder"),
+      node(-1, "input", 2, "encoder"),
+    ],
     edges: [edge(3, 2, "residual", 0.5), edge(2, 0, "attention", 0.5, 1), edge(1, 0, "residual", 0.5)],
   };
   assert.equal(routes(graph, 0).reach.get(3), 0.25);
@@ -131,11 +136,15 @@ test("what reaches a word is what reaches its tokens, and a word's row is the me
   const rolled = rollout(maps, 4, false);
   const mean = rolled[1].map((entry, key) => (entry + rolled[2][key]) / 2);
   const expected = [mean[0], mean[1] + mean[2], mean[3]];
-  const inputs = graph.nodes.flatMap(({ block, position }, index) => (block === "input" ? [[position, reach.get(index)]] : []));
+  const inputs = graph.nodes.flatMap(({ block, position }, index) =>
+    block === "input" ? [[position, reach.get(index)]] : [],
+  );
   assert.equal(inputs.length, 3);
   for (const [position, share] of inputs) assert.ok(Math.abs(share - expected[position]) < 1e-12);
   graph.nodes.forEach((_, index) => {
-    const sum = graph.edges.filter(({ target }) => target === index).reduce((sum, { importance }) => sum + importance, 0);
+    const sum = graph.edges
+      .filter(({ target }) => target === index)
+      .reduce((sum, { importance }) => sum + importance, 0);
     if (graph.nodes[index].block !== "input") assert.ok(Math.abs(sum - 1) < 1e-12);
   });
 });

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
+import { largestEntries } from "../src/drawing/entries.js";
 import { cellSize, labelsShown, revealing, shortened, shrunk, WHOLE, within, zoomed } from "../src/drawing/layout.js";
 
 /** @param {number} a @param {number} b */
@@ -76,4 +77,14 @@ test("texts are shortened by characters, not by halves of one", () => {
   assert.equal(shortened("abcdef", 4), "abc…");
   assert.equal(shortened("abcd", 4), "abcd");
   assert.equal(shortened("😀😀😀", 2), "😀…");
+});
+
+test("the largest entries come in order, and zeros not at all", () => {
+  const values = Float32Array.from([0, 2, -7, 0, 1, 3]);
+  assert.deepEqual(largestEntries(values, 3, 3), [
+    { row: 0, column: 2, value: -7 },
+    { row: 1, column: 2, value: 3 },
+    { row: 0, column: 1, value: 2 },
+  ]);
+  assert.equal(largestEntries(values, 3, 12).length, 4);
 });

@@ -66,7 +66,22 @@ test("maps of zeros and of NaN have no lines", () => {
 });
 
 test("links agree with sure gold links, with possible ones, or are wrong; missing sure ones are added", () => {
-  const found = classified([[2, 0], [0, 0], [1, 1, 0.5]], [[0, 0], [3, 3]], [[0, 0], [1, 1], [4, 4]]);
+  const found = classified(
+    [
+      [2, 0],
+      [0, 0],
+      [1, 1, 0.5],
+    ],
+    [
+      [0, 0],
+      [3, 3],
+    ],
+    [
+      [0, 0],
+      [1, 1],
+      [4, 4],
+    ],
+  );
   assert.deepEqual(
     found.map(({ input, output, kind, probability }) => [input, output, kind, probability]),
     [

@@ -8,8 +8,16 @@ import { read, togglePin, topText } from "../src/readings.js";
 const array = (shape, values) => ({ shape, values: Float32Array.from(values) });
 
 /** Two layers (4 and 7) with two heads of 2 × 2, and the maps of all heads. */
-const HEADS = [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 0, 40], [-1, 0, 0, 0]];
-const TOGETHER = [[10, 20, 30, 40], [50, 60, 70, 100]];
+const HEADS = [
+  [1, 2, 3, 4],
+  [5, 6, 7, 8],
+  [0, 0, 0, 40],
+  [-1, 0, 0, 0],
+];
+const TOGETHER = [
+  [10, 20, 30, 40],
+  [50, 60, 70, 100],
+];
 
 /** @type {import("../src/types.js").Example} */
 const EXAMPLE = {
@@ -18,9 +26,33 @@ const EXAMPLE = {
   outputs: null,
   scores: [{ method: "norm", unit: "share", signed: true, values: array([2], [0.25, -0.75]) }],
   maps: [
-    { method: "norm", unit: "norm", signed: false, stack: "encoder", layers: [4, 7], residual: false, values: array([2, 2, 2, 2], HEADS.flat()) },
-    { method: "norm", unit: "norm", signed: false, stack: "encoder", layers: [4, 7], residual: false, values: array([2, 2, 2], TOGETHER.flat()) },
-    { method: "weights", unit: "weight", signed: false, stack: "encoder", layers: [4, 7], residual: false, values: array([2, 2, 2, 2], HEADS.flat()) },
+    {
+      method: "norm",
+      unit: "norm",
+      signed: false,
+      stack: "encoder",
+      layers: [4, 7],
+      residual: false,
+      values: array([2, 2, 2, 2], HEADS.flat()),
+    },
+    {
+      method: "norm",
+      unit: "norm",
+      signed: false,
+      stack: "encoder",
+      layers: [4, 7],
+      residual: false,
+      values: array([2, 2, 2], TOGETHER.flat()),
+    },
+    {
+      method: "weights",
+      unit: "weight",
+      signed: false,
+      stack: "encoder",
+      layers: [4, 7],
+      residual: false,
+      values: array([2, 2, 2, 2], HEADS.flat()),
+    },
   ],
   links: [],
   graph: null,
@@ -31,7 +63,15 @@ const EXAMPLE = {
 };
 
 /** @param {Partial<import("../src/types.js").Values>} [changes] */
-const choice = (changes) => ({ method: "norm", beside: "", stack: /** @type {const} */ ("encoder"), layer: /** @type {const} */ ("all"), head: /** @type {const} */ ("all"), scale: /** @type {const} */ ("map"), ...changes });
+const choice = (changes) => ({
+  method: "norm",
+  beside: "",
+  stack: /** @type {const} */ ("encoder"),
+  layer: /** @type {const} */ ("all"),
+  head: /** @type {const} */ ("all"),
+  scale: /** @type {const} */ ("map"),
+  ...changes,
+});
 
 /** @param {Partial<import("../src/types.js").Values>} changes */
 const values = (changes) => [...(gridOf(EXAMPLE, choice(changes))?.values ?? [])];
@@ -56,7 +96,8 @@ test("all layers are the mean", () => {
 
 test("the strongest colour is the largest of the map, its layer, or its method, whatever the sign", () => {
   /** @param {Partial<import("../src/types.js").Values>} changes */
-  const scales = (changes) => ["map", "layer", "all"].map((scale) => scaleOf(EXAMPLE, choice({ ...changes, scale: /** @type {any} */ (scale) })));
+  const scales = (changes) =>
+    ["map", "layer", "all"].map((scale) => scaleOf(EXAMPLE, choice({ ...changes, scale: /** @type {any} */ (scale) })));
   assert.deepEqual(scales({ layer: 4, head: 0 }), [4, 8, 40]);
   assert.deepEqual(scales({ layer: 7, head: 1 }), [1, 40, 40]);
   assert.deepEqual(scales({ layer: 4 }), [40, 40, 100]);
@@ -108,6 +149,6 @@ test("a click pins, unpins, replaces the second pin, and begins anew on the othe
 });
 
 test("the largest are named, negative ones with a minus, zeros not", () => {
-  assert.equal(topText([0, -2, 1], ["a", "b", "c"], 3), "b −2.000, c 1.000");
+  assert.equal(topText([0, -2, 1], ["a", "b", "c"], 3), "b −2.000 · c 1.000");
   assert.equal(topText([0, 0], ["a", "b"], 3), "");
 });

@@ -21,14 +21,30 @@ test("words with numbers are in the order of the numbers", () => {
 });
 
 test("a cell's number is the one that it begins with", () => {
-  assert.deepEqual(
-    ["−1.5", "29.1 ± 0.3", "0.003 *", "1,234", ".5", "–", "", "a 1", "1e-3"].map(numberOf),
-    [-1.5, 29.1, 0.003, 1234, 0.5, null, null, null, 0.001],
-  );
+  assert.deepEqual(["−1.5", "29.1 ± 0.3", "0.003 *", "1,234", ".5", "–", "", "a 1", "1e-3"].map(numberOf), [
+    -1.5,
+    29.1,
+    0.003,
+    1234,
+    0.5,
+    null,
+    null,
+    null,
+    0.001,
+  ]);
   assert.equal(numberOf(null), null);
   assert.equal(numberOf(-2), -2);
 });
 
 test("tabs and line breaks in a cell do not break the table", () => {
-  assert.equal(tabSeparated(["a", "b\tc"], [["x\r\ny", 1.5], [null, "\u2028z"]]), "a\tb c\nx y\t1.5\n\t z");
+  assert.equal(
+    tabSeparated(
+      ["a", "b\tc"],
+      [
+        ["x\r\ny", 1.5],
+        [null, "\u2028z"],
+      ],
+    ),
+    "a\tb c\nx y\t1.5\n\t z",
+  );
 });

@@ -29,7 +29,10 @@ test("what a fragment says comes back as it was", () => {
     method: "norm (attn_res) & more",
     layer: 0,
     head: 11,
-    pins: [{ side: "output", index: 4 }, { side: "output", index: 0 }],
+    pins: [
+      { side: "output", index: 4 },
+      { side: "output", index: 0 },
+    ],
     words: false,
     threshold: 0.25,
     views: ["maps"],

@@ -24,7 +24,21 @@ const example = () => ({
       values: array([2, 4, 4], [...Array(32).keys()]),
     },
   ],
-  links: [{ method: "", links: [[1, 1, 0.5], [2, 2, 0.75], [3, 0, null]], sure: [[1, 2], [2, 1]], possible: [] }],
+  links: [
+    {
+      method: "",
+      links: [
+        [1, 1, 0.5],
+        [2, 2, 0.75],
+        [3, 0, null],
+      ],
+      sure: [
+        [1, 2],
+        [2, 1],
+      ],
+      possible: [],
+    },
+  ],
   graph: null,
   counted: [false, false, true, false],
   pictures: [],
@@ -33,8 +47,14 @@ const example = () => ({
 });
 
 test("tokens outside of words are groups of their own, also next to each other", () => {
-  assert.deepEqual(groupingOf({ texts: ["a", "b", "c"], words: [-1, -1, 0], word_texts: null }), { of: [0, 1, 2], count: 3 });
-  assert.deepEqual(groupingOf({ texts: ["a", "b", "c"], words: [0, 1, 0], word_texts: null }), { of: [0, 1, 0], count: 2 });
+  assert.deepEqual(groupingOf({ texts: ["a", "b", "c"], words: [-1, -1, 0], word_texts: null }), {
+    of: [0, 1, 2],
+    count: 3,
+  });
+  assert.deepEqual(groupingOf({ texts: ["a", "b", "c"], words: [0, 1, 0], word_texts: null }), {
+    of: [0, 1, 0],
+    count: 2,
+  });
   assert.deepEqual(groupingOf({ texts: ["a", "b"], words: null, word_texts: null }), { of: [0, 1], count: 2 });
 });
 
@@ -50,7 +70,10 @@ test("columns of a word add up, rows are averaged", () => {
 
 test("links of a word's tokens become one; without gold links there are none", () => {
   const words = asWords(example());
-  assert.deepEqual(words.links[0].links, [[1, 1, 0.75], [2, 0, null]]);
+  assert.deepEqual(words.links[0].links, [
+    [1, 1, 0.75],
+    [2, 0, null],
+  ]);
   assert.deepEqual(words.links[0].sure, [[1, 1]]);
   const bare = { ...example(), links: [{ method: "", links: [], sure: null, possible: null }] };
   assert.deepEqual(asWords(bare).links[0], bare.links[0]);
@@ -69,15 +92,28 @@ test("without texts of words, those of their tokens are joined", () => {
 });
 
 test("an example of whole words keeps its arrays, and shows the words' texts", () => {
-  const given = { ...example(), inputs: { texts: ["Ġa", "Ġb", "c", "d"], words: [0, 1, 2, 3], word_texts: ["a", "b", "c", "d"] } };
+  const given = {
+    ...example(),
+    inputs: { texts: ["Ġa", "Ġb", "c", "d"], words: [0, 1, 2, 3], word_texts: ["a", "b", "c", "d"] },
+  };
   assert.equal(asWords(given).maps, given.maps);
   assert.deepEqual(asWords(given).inputs.texts, ["a", "b", "c", "d"]);
 });
 
 test("pins move to words and back to their first tokens", () => {
   /** @type {import("../src/types.js").Place[]} */
-  const pins = [{ side: "output", index: 1 }, { side: "output", index: 2 }, { side: "output", index: 3 }];
+  const pins = [
+    { side: "output", index: 1 },
+    { side: "output", index: 2 },
+    { side: "output", index: 3 },
+  ];
   const words = movedPlaces(pins, example(), true);
-  assert.deepEqual(words.map(({ index }) => index), [1, 2]);
-  assert.deepEqual(movedPlaces(words, example(), false).map(({ index }) => index), [1, 3]);
+  assert.deepEqual(
+    words.map(({ index }) => index),
+    [1, 2],
+  );
+  assert.deepEqual(
+    movedPlaces(words, example(), false).map(({ index }) => index),
+    [1, 3],
+  );
 });

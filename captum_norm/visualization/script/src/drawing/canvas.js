@@ -87,7 +87,10 @@ export function drawMap(canvas, drawing, width) {
  * @returns {number} the width of the widest label, with a gap
  */
 function roomFor(context, texts, most) {
-  const widest = texts.reduce((width, text) => Math.max(width, context.measureText(shortened(text, LONGEST_LABEL)).width), 0);
+  const widest = texts.reduce(
+    (width, text) => Math.max(width, context.measureText(shortened(text, LONGEST_LABEL)).width),
+    0,
+  );
   return Math.min(Math.ceil(widest), most) + GAP;
 }
 

@@ -98,7 +98,11 @@ export function revealing(frame, cell, rows, columns) {
   /** @type {(start: number, count: number, index: number) => number} */
   const along = (start, count, index) => Math.min(Math.max(start, index + 1 - count), index);
   const row = along(frame.row, rows / frame.zoom, cell.row);
-  return within({ row, column: along(frame.column, columns / frame.zoom, cell.column), zoom: frame.zoom }, rows, columns);
+  return within(
+    { row, column: along(frame.column, columns / frame.zoom, cell.column), zoom: frame.zoom },
+    rows,
+    columns,
+  );
 }
 
 /**

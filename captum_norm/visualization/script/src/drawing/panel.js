@@ -7,6 +7,7 @@ import { gridOf, nameOf, scaleOf } from "../grids.js";
 import { legend } from "../legend.js";
 import { togglePin } from "../readings.js";
 import { drawMap } from "./canvas.js";
+import { fillList, largestEntries } from "./entries.js";
 import { revealing, within, zoomed } from "./layout.js";
 import { thumbnails } from "./thumbnails.js";
 
@@ -62,7 +63,10 @@ export function panel(example, method, state, shared) {
     scale.show(max, grid.unit, grid.signed, theme);
     const top = largestEntries(grid.values, grid.columns, 1)[0];
     const best = top ? `; largest ${formatted(top.value)}, ${rows[top.row]} from ${columns[top.column]}` : "";
-    field.setAttribute("aria-label", `${method}, ${name.textContent}, ${rows.length} by ${columns.length}${best}. Arrow keys move from entry to entry.`);
+    field.setAttribute(
+      "aria-label",
+      `${method}, ${name.textContent}, ${rows.length} by ${columns.length}${best}. Arrow keys move from entry to entry.`,
+    );
     if (details.open) fillList(list, largestEntries(grid.values, grid.columns, LISTED), rows, columns);
   };
   details.addEventListener("toggle", draw);
@@ -82,13 +86,19 @@ export function panel(example, method, state, shared) {
     const x = (event.clientX - around.left - box.left) / box.width;
     const y = (event.clientY - around.top - box.top) / box.height;
     if (x < 0 || y < 0 || x >= 1 || y >= 1) return null;
-    return { row: Math.floor(row + (y * rows.length) / zoom), column: Math.floor(column + (x * columns.length) / zoom) };
+    return {
+      row: Math.floor(row + (y * rows.length) / zoom),
+      column: Math.floor(column + (x * columns.length) / zoom),
+    };
   };
   /** @param {MouseEvent | null} event @param {number} factor */
   const zoom = (event, factor) => {
     const around = canvas.getBoundingClientRect();
     const at = event
-      ? { x: (event.clientX - around.left - box.left) / box.width, y: (event.clientY - around.top - box.top) / box.height }
+      ? {
+          x: (event.clientX - around.left - box.left) / box.width,
+          y: (event.clientY - around.top - box.top) / box.height,
+        }
       : { x: 0.5, y: 0.5 };
     shared.setFrame(zoomed(shared.frame(), factor, at, rows.length, columns.length));
   };
@@ -103,7 +113,11 @@ export function panel(example, method, state, shared) {
       const [x, y] = [event.clientX - drag.x, event.clientY - drag.y];
       drag.moved ||= Math.hypot(x, y) > DRAGGED;
       const { row, column, zoom: by } = drag.frame;
-      const to = { row: row - (y * rows.length) / (box.height * by), column: column - (x * columns.length) / (box.width * by), zoom: by };
+      const to = {
+        row: row - (y * rows.length) / (box.height * by),
+        column: column - (x * columns.length) / (box.width * by),
+        zoom: by,
+      };
       if (drag.moved && by > 1) shared.setFrame(within(to, rows.length, columns.length));
     }
     const cell = cellAt(event);
@@ -188,40 +202,4 @@ function step(key, { row, column }, rows, columns) {
   }[key];
   if (!to) return null;
   return { row: Math.min(Math.max(to.row, 0), rows - 1), column: Math.min(Math.max(to.column, 0), columns - 1) };
-}
-
-/**
- * @param {Float32Array} values
- * @param {number} columns
- * @param {number} count
- * @returns {(Cell & { value: number })[]} those furthest from zero
- */
-export function largestEntries(values, columns, count) {
-  /** @type {number[]} */
-  const best = [];
-  for (let index = 0; index < values.length; index++) {
-    const size = Math.abs(values[index]);
-    if (!size || (best.length === count && size <= Math.abs(values[best[count - 1]]))) continue;
-    let at = best.length;
-    while (at > 0 && Math.abs(values[best[at - 1]]) < size) at--;
-    best.splice(at, 0, index);
-    best.length = Math.min(best.length, count);
-  }
-  return best.map((index) => ({ row: Math.floor(index / columns), column: index % columns, value: values[index] }));
-}
-
-/**
- * @param {HTMLTableElement} list
- * @param {(Cell & { value: number })[]} entries
- * @param {string[]} rows
- * @param {string[]} columns
- */
-function fillList(list, entries, rows, columns) {
-  const names = h("tr", {}, h("th", { scope: "col" }, "receives"), h("th", { scope: "col" }, "from"), h("th", { scope: "col" }, "value"));
-  list.replaceChildren(
-    names,
-    ...entries.map(({ row, column, value }) =>
-      h("tr", {}, h("td", { dir: "auto" }, rows[row]), h("td", { dir: "auto" }, columns[column]), h("td", { class: "number" }, formatted(value))),
-    ),
-  );
 }

@@ -27,14 +27,21 @@ export function thumbnails(example, method, state) {
   const rows = layers.length > 1 ? ["all", ...layers] : [...layers];
   if (rows.length * columns.length < 2) return null;
   const cells = rows.flatMap((layer) => columns.map((head) => thumbnail(example, method, state, { layer, head })));
-  const element = h("div", { class: heads ? "thumbnails table" : "thumbnails", role: "group", "aria-label": `Layers${heads ? " and heads" : ""} of ${method}` });
+  const element = h("div", {
+    class: heads ? "thumbnails table" : "thumbnails",
+    role: "group",
+    "aria-label": `Layers${heads ? " and heads" : ""} of ${method}`,
+  });
   /** @param {string | number} text */
   const name = (text) => h("span", { class: "number", "aria-hidden": "true" }, String(text));
   if (heads) {
     element.style.gridTemplateColumns = `auto repeat(${columns.length}, minmax(1.25rem, 1fr))`;
     element.append(h("span"), ...columns.map(name));
     rows.forEach((layer, row) => {
-      element.append(name(layer), ...cells.slice(row * columns.length, (row + 1) * columns.length).map(({ button }) => button));
+      element.append(
+        name(layer),
+        ...cells.slice(row * columns.length, (row + 1) * columns.length).map(({ button }) => button),
+      );
     });
   } else {
     cells.forEach(({ button }, index) => button.append(name(rows[index] === "all" ? "mean" : rows[index])));
@@ -42,7 +49,10 @@ export function thumbnails(example, method, state) {
   }
   const press = () => {
     const chosen = { layer: rows.length > 1 ? state.get("layer") : rows[0], head: heads ? state.get("head") : "all" };
-    const at = Math.max(0, cells.findIndex(({ place }) => place.layer === chosen.layer && place.head === chosen.head));
+    const at = Math.max(
+      0,
+      cells.findIndex(({ place }) => place.layer === chosen.layer && place.head === chosen.head),
+    );
     cells.forEach(({ button }, index) => {
       button.setAttribute("aria-pressed", String(index === at));
       button.setAttribute("tabindex", index === at ? "0" : "-1");
@@ -76,7 +86,13 @@ function thumbnail(example, method, state, place) {
   button.addEventListener("click", () => state.set(place));
   const draw = () => {
     const grid = gridOf(example, choice);
-    if (grid) paintEntries(canvas, shrunk(grid, PIXELS), scaleOf(example, { ...choice, scale: state.get("scale") }), state.get("theme"));
+    if (grid)
+      paintEntries(
+        canvas,
+        shrunk(grid, PIXELS),
+        scaleOf(example, { ...choice, scale: state.get("scale") }),
+        state.get("theme"),
+      );
   };
   return { button, draw, place };
 }

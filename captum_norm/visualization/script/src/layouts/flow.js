@@ -35,9 +35,11 @@ function order(one, other) {
  */
 export function routes(graph, threshold) {
   const { nodes, edges, outputs } = graph;
-  const upwards = edges.map((_, index) => index).sort((one, other) => {
-    return order(nodes[edges[other].target], nodes[edges[one].target]);
-  });
+  const upwards = edges
+    .map((_, index) => index)
+    .sort((one, other) => {
+      return order(nodes[edges[other].target], nodes[edges[one].target]);
+    });
   const reach = new Map(outputs.map((output) => [output, 1 / outputs.length]));
   /** @type {Map<string, Drawn>} */
   const drawn = new Map();
@@ -130,7 +132,8 @@ export function joined(graph, groups) {
   const edges = new Map();
   for (const { source, target, part, head, importance } of graph.edges) {
     const [from, to] = [moved[source], moved[target]];
-    const own = part === "attention" && nodes[from].position === nodes[to].position && nodes[from].stack === nodes[to].stack;
+    const own =
+      part === "attention" && nodes[from].position === nodes[to].position && nodes[from].stack === nodes[to].stack;
     const joint = own && head === null && nodes[to].block === "layer" ? "own position" : part;
     const key = `${from} ${to} ${joint} ${head}`;
     const edge = edges.get(key) ?? { source: from, target: to, part: joint, head, importance: 0 };
@@ -168,10 +171,7 @@ export function flowLayout(nodes, shown, lengths, most) {
   const at = new Map(
     drawn.map((index) => {
       const { stack, position } = nodes[index];
-      return [
-        index,
-        { row: row.get(`${stack} ${position}`) ?? 0, column: column.get(level(nodes[index])) ?? 0 },
-      ];
+      return [index, { row: row.get(`${stack} ${position}`) ?? 0, column: column.get(level(nodes[index])) ?? 0 }];
     }),
   );
   return { rows, columns, at };

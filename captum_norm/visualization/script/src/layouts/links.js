@@ -44,7 +44,8 @@ export function mapLines(values, columns, threshold, most, { wanted = () => true
   if (top === 0) return { lines, above: 0, top };
   each((value, input, output) => {
     const share = value / top;
-    if (Math.abs(share) >= threshold && value !== 0 && wanted(input, output)) lines.push({ input, output, value, share });
+    if (Math.abs(share) >= threshold && value !== 0 && wanted(input, output))
+      lines.push({ input, output, value, share });
   });
   lines.sort((one, other) => Math.abs(one.share) - Math.abs(other.share));
   return { lines: lines.slice(Math.max(0, lines.length - most)), above: lines.length, top };

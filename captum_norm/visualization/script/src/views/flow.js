@@ -41,7 +41,10 @@ export const flow = {
 function rolled(example) {
   return example.outputs
     ? []
-    : example.maps.filter(({ stack, layers, signed, residual }) => stack !== "cross" && stack !== "answer" && layers.length > 1 && !signed && residual !== null);
+    : example.maps.filter(
+        ({ stack, layers, signed, residual }) =>
+          stack !== "cross" && stack !== "answer" && layers.length > 1 && !signed && residual !== null,
+      );
 }
 
 /**
@@ -54,7 +57,11 @@ function createFlow(example, state) {
   const slider = h("input", { type: "range", min: 0, max: LARGEST_THRESHOLD, step: 0.005, value: state.get("flow") });
   const limit = h("output", {});
   slider.addEventListener("input", () => state.set({ flow: Number(slider.value) }));
-  const tools = h("div", { class: "tools" }, h("label", { class: "choice" }, h("span", {}, "Edges above"), slider, limit));
+  const tools = h(
+    "div",
+    { class: "tools" },
+    h("label", { class: "choice" }, h("span", {}, "Edges above"), slider, limit),
+  );
   const names = h("div", {});
   const drawing = s("svg", { "aria-hidden": "true" });
   const scroll = h("div", { class: "scroll" }, drawing);
@@ -93,8 +100,14 @@ function createFlow(example, state) {
     for (const edge of shown) {
       const [x0, y0, x1, y1] = [x(edge.source), y(edge.source), x(edge.target), y(edge.target)];
       const bow = y0 !== y1 ? 0 : edge.part === "feed-forward" ? BOW : edge.part === "attention" ? -BOW : 0;
-      const d = bow ? `M${x0} ${y0}C${x0 + step / 3} ${y0 + bow} ${x1 - step / 3} ${y1 + bow} ${x1} ${y1}` : curve(x0, y0, x1, y1);
-      const path = s("path", { class: edge.part.replace(" ", "-"), d, "stroke-width": (0.6 + 4.4 * Math.sqrt(edge.flow)).toFixed(2) });
+      const d = bow
+        ? `M${x0} ${y0}C${x0 + step / 3} ${y0 + bow} ${x1 - step / 3} ${y1 + bow} ${x1} ${y1}`
+        : curve(x0, y0, x1, y1);
+      const path = s("path", {
+        class: edge.part.replace(" ", "-"),
+        d,
+        "stroke-width": (0.6 + 4.4 * Math.sqrt(edge.flow)).toFixed(2),
+      });
       path.append(s("title", {}, told(edge)));
       paths.set(edge, path);
     }
@@ -114,8 +127,15 @@ function createFlow(example, state) {
     };
     drawing.append(...headsOf(columns, (index) => 12 + step * index), ...paths.values(), ...dots);
 
-    const entries = graph.nodes.flatMap((node, index) => (node.block === "input" && reach.has(index) ? [[node, index]] : []));
-    const inputs = new Map(/** @type {[typeof graph.nodes[0], number][]} */ (entries).map(([node, index]) => [`${node.stack} ${node.position}`, index]));
+    const entries = graph.nodes.flatMap((node, index) =>
+      node.block === "input" && reach.has(index) ? [[node, index]] : [],
+    );
+    const inputs = new Map(
+      /** @type {[typeof graph.nodes[0], number][]} */ (entries).map(([node, index]) => [
+        `${node.stack} ${node.position}`,
+        index,
+      ]),
+    );
     const top = Math.max(...[...inputs.values()].map((index) => reach.get(index) ?? 0), 0);
     const reached = [...inputs.values()].reduce((sum, index) => sum + (reach.get(index) ?? 0), 0);
     const first = rows[0]?.stack;
@@ -126,18 +146,32 @@ function createFlow(example, state) {
       paint(name, top > 0 ? share / top : 0, state.get("theme"));
       return { name, item: h("li", {}, h("span", { class: "share" }, node === undefined ? "" : percent(share)), name) };
     });
-    const list = h("ol", { "aria-label": "tokens, and the share of the output that comes from each" }, ...items.map(({ item }) => item));
+    const list = h(
+      "ol",
+      { "aria-label": "tokens, and the share of the output that comes from each" },
+      ...items.map(({ item }) => item),
+    );
     const own = items.filter((_, row) => rows[row].stack === first);
-    pointing(list, own.map(({ name }, row) => [{ element: name, place: { side: SIDE, index: rows[row].position } }]), state);
+    pointing(
+      list,
+      own.map(({ name }, row) => [{ element: name, place: { side: SIDE, index: rows[row].position } }]),
+      state,
+    );
     names.replaceChildren(list);
     light = () => {
       const hover = state.get("hover");
-      items.forEach(({ name }, row) => name.classList.toggle("pointed", hover?.index === rows[row].position && rows[row].stack === first));
+      items.forEach(({ name }, row) =>
+        name.classList.toggle("pointed", hover?.index === rows[row].position && rows[row].stack === first),
+      );
       glow(hover ? (inputs.get(`${first} ${hover.index}`) ?? null) : null);
     };
     light();
     const kinds = [...new Set(edges.map(({ part }) => part))];
-    legend.append(...Object.keys(PARTS).filter((part) => kinds.includes(part)).map(sampleOf));
+    legend.append(
+      ...Object.keys(PARTS)
+        .filter((part) => kinds.includes(part))
+        .map(sampleOf),
+    );
     said.textContent = [
       found.note,
       least > 0 && reached < 0.995 ? `The edges shown carry ${percent(reached)} of it.` : "",
@@ -183,7 +217,8 @@ function graphOf(example, state) {
   const groups = groupsOf(example);
   const before = keys - rows;
   const all = [...Array(rows).keys()];
-  const outputs = position === null ? all : all.filter((row) => (groups.inputs?.[row + before] ?? row + before) === position);
+  const outputs =
+    position === null ? all : all.filter((row) => (groups.inputs?.[row + before] ?? row + before) === position);
   const to = position === null ? "all positions together" : `“${example.inputs.texts[position]}”`;
   // Edges much thinner than those drawn are left out, which would be millions in a long text.
   const least = Math.max(state.get("flow") / 4, 0.002);
@@ -217,10 +252,17 @@ function ownGraph(example, given) {
   const texts = Object.fromEntries(
     stacks.map((stack) => [stack, isPrefix(stack) ? (example.outputs?.texts ?? []) : example.inputs.texts]),
   );
-  const of = Object.fromEntries(stacks.map((stack) => [stack, (isPrefix(stack) ? groups.outputs : groups.inputs) ?? []]));
+  const of = Object.fromEntries(
+    stacks.map((stack) => [stack, (isPrefix(stack) ? groups.outputs : groups.inputs) ?? []]),
+  );
   const made = example.pieces ? joined(graph, of) : graph;
   const { position } = made.nodes[made.outputs[0]];
-  return { graph: made, texts, threshold: given.threshold, note: `What reaches the output at “${texts[top][position] ?? position}”.` };
+  return {
+    graph: made,
+    texts,
+    threshold: given.threshold,
+    note: `What reaches the output at “${texts[top][position] ?? position}”.`,
+  };
 }
 
 /**
@@ -237,7 +279,9 @@ function groupsOf({ pieces }) {
 
 /** @param {Drawn} edge */
 function told({ part, heads, importance, flow }) {
-  const which = heads.length ? `, head${heads.length > 1 ? "s" : ""} ${heads.sort((one, other) => one - other).join(", ")}` : "";
+  const which = heads.length
+    ? `, head${heads.length > 1 ? "s" : ""} ${heads.sort((one, other) => one - other).join(", ")}`
+    : "";
   return `${PARTS[part] ?? part}${which}: ${percent(importance)} of the stream, ${percent(flow)} of the output`;
 }
 
@@ -252,7 +296,11 @@ function headsOf(columns, x) {
   return [...last.values()].map((index) => {
     const label = columns[index].block === "input" ? "input" : String(columns[index].layer);
     const anchor = index === 0 ? "start" : index === columns.length - 1 ? "end" : "middle";
-    return s("text", { x: anchor === "start" ? 0 : anchor === "end" ? x(index) + 12 : x(index), y: 12, "text-anchor": anchor }, label);
+    return s(
+      "text",
+      { x: anchor === "start" ? 0 : anchor === "end" ? x(index) + 12 : x(index), y: 12, "text-anchor": anchor },
+      label,
+    );
   });
 }
 

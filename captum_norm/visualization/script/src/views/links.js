@@ -56,10 +56,18 @@ function createLinks(example, state) {
   const sliding = h("label", { class: "choice" }, h("span", {}, "Lines from"), slider, limit);
   /** @type {"links" | "map"} */
   let mode = "links";
-  const choice = segmented("Lines", [["links", "Links"], ["map", "Map"]], mode, (value) => {
-    mode = value;
-    draw();
-  });
+  const choice = segmented(
+    "Lines",
+    [
+      ["links", "Links"],
+      ["map", "Map"],
+    ],
+    mode,
+    (value) => {
+      mode = value;
+      draw();
+    },
+  );
   const tools = h("div", { class: "tools" }, choice, sliding);
 
   const draw = () => {
@@ -71,13 +79,20 @@ function createLinks(example, state) {
     });
     const found = linksOf(example, state.get("method"));
     const soft = grid !== null && (!found || mode === "map");
-    const classed = found ? (soft ? goldOf(found) : classified(turned(found.links), turned(found.sure), turned(found.possible))) : [];
+    const classed = found
+      ? soft
+        ? goldOf(found)
+        : classified(turned(found.links), turned(found.sure), turned(found.possible))
+      : [];
     const places = [state.get("hover"), ...state.get("pins")].filter((place) => place !== null);
     const touches = (/** @type {number} */ input, /** @type {number} */ output) =>
       !places.length || places.some(({ side, index }) => index === (side === "input" ? input : output));
     const least = places.length ? FAINTEST : Math.max(state.get("threshold"), 0.001);
     const { lines, above } = soft
-      ? mapLines(grid.values, grid.columns, least, places.length ? MOST : most, { wanted: touches, own: example.outputs !== null })
+      ? mapLines(grid.values, grid.columns, least, places.length ? MOST : most, {
+          wanted: touches,
+          own: example.outputs !== null,
+        })
       : { lines: [], above: 0 };
     const own = classed.filter(({ input, output }) => touches(input, output));
     drawing.replaceChildren(
@@ -125,7 +140,11 @@ function namesOf(example, state) {
  * @returns {Links | undefined}
  */
 function linksOf(example, method) {
-  return example.links.find((links) => links.method === method) ?? example.links.find((links) => !links.method) ?? example.links[0];
+  return (
+    example.links.find((links) => links.method === method) ??
+    example.links.find((links) => !links.method) ??
+    example.links[0]
+  );
 }
 
 /**
@@ -161,7 +180,11 @@ function goldOf({ sure, possible }) {
 function tokensOf(texts, side, state) {
   const items = texts.map((text) => h("button", { type: "button", dir: "auto", title: text }, text));
   const list = h("ol", { class: side, "aria-label": `${side} tokens` }, ...items.map((item) => h("li", {}, item)));
-  pointing(list, items.map((element, index) => [{ element, place: { side, index } }]), state);
+  pointing(
+    list,
+    items.map((element, index) => [{ element, place: { side, index } }]),
+    state,
+  );
   return { list, items };
 }
 
@@ -217,7 +240,10 @@ function curveOf(input, output, width) {
  * @param {State} state
  */
 function mark(inputs, outputs, lines, links, places, state) {
-  for (const [side, items] of /** @type {[Side, HTMLElement[]][]} */ ([["input", inputs], ["output", outputs]])) {
+  for (const [side, items] of /** @type {[Side, HTMLElement[]][]} */ ([
+    ["input", inputs],
+    ["output", outputs],
+  ])) {
     const strongest = new Map();
     if (places.length) {
       for (const line of lines) {
@@ -245,7 +271,11 @@ function legendOf(classed) {
   const found = counts(classed);
   const kinds = /** @type {(keyof typeof KINDS)[]} */ (Object.keys(KINDS)).filter((kind) => found[kind]);
   return kinds.map((kind) => {
-    const sample = s("svg", { viewBox: "0 0 28 10", "aria-hidden": "true" }, s("path", { class: `link ${kind}`, d: "M0 5H28" }));
+    const sample = s(
+      "svg",
+      { viewBox: "0 0 28 10", "aria-hidden": "true" },
+      s("path", { class: `link ${kind}`, d: "M0 5H28" }),
+    );
     if (kind === "wrong") sample.append(s("path", { class: "cross", d: "M10 1l8 8m0 -8l-8 8" }));
     return h("span", {}, sample, `${found[kind]} ${KINDS[kind]}`);
   });

@@ -69,7 +69,11 @@ function createMaps(example, state) {
 function choices(state, shared, rows, columns, several) {
   const scale = segmented(
     "Scale of colours",
-    [["map", "each map"], ["layer", "each layer"], ["all", "all maps"]],
+    [
+      ["map", "each map"],
+      ["layer", "each layer"],
+      ["all", "all maps"],
+    ],
     state.get("scale"),
     (value) => state.set({ scale: value }),
   );
@@ -110,7 +114,9 @@ function numbersOf(example, state, { row, column }) {
   const choice = choiceOf(state);
   return pairOf(example, choice).flatMap((method) => {
     const grid = gridOf(example, { ...choice, method });
-    return grid ? [/** @type {[string, string]} */ ([method, formatted(grid.values[row * grid.columns + column])])] : [];
+    return grid
+      ? [/** @type {[string, string]} */ ([method, formatted(grid.values[row * grid.columns + column])])]
+      : [];
   });
 }
 
@@ -135,7 +141,9 @@ function tipOf(example, state, cell) {
  */
 function textOf(example, state, cell) {
   const [row, column] = namesOf(example, cell);
-  return `${row} from ${column}: ${numbersOf(example, state, cell).map((pair) => pair.join(" ")).join(", ")}`;
+  return `${row} from ${column}: ${numbersOf(example, state, cell)
+    .map((pair) => pair.join(" "))
+    .join(", ")}`;
 }
 
 /**

@@ -16,7 +16,9 @@ export const picture = {
     const shown = /** @type {Example} */ (example);
     const opacity = h("input", { type: "range", min: 0, max: 100, value: 100 * HEAT });
     const all = shown.pictures.map((one, index) => pictureOf(shown, one, index, state));
-    opacity.addEventListener("input", () => all.forEach(({ heat }) => (heat.style.opacity = `${Number(opacity.value) / 100}`)));
+    opacity.addEventListener("input", () =>
+      all.forEach(({ heat }) => (heat.style.opacity = `${Number(opacity.value) / 100}`)),
+    );
     const label = h("label", { class: "choice" }, h("span", {}, "Opacity of the scores"), opacity);
     return h("div", { class: "pictures" }, label, h("div", { class: "row" }, ...all.map(({ figure }) => figure)));
   },
@@ -38,7 +40,12 @@ function pictureOf(example, { png, positions }, number, state) {
   const label = example.pictures.length > 1 ? `picture ${number + 1}` : "picture";
   const frame = h(
     "div",
-    { class: "picture", tabindex: 0, role: "application", "aria-label": `${label}, ${rows} × ${columns} patches; arrow keys move` },
+    {
+      class: "picture",
+      tabindex: 0,
+      role: "application",
+      "aria-label": `${label}, ${rows} × ${columns} patches; arrow keys move`,
+    },
     h("img", { alt: "", src: `data:image/png;base64,${png}` }),
     heat,
     mark,
@@ -48,8 +55,17 @@ function pictureOf(example, { png, positions }, number, state) {
   const side = example.outputs ? "input" : "output";
 
   const draw = () => {
-    const choice = { method: state.get("method"), stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
-    const reading = read(example, choice, activePlaces(state).filter(({ side: one }) => one === "output"));
+    const choice = {
+      method: state.get("method"),
+      stack: state.get("stack"),
+      layer: state.get("layer"),
+      head: state.get("head"),
+    };
+    const reading = read(
+      example,
+      choice,
+      activePlaces(state).filter(({ side: one }) => one === "output"),
+    );
     const patches = positions.flat().map((position) => reading?.values[position] ?? 0);
     const top = largest(patches);
     const pixels = new ImageData(columns, rows);
@@ -76,7 +92,8 @@ function pictureOf(example, { png, positions }, number, state) {
   const point = (row, column) => state.set({ hover: { side, index: positions[row][column] } });
   frame.addEventListener("pointermove", (event) => {
     const box = frame.getBoundingClientRect();
-    const place = (/** @type {number} */ share, /** @type {number} */ count) => Math.min(Math.max(Math.floor(share * count), 0), count - 1);
+    const place = (/** @type {number} */ share, /** @type {number} */ count) =>
+      Math.min(Math.max(Math.floor(share * count), 0), count - 1);
     point(place((event.clientY - box.top) / box.height, rows), place((event.clientX - box.left) / box.width, columns));
   });
   frame.addEventListener("pointerleave", () => state.set({ hover: null }));

@@ -40,9 +40,17 @@ function sectionOf(table, state) {
  */
 function gridOf({ title, columns, rows, strong }, state) {
   const bold = new Set(strong.map(([row, column]) => `${row} ${column}`));
-  const cells = columns.map((column, at) => cellsOf(column, rows.map((row) => row[at]), state));
+  const cells = columns.map((column, at) =>
+    cellsOf(
+      column,
+      rows.map((row) => row[at]),
+      state,
+    ),
+  );
   const lines = rows.map((_, row) => h("tr", {}, ...columns.map((_, column) => cells[column][row])));
-  rows.forEach((_, row) => columns.forEach((_, at) => cells[at][row].classList.toggle("strong", bold.has(`${row} ${at}`))));
+  rows.forEach((_, row) =>
+    columns.forEach((_, at) => cells[at][row].classList.toggle("strong", bold.has(`${row} ${at}`))),
+  );
   const body = h("tbody", {}, ...lines);
   let order = [...rows.keys()];
   /** @type {{ at: number, descending: boolean } | null} */
@@ -62,7 +70,10 @@ function gridOf({ title, columns, rows, strong }, state) {
   });
   const copy = h("button", { type: "button", class: "copy", title: "as tab-separated values, in this order" }, "Copy");
   copy.addEventListener("click", async () => {
-    const text = tabSeparated(columns.map(({ name }) => name), order.map((row) => rows[row]));
+    const text = tabSeparated(
+      columns.map(({ name }) => name),
+      order.map((row) => rows[row]),
+    );
     copy.textContent = (await copied(text)) ? "Copied" : "The browser refused";
     setTimeout(() => (copy.textContent = "Copy"), 2000);
   });

@@ -49,7 +49,10 @@ function createText(example, state) {
  * @param {State} state
  */
 function passage(example, method, state) {
-  const own = { inputs: strip(example, "input", method, state), outputs: example.outputs && strip(example, "output", method, state) };
+  const own = {
+    inputs: strip(example, "input", method, state),
+    outputs: example.outputs && strip(example, "output", method, state),
+  };
   const scale = legend();
   const top = h("p", { class: "quiet" });
   const label = h("div", { class: "method" }, h("h3", {}, method), scale.element, top);
@@ -93,21 +96,30 @@ function strip(example, side, method, state) {
   const texts = (side === "output" ? example.outputs : example.inputs)?.texts ?? [];
   // A token of a text whose rows are its own tokens stands for its row.
   const placeSide = example.outputs ? side : "output";
-  const buttons = texts.map((token) => h("button", { type: "button", class: "token", dir: "auto", tabindex: "-1" }, token));
+  const buttons = texts.map((token) =>
+    h("button", { type: "button", class: "token", dir: "auto", tabindex: "-1" }, token),
+  );
   buttons[0]?.setAttribute("tabindex", "0");
-  const element = h("div", { class: texts.length > LONG ? "strip long" : "strip", role: "group", "aria-label": `${side === "output" ? "Output" : example.outputs ? "Input" : "Text"}, ${method}` });
+  const element = h("div", {
+    class: texts.length > LONG ? "strip long" : "strip",
+    role: "group",
+    "aria-label": `${side === "output" ? "Output" : example.outputs ? "Input" : "Text"}, ${method}`,
+  });
   element.append(...buttons);
   /** @param {Event} event */
-  const indexOf = (event) => buttons.indexOf(/** @type {HTMLButtonElement} */ (/** @type {Element} */ (event.target).closest(".token")));
+  const indexOf = (event) =>
+    buttons.indexOf(/** @type {HTMLButtonElement} */ (/** @type {Element} */ (event.target).closest(".token")));
   /** @param {Event} event */
-  const point = (event) => state.set({ hover: indexOf(event) >= 0 ? { side: placeSide, index: indexOf(event) } : null });
+  const point = (event) =>
+    state.set({ hover: indexOf(event) >= 0 ? { side: placeSide, index: indexOf(event) } : null });
   const leave = () => state.set({ hover: null });
   element.addEventListener("pointerover", point);
   element.addEventListener("pointerleave", leave);
   element.addEventListener("focusin", point);
   element.addEventListener("focusout", leave);
   element.addEventListener("click", (event) => {
-    if (indexOf(event) >= 0) state.set({ pins: togglePin(state.get("pins"), { side: placeSide, index: indexOf(event) }) });
+    if (indexOf(event) >= 0)
+      state.set({ pins: togglePin(state.get("pins"), { side: placeSide, index: indexOf(event) }) });
   });
   element.addEventListener("keydown", (event) => {
     if (event.key === "Escape") state.set({ pins: [] });
@@ -120,7 +132,10 @@ function strip(example, side, method, state) {
   /** @type {(reading: Reading | null, max: number, places: Place[]) => void} */
   const draw = (reading, max, places) => {
     const own = places.filter((place) => place.side === placeSide).map(({ index }) => index);
-    const pins = state.get("pins").filter((place) => place.side === placeSide).map(({ index }) => index);
+    const pins = state
+      .get("pins")
+      .filter((place) => place.side === placeSide)
+      .map(({ index }) => index);
     const hover = state.get("hover");
     buttons.forEach((button, index) => {
       const still = side === "input" && example.counted?.[index] === false;
@@ -143,7 +158,14 @@ function strip(example, side, method, state) {
  * @returns {number | null} the next token, null if the key is none that moves
  */
 function moved(key, index, count) {
-  const next = { ArrowRight: index + 1, ArrowDown: index + 1, ArrowLeft: index - 1, ArrowUp: index - 1, Home: 0, End: count - 1 }[key];
+  const next = {
+    ArrowRight: index + 1,
+    ArrowDown: index + 1,
+    ArrowLeft: index - 1,
+    ArrowUp: index - 1,
+    Home: 0,
+    End: count - 1,
+  }[key];
   return next === undefined ? null : Math.min(Math.max(next, 0), count - 1);
 }
 
@@ -156,17 +178,29 @@ function moved(key, index, count) {
  * @returns {(Node | string)[]}
  */
 function captionOf(example, state, places) {
-  const choice = { method: state.get("method"), stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
+  const choice = {
+    method: state.get("method"),
+    stack: state.get("stack"),
+    layer: state.get("layer"),
+    head: state.get("head"),
+  };
   const grid = gridOf(example, choice);
   if (!places.length || !grid) {
-    const what = choice.stack === "answer" ? "Point at the answer to see what it rests on." : "Point at a token to see what it receives.";
+    const what =
+      choice.stack === "answer"
+        ? "Point at the answer to see what it rests on."
+        : "Point at a token to see what it receives.";
     const hint = grid ? `${what} Click to keep it; click a second one for the difference.` : "";
     return [h("span", { class: "quiet" }, hint)];
   }
   const received = choice.stack === "answer" ? " rests on" : " receives";
   const verb = places[0].side === "output" ? received : " gives";
   const names = places.map(({ side, index }) =>
-    h("strong", { dir: "auto" }, (side === "output" && example.outputs ? example.outputs : example.inputs).texts[index] ?? ""),
+    h(
+      "strong",
+      { dir: "auto" },
+      (side === "output" && example.outputs ? example.outputs : example.inputs).texts[index] ?? "",
+    ),
   );
   const subject = names.length > 1 ? ["What ", names[0], verb, " more than ", names[1]] : ["What ", names[0], verb];
   return [...subject, h("span", { class: "quiet" }, ` ${nameOf(example, choice)}`)];
