@@ -1,7 +1,10 @@
 """Sphinx configuration."""
 
+import os
+import sys
 from collections import namedtuple
 from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -11,7 +14,8 @@ author = "captum-norm contributors"
 copyright = f"2026, {author}"
 version = release = installed_version(project)
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+sys.path.insert(0, str(Path(__file__).parent))
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
 exclude_patterns = ["_build"]
 nitpicky = True
 # The build works offline, without intersphinx: other projects' names are plain text. Overloads and quoted annotations
@@ -26,6 +30,16 @@ nitpick_ignore_regex = [("py:.*", rf"{_ELSEWHERE}|{_TYPE_VARIABLES}|{_ENGINE}|{_
 
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
+html_math_renderer = "mathml"
+
+# Notebooks run anew in each build: a cache would not see that the library has changed.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_in_temp = True
+nb_output_stderr = "remove"  # progress bars, and what libraries log as they are imported
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # no page asks another host
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

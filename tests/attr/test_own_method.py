@@ -29,19 +29,26 @@ from tests.families import FAMILIES
 from tests.test_readme import blocks
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "how-to" / "write-a-method.md"
+PAGE = ROOT / "docs" / "tutorials" / "write-a-method.md"
+
+
+def source() -> str:
+    """The file that the page's first cell writes."""
+    magic, _, file = blocks(PAGE, r"\{code-cell\}")[0].lstrip("\n").partition("\n")
+    assert magic == "%%writefile projection.py"
+    return file
 
 
 def own_method() -> Any:
     """The class that the page defines."""
     names: dict[str, Any] = {"__name__": __name__}
     with mock.patch.dict("captum_norm.methods._methods"):
-        exec(compile(blocks(PAGE, "python")[0], str(PAGE), "exec"), names)
+        exec(compile(source(), str(PAGE), "exec"), names)
     return names["Projection"]
 
 
 def test_it_is_short() -> None:
-    assert len(blocks(PAGE, "python")[0].strip().splitlines()) <= 60
+    assert len(source().strip().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "deberta-v2", "vit"])
@@ -113,7 +120,7 @@ def test_comparisons_know_it_by_name() -> None:
 
 def test_the_command_line_imports_it(tmp_path: Path) -> None:
     file, folder = tmp_path / "projection.py", tmp_path / "model"
-    file.write_text(blocks(PAGE, "python")[0], encoding="utf-8")
+    file.write_text(source(), encoding="utf-8")
     folder.mkdir()
     tiny.save_tiny(BertModel(tiny.bert_config()), folder)
     command = "import sys; del sys.path[0]; from captum_norm.cli import main; sys.exit(main())"  # as the script runs
