@@ -54,8 +54,8 @@ class ALTI(AttentionMapAttribution):
         """Compute ALTI+: shares of the source and of the target prefix in every decoder position.
 
         Args:
-            inputs: as for :meth:`maps`, of an encoder–decoder model.
-            additional_forward_args: as for :meth:`maps`.
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`, of an encoder–decoder model.
+            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
             layers: the layers to roll out, of encoder and decoder; all if None.
 
         Returns:
@@ -63,7 +63,7 @@ class ALTI(AttentionMapAttribution):
 
         Raises:
             InvalidInputError: if the model is not an encoder–decoder.
-            CaptumNormError: see :meth:`maps`.
+            CaptumNormError: see :meth:`~captum_norm.NormAttribution.maps`.
         """
         maps = self.maps(inputs, additional_forward_args, layers=layers)
         if maps.cross is None:

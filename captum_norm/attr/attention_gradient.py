@@ -97,7 +97,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
             last: compute the rows of so many last positions alone; all rows exist in the meantime.
             segments: refused, since weights are no vectors.
             together: refused.
-            target: which output to explain: see :meth:`attribute`.
+            target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
             position: its position, if the model has outputs at each.
 
         Returns:

@@ -96,7 +96,7 @@ class FlowGraph:
     def inputs(self) -> dict[FlowNode, float]:
         """Add up the products of importances along all routes from each input, by node.
 
-        Without a threshold these are the scores of :meth:`captum_norm.InformationFlow.attribute`.
+        Without a threshold these are the scores of the method's ``attribute``.
         """
         reached = dict.fromkeys(self.nodes, 0.0)
         reached[self.output] = 1.0

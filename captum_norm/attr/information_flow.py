@@ -79,8 +79,8 @@ class InformationFlow(AttentionMapAttribution):
         """Follow the routes to one output position of each example.
 
         Args:
-            inputs: as for :meth:`maps`.
-            additional_forward_args: as for :meth:`maps`.
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
+            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
             position: the output position: an index, one for each example, ``"first"`` or ``"last"``. None: the last of
                 a causal model or of a decoder, else the one position that the head reads.
             threshold: drop parts whose importance does not exceed it; 0 keeps all that have some.
