@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo script test test-lowest fuzz faults format docs bench release-check constraints constraints-lowest clean
+.PHONY: help demo script test test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ format: $(INSTALLED) ## Format the code and repair what ruff can
 
 docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html
+
+pictures: $(INSTALLED) ## Take the pictures of the documentation's gallery
+	$(BIN)/python -m benchmarks.pictures
 
 bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses, alignments and pages
 	$(BIN)/python -m benchmarks.norms

@@ -38,16 +38,9 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.faithfulness`. [Faithfulness](faithfulness.md) defines the measures, and
 [Compare methods](how-to/compare-methods.md) shows how to make such a table for your own model and texts.
 
-Methods answer different questions:
-
-- *Mixing*: what is mixed into the position that the output is read from? Norms, attention weights, and their rollouts.
-  They do not know what is predicted, so one map serves every output. Take them to see what moves where, layer by layer:
-  asked what speaks for a prediction they do little better than attention weights, and in a causal model their rollouts
-  end at the first tokens.
-- *Output*: how much does each token add to this logit, or to the difference of two? Gradients, the rule sets of the
-  frozen network (DecompX, CP-LRP, AttnLRP, GIM), ALTI-Logit. Scores are signed, and a contrast can be explained.
-- *Removal*: what would the output be without the token? Occlusion, Shapley values, LIME: many forward passes, and the
-  answer depends on what a removed token becomes.
+Methods answer different questions, which the first column of the table names: what is *mixed* into a position, what
+each token adds to an *output*, or what the output would be after its *removal*. [Choose a method](choose-a-method.md)
+says which one to take; asked what speaks for a prediction, methods of mixing do little better than attention weights.
 
 Three measures: whether the output falls as a method says when tokens are removed (gain), whether the word that decides
 between two continuations ranks high (MRR), and whether the passage that holds an answer ranks first (hits) and gets

@@ -1,16 +1,47 @@
-"""The documentation builds without a warning and has every public name."""
+"""The documentation builds without a warning, runs its notebooks, has every public name and needs no network."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from sphinx.util.inventory import InventoryFile
 
 import alignment
 import captum_norm
-from captum_norm import comparison, evaluation, functional, models, runs
+from captum_norm import comparison, evaluation, functional, models, runs, visualization
 
 ROOT = Path(__file__).parents[1]
+
+
+# What a browser loads for a page, unlike the links that a reader follows.
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=["']?(?:https?:)?//[^"'> ]+
+    |<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload|modulepreload))[^>]*\bhref=["']?(?:https?:)?//[^"'> ]+
+    |(?:@import\s+|url\(\s*)["']?(?:https?:)?//[^"') ]+""",
+    re.VERBOSE,
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script defer="defer" src="https://cdn.example.org/mathjax.js"></script>',
+        '<link rel="stylesheet" type="text/css" href="//fonts.example.org/a.css" />',
+        '<link href="https://fonts.example.org/a.css" rel="stylesheet">',
+        "<style>@import 'https://example.org/a.css'</style>",
+        "body { background: url(https://example.org/a.png) }",
+    ],
+)
+def test_what_is_loaded_is_noticed(text: str) -> None:
+    assert LOADED.search(text)
+
+
+def test_links_are_not_loaded() -> None:
+    assert not LOADED.search(
+        '<a href="https://captum.ai">Captum</a> <link rel="canonical" href="https://example.org/">'
+    )
 
 
 def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) -> None:
@@ -26,6 +57,13 @@ def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) 
     documented = {
         name.rpartition(".")[2] for domain, names in inventory.items() if domain.startswith("py:") for name in names
     }
-    packages = (alignment, captum_norm, comparison, evaluation, functional, models, runs)
+    packages = (alignment, captum_norm, comparison, evaluation, functional, models, runs, visualization)
     public = {name for package in packages for name in package.__all__}
     assert public - documented == set()
+    files = [file for file in tmp_path.rglob("*") if file.suffix in {".html", ".css"}]
+    loaded = {found[0] for file in files for found in LOADED.finditer(file.read_text(encoding="utf-8"))}
+    assert loaded == set()
+    formulas = (tmp_path / "methods.html").read_text(encoding="utf-8")
+    assert formulas.count("<math ") > 100
+    notebook = (tmp_path / "tutorials" / "weights-and-norms.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'<img [^>]*src="\.\./_images/', notebook)) >= 3

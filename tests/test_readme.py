@@ -136,6 +136,13 @@ def test_readme_shows_the_commands_of_a_fresh_clone() -> None:
     assert blocks(ROOT / "README.md", "python")
 
 
+def test_readme_is_read_in_two_minutes() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 600
+    assert text.count("![") == 1
+    assert len(blocks(ROOT / "README.md", "python")) == 3
+
+
 def test_three_commands_take_a_fairseq_checkpoint_to_its_error_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,7 +142,7 @@ class ALTILogit(OutputAttribution):
             last: refused: parts are traced through all positions.
             segments: refused.
             together: refused.
-            target: which output to explain: see :meth:`attribute`.
+            target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
             position: its position, if the model has outputs at each.
 
         Returns:

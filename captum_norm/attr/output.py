@@ -58,12 +58,13 @@ class OutputAttribution(AttentionMapAttribution):
         """Decompose an output value of each example, or P values of each, in one forward pass.
 
         Args:
-            inputs: as for :meth:`maps`.
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
             target: which value: a class or token for all, one for each example, (B,), or one for each value, (B, P); or
                 a :class:`captum_norm.Difference` of such. None: the one that the model predicts there.
-            additional_forward_args: as for :meth:`maps`.
-            position: where values are read, if there are outputs at each position: as for :meth:`attribute`, or
-                several positions of each example, (B, P), which may repeat.
+            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
+            position: where values are read, if there are outputs at each position: as for
+                :meth:`~captum_norm.NormAttribution.attribute`, or several positions of each example, (B, P), which may
+                repeat.
             together: explain the sum of an example's values, such as the logits of a whole answer.
 
         Returns:
@@ -103,11 +104,11 @@ class OutputAttribution(AttentionMapAttribution):
         """Compute the completeness error of the value that ``target`` names; of hidden states, the largest over layers.
 
         Args:
-            attributions: what :meth:`attribute` returned for these inputs, (B, S).
-            inputs: as for :meth:`maps`.
-            additional_forward_args: as for :meth:`maps`.
-            target: as for :meth:`attribute`.
-            position: as for :meth:`attribute`.
+            attributions: what :meth:`~captum_norm.NormAttribution.attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
+            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
+            target: as for :meth:`~captum_norm.NormAttribution.attribute`.
+            position: as for :meth:`~captum_norm.NormAttribution.attribute`.
 
         Returns:
             (B,), relative: see :class:`captum_norm.Decomposition`.
