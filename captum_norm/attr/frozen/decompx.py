@@ -100,9 +100,9 @@ class DecompX(RelevanceAttribution):
         """Decompose each layer's output, at (S + 2) times the cost of a forward pass: for small inputs and one stack.
 
         Args:
-            inputs: as for :meth:`maps`.
-            additional_forward_args: as for :meth:`maps`.
-            layers: as for :meth:`maps`.
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
+            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
+            layers: as for :meth:`~captum_norm.NormAttribution.maps`.
 
         Returns:
             the vectors, zero at padding.
