@@ -1,8 +1,10 @@
 """``captum-norm compare``: what it prints and writes is what the API returns."""
 
+import argparse
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 import torch
 import transformers
 
-from captum_norm import Comparison, Difference, cli, compare
-from captum_norm.commands.compare import REPORTS
+from captum_norm import Comparison, Difference, cli, compare, progress
+from captum_norm.commands.compare import COMMAND, REPORTS
 from captum_norm.loading import load
+from captum_norm.methods import METHODS as METHODS_BY_NAME
 from tests.commands.calls import refused
 from tests.tiny import bert_config, save_tiny
 
@@ -198,3 +201,29 @@ def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pyte
         assert fails(str(file), *some) == f"got the label '{label}' in line 3{wrong}"
     file.write_bytes(b"a\xff")
     assert fails(str(file), *some).startswith(f"{file}: got byte 0xff at byte 2 of the file")
+
+
+def test_slow_methods_are_asked_for() -> None:
+    parser = argparse.ArgumentParser()
+    COMMAND.add_arguments(parser)
+    quick = parser.parse_args([]).methods
+    assert [name for name in METHODS_BY_NAME if name not in quick] == ["shapley", "lime"]
+    assert parser.parse_args(["--methods", "all"]).methods == list(METHODS_BY_NAME)
+
+
+def test_a_bar_shows_the_time_that_is_left(classifier: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model, tokenizer = load(classifier)
+    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    with progress(delay=0):
+        compare(model, inputs, methods=METHODS, tokenizer=tokenizer)
+    shown = [line for line in re.split(r"[\r\n]", capsys.readouterr().err) if line.startswith("comparing")]
+    assert all(re.fullmatch(r"comparing: +\d+%\|.*\| (\?|[\d:]+) left *", line) for line in shown), shown
+    assert len(shown) >= 2
+
+
+def test_dtype(classifier: str, tmp_path: Path) -> None:
+    out = tmp_path / "c.json"
+    assert run(*TEXTS[:1], "--model", classifier, "--dtype", "float64", "--out", str(out)) == 0
+    model, tokenizer = load(classifier)
+    inputs = tokenizer(TEXTS[:1], return_tensors="pt")
+    same(out, compare(model.double(), inputs, methods=METHODS, tokenizer=tokenizer, name=classifier))

@@ -70,9 +70,36 @@ def test_segments_from_a_file(prompt: str, tmp_path: Path) -> None:
     assert written(out)["segments"] == PROMPT.splitlines()[:2]
 
 
+def test_words_are_segments(
+    prompt: str, tmp_path: Path, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answer.json"
+    given = ["--answer", " a tiny", "--method", "decompx", "--words", "--top", "2", "--out", str(out)]
+    assert explain(prompt, *given) == 0
+    expected = generation.attribute(PROMPT, " a tiny", segments="word")
+    content = written(out)
+    assert content["segments"] == list(expected.segments or ())
+    assert content["segments"][:5] == ["Eva", "lives", "in", "Prague", "with"]
+    assert content["method"] == "decompx"
+    assert expected.segment_attr is not None
+    assert sum(content["segment_scores"]) == pytest.approx(float(expected.segment_attr.sum()))
+    printed = capsys.readouterr().out
+    assert "Prague" in printed
+    assert "Ġ" not in printed
+    rows = printed[printed.index("index") :].splitlines()[1:]
+    assert [row.split()[1] for row in rows[:2]] == [name for name, _ in expected.top(2)]
+    assert rows[2].startswith("wrote")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--generate", "3", "--words", "--segments", "line"], "words are segments"),
+        (["--generate", "3", "--words", "--word-score", "mean"], "--word-score"),
+        (["--generate", "3", "--head", "1"], "--head"),
+        (["--generate", "3", "--lines"], "several texts"),
+        (["another", "--generate", "3"], "several texts"),
+        (["--generate", "3", "--dtype", "float64", "--quantize", "int8"], "decides the dtype"),
         (["--generate", "3", "--answer", "a"], "either --generate N or --answer TEXT"),
         (["--segments", "line"], "either --generate N or --answer TEXT"),
         (["--generate", "0"], "at least 1"),

@@ -41,6 +41,24 @@ def test_everything_is_said() -> None:
     assert row.split()[-len(order) :] == values
 
 
+def test_words_have_the_sums_of_their_tokens() -> None:
+    """Of tokens that count; the others, such as special ones, have no colour."""
+    found = comparison()
+    tokens = [["[CLS]", "a", "##b", "c", "[SEP]", "[PAD]", "[PAD]"], *found.tokens[1:]]
+    scores = torch.tensor([[9.0, 1.0, 1.0, -1.0, 9.0, 0.0, 0.0], [0.0] * 7])
+    results = {"norm": replace(found.results["norm"], scores=scores)}
+    found = replace(found, tokens=tokens, results=results, agreement=torch.ones(1, 1))
+    assert "[CLS]▁ ab█ c▁ [SEP]▁" in shown_words(found)
+    assert "[CLS]▁ a█ b█ c▁ [SEP]▁" in shown(found, color_system=None)
+
+
+def shown_words(found: Comparison) -> str:
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    show_comparison(found, console, words=True)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
 def everything() -> Comparison:
     """All methods, with the numbers of a few."""
     found = comparison()
