@@ -1,0 +1,316 @@
+"""Counts which words a text links, and turns the counts into maps that help to align it.
+
+A sentence pair alone does not say that *roi* is *king*; the other pairs of the text do. The link probabilities of a
+first pass are summed by pair of words, and the Dice coefficient of two words [Dice 1945] over the *other* occurrences
+of the text tells how often they belong together. This is what statistical aligners learn from a corpus, counted in one
+pass instead of by training.
+"""
+
+import json
+import zipfile
+import zlib
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
+from captum_norm import InvalidInputError
+from captum_norm.files import whole_file
+from captum_norm.texts import named
+
+MAX_WORD_PAIRS = 10_000_000
+"""The largest number of word pairs that a :class:`Lexicon` holds unless told otherwise."""
+
+MIN_PROBABILITY = 0.05
+"""Links that are less probable than this are not counted."""
+
+FLOOR = 0.02
+"""What the lexical map gives two words that are never linked elsewhere, before rows and columns are normalised."""
+
+_FORMAT = "captum-norm lexicon 1"
+_KEPT = 0.75
+_BUFFERED = 1 << 19
+_SIDE = np.uint64(32)
+_ARRAYS = ("keys", "counts", "source_totals", "target_totals")
+
+
+class Lexicon:
+    r"""Word pairs of a text, with the sums of their link probabilities.
+
+    Lexicons of parts of a text are added by :meth:`merge`. Words are compared in lower case.
+
+    The table is bounded: when it exceeds ``max_word_pairs``, the word pairs with the lowest counts are dropped until
+    three quarters are left. The totals of their words stay as they are, so pruning lowers a coefficient of two words
+    and never raises one; a word pair that is dropped and comes again starts from 0. A word pair takes 16 bytes, and
+    about 50 while others are added; a word takes about 150.
+
+    Args:
+        max_word_pairs: the largest number of word pairs.
+
+    Attributes:
+        sentence_pairs: the number of sentence pairs counted.
+
+    Raises:
+        InvalidInputError: the bound is less than 1.
+
+    >>> lexicon = Lexicon()
+    >>> lexicon.count(["le", "roi"], ["the", "king"], [[0.9, 0.0], [0.1, 1.0]])
+    >>> lexicon.count(["Le", "chat"], ["The", "cat"], [[0.8, 0.2], [0.0, 1.0]])
+    >>> lexicon.total("le", "the"), len(lexicon)
+    (1.7000000000000002, 5)
+    >>> lexicon.dice(["le", "roi"], ["the"]).round(2).tolist()
+    [[0.72, 0.0]]
+    """
+
+    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS) -> None:
+        if max_word_pairs < 1:
+            raise InvalidInputError(f"got max_word_pairs={max_word_pairs}, expected at least 1")
+        self.max_word_pairs = max_word_pairs
+        self.sentence_pairs = 0
+        self._sides: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        self._totals = np.zeros(0), np.zeros(0)
+        self._keys, self._counts = np.zeros(0, np.uint64), np.zeros(0)
+        self._added: list[tuple[NDArray[np.uint64], NDArray[np.float64]]] = []
+        self._waiting = 0
+
+    def count(self, source: Sequence[str], target: Sequence[str], probabilities: ArrayLike) -> None:
+        """Add the link probabilities of a sentence pair; those below :data:`MIN_PROBABILITY` are left out.
+
+        Args:
+            source: the source words.
+            target: the target words.
+            probabilities: (T, S), for example of :func:`alignment.link_probabilities`.
+
+        Raises:
+            InvalidInputError: the probabilities are not a finite matrix of this shape, or one is negative.
+        """
+        matrix = _matrix(probabilities, source, target)
+        rows, columns = np.nonzero(matrix >= MIN_PROBABILITY)
+        counts = matrix[rows, columns]
+        ids = [
+            np.array([side.setdefault(word.lower(), len(side)) for word in words], np.uint64)
+            for side, words in zip(self._sides, (source, target), strict=True)
+        ]
+        self._add((ids[0][columns] << _SIDE) | ids[1][rows], counts)
+        self.sentence_pairs += 1
+
+    def merge(self, other: "Lexicon") -> None:
+        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding."""
+        other._settle()
+        moved = [
+            np.array([mine.setdefault(word, len(mine)) for word in theirs], np.uint64)
+            for mine, theirs in zip(self._sides, other._sides, strict=True)
+        ]
+        source, target = moved[0][other._keys >> _SIDE], moved[1][other._keys & np.uint64(0xFFFFFFFF)]
+        totals = [np.copy(total) for total in other._totals]
+        self._settle()
+        self._merge(*_summed((source << _SIDE) | target, other._counts))
+        self._grow_totals()
+        for mine, places, theirs in zip(self._totals, moved, totals, strict=True):
+            mine[places.astype(np.intp)] += theirs
+        self.sentence_pairs += other.sentence_pairs
+
+    def copy(self) -> "Lexicon":
+        """A lexicon with the same counts."""
+        lexicon = Lexicon(max_word_pairs=self.max_word_pairs)
+        lexicon.merge(self)
+        return lexicon
+
+    def __len__(self) -> int:
+        """The number of word pairs."""
+        self._settle()
+        return len(self._keys)
+
+    def total(self, source: str, target: str) -> float:
+        """The sum of a word pair's link probabilities."""
+        return float(self._pair_counts([source], [target])[0, 0])
+
+    def dice(self, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None) -> WordMap:
+        r"""The Dice coefficient of each source and target word, $2\,(c(s, t) - p) / (c(s) + c(t) + 1)$.
+
+        Args:
+            source: the source words.
+            target: the target words.
+            own: (T, S), the probabilities p that :meth:`count` was called with for this very sentence pair: each link
+                is left out of the count that it is judged by. None if this pair was not counted.
+
+        Returns:
+            (T, S), from 0 to 1; 0 where a word was never counted.
+
+        Raises:
+            InvalidInputError: ``own`` is not a finite matrix of this shape, or an entry is negative.
+        """
+        counts = self._pair_counts(source, target)
+        if own is not None:
+            matrix = _matrix(own, source, target)
+            counts = np.maximum(counts - np.where(matrix >= MIN_PROBABILITY, matrix, 0.0), 0.0)
+        of_source, of_target = (
+            np.append(total, 0.0)[self._places(side, words)]
+            for total, side, words in zip(self._totals, self._sides, (source, target), strict=True)
+        )
+        coefficients: WordMap = 2 * counts / (of_source + of_target[:, None] + 1)
+        return coefficients
+
+    def applied(
+        self, word_map: ArrayLike, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None
+    ) -> WordMap:
+        """Multiply a map by the lexical map of its words, and normalise rows and columns.
+
+        The lexical map is the square root of :meth:`dice` plus :data:`FLOOR`, rows and columns normalised by
+        :func:`alignment.sinkhorn`. The two are combined by :func:`alignment.smoothed_product`, so neither can veto a
+        link of which the other is sure.
+
+        Args:
+            word_map: (T, S), without a null column; finite and not negative.
+            source: the source words.
+            target: the target words.
+            own: as for :meth:`dice`.
+
+        Raises:
+            InvalidInputError: an array is not a finite matrix of this shape, or has negative entries.
+        """
+        matrix = _matrix(word_map, source, target)
+        lexical = sinkhorn(np.sqrt(self.dice(source, target, own)) + FLOOR, null=False)
+        return sinkhorn(smoothed_product([matrix, lexical], [1.0, 1.0], null=False), null=False)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the lexicon to a file (NumPy's npz, without pickled objects), all or nothing.
+
+        Args:
+            path: the path of the file to create or replace.
+        """
+        self._settle()
+        description = {
+            "format": _FORMAT,
+            "max_word_pairs": self.max_word_pairs,
+            "sentence_pairs": self.sentence_pairs,
+            "sides": [list(side) for side in self._sides],
+        }
+        text = np.frombuffer(json.dumps(description, ensure_ascii=False).encode(errors="surrogatepass"), np.uint8)
+        arrays = dict(zip(_ARRAYS, (self._keys, self._counts, *self._totals), strict=True))
+        with whole_file(path) as file:
+            np.savez_compressed(cast(IO[bytes], file), description=text, **cast(Any, arrays))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Lexicon":
+        """Read a lexicon that :meth:`save` wrote; nothing in the file is executed.
+
+        Raises:
+            InvalidInputError: the file cannot be read, or is not a lexicon.
+        """
+        name = named(fspath(path))
+        try:
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                description = json.loads(file["description"].tobytes().decode(errors="surrogatepass"))
+                keys, counts, *totals = (file[array] for array in _ARRAYS)
+        except OSError as error:
+            raise InvalidInputError(f"cannot read {name}: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise InvalidInputError(f"{name} is not a lexicon; give a file that --save-lexicon wrote") from error
+        if not _is_sound(description, keys, counts, totals):
+            raise InvalidInputError(f"{name} is not a lexicon, or damaged; give a file that --save-lexicon wrote")
+        lexicon = cls(max_word_pairs=description["max_word_pairs"])
+        lexicon.sentence_pairs = description["sentence_pairs"]
+        first, second = ({word: place for place, word in enumerate(words)} for words in description["sides"])
+        lexicon._sides = first, second
+        lexicon._keys, lexicon._counts, lexicon._totals = keys, counts, (totals[0], totals[1])
+        return lexicon
+
+    def _pair_counts(self, source: Sequence[str], target: Sequence[str]) -> WordMap:
+        """(T, S)."""
+        self._settle()
+        columns, rows = (self._places(side, words) for side, words in zip(self._sides, (source, target), strict=True))
+        known = (rows >= 0)[:, None] & (columns >= 0)
+        wanted = (columns.astype(np.uint64) << _SIDE) | rows.astype(np.uint64)[:, None]
+        places = np.minimum(np.searchsorted(self._keys, wanted), max(len(self._keys) - 1, 0))
+        if not len(self._keys):
+            return np.zeros(known.shape)
+        return np.where(known & (self._keys[places] == wanted), self._counts[places], 0.0)
+
+    @staticmethod
+    def _places(side: dict[str, int], words: Sequence[str]) -> NDArray[np.intp]:
+        return np.array([side.get(word.lower(), -1) for word in words], np.intp)
+
+    def _add(self, keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> None:
+        self._added.append((keys, counts))
+        self._waiting += len(keys)
+        if self._waiting >= _BUFFERED:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Take what was counted since the last time into the table and the totals."""
+        if not self._added:
+            return
+        keys, counts = (np.concatenate(column) for column in zip(*self._added, strict=True))
+        self._added, self._waiting = [], 0
+        self._grow_totals()
+        for total, words in zip(self._totals, (keys >> _SIDE, keys & np.uint64(0xFFFFFFFF)), strict=True):
+            np.add.at(total, words.astype(np.intp), counts)
+        self._merge(*_summed(keys, counts))
+
+    def _grow_totals(self) -> None:
+        first, second = (
+            np.append(total, np.zeros(len(side) - len(total)))
+            for total, side in zip(self._totals, self._sides, strict=True)
+        )
+        self._totals = first, second
+
+    def _merge(self, keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> None:
+        """Add sorted keys and their counts to the table, and prune it."""
+        places = np.searchsorted(self._keys, keys)
+        held = np.zeros(len(keys), np.bool_)
+        inside = places < len(self._keys)
+        held[inside] = self._keys[places[inside]] == keys[inside]
+        # A table may be shared with the lexicon that it was merged from or an array that was read.
+        self._counts = self._counts.copy()
+        self._counts[places[held]] += counts[held]
+        self._keys = np.insert(self._keys, places[~held], keys[~held])
+        self._counts = np.insert(self._counts, places[~held], counts[~held])
+        if len(self._keys) > self.max_word_pairs:
+            kept = max(1, int(_KEPT * self.max_word_pairs))
+            dropped = len(self._keys) - kept
+            # Stable: of equal counts, those of the words that came first are dropped, whatever the platform.
+            chosen = np.sort(np.argsort(self._counts, kind="stable")[dropped:])
+            self._keys, self._counts = self._keys[chosen], self._counts[chosen]
+
+
+def _summed(keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
+    """Sorted keys, each once, and the sums of their counts."""
+    unique, places = np.unique(keys, return_inverse=True)
+    return unique, np.bincount(places, counts, len(unique))
+
+
+def _matrix(values: ArrayLike, source: Sequence[str], target: Sequence[str]) -> WordMap:
+    matrix = checked_map(values, null=False)
+    if matrix.shape != (len(target), len(source)):
+        found = f"got a map of shape {matrix.shape} for {len(target)} target and {len(source)} source words"
+        raise InvalidInputError(f"{found}; expected a row for each target and a column for each source word")
+    return matrix
+
+
+def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -> bool:
+    """Whether the contents of a file fit together."""
+    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+        return False
+    sides, numbers = description.get("sides"), [description.get(n) for n in ("max_word_pairs", "sentence_pairs")]
+    if not (isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, list) for side in sides)):
+        return False
+    if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[0]:
+        return False
+    if not all(isinstance(word, str) for side in sides for word in side):
+        return False
+    numeric = all(array.ndim == 1 and array.dtype == np.float64 for array in (counts, *totals))
+    if not numeric or keys.dtype != np.uint64 or keys.shape != counts.shape:
+        return False
+    if any(len(set(side)) != len(side) or len(side) != len(total) for side, total in zip(sides, totals, strict=True)):
+        return False
+    if not all(np.isfinite(array).all() and (array >= 0).all() for array in (counts, *totals)):
+        return False
+    inside = len(keys) == 0 or (
+        int((keys >> _SIDE).max()) < len(sides[0]) and int((keys & np.uint64(0xFFFFFFFF)).max()) < len(sides[1])
+    )
+    return inside and bool((keys[1:] > keys[:-1]).all())

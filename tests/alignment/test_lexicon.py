@@ -1,0 +1,224 @@
+"""Counts of word pairs: the formula, what is left out, sums of parts, the bound, and files."""
+
+import json
+import math
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from alignment.lexicon import Lexicon
+from captum_norm import InvalidInputError
+
+Sentences = list[tuple[list[str], list[str], np.ndarray[Any, Any]]]
+
+
+def text(seed: int, count: int = 12) -> Sentences:
+    """Sentence pairs of few words, so that they repeat, in and across sentences, with probabilities of all sizes."""
+    generator = np.random.default_rng(seed)
+    pairs = []
+    for _ in range(count):
+        sizes = generator.integers(1, 7, 2)
+        words = (generator.integers(0, 6, size) for size in sizes)
+        source, target = ([f"{side}{n}" for n in side_words] for side, side_words in zip("sT", words, strict=True))
+        pairs.append((source, target, generator.random((sizes[1], sizes[0])) ** 3))
+    return pairs
+
+
+def lexicon_of(pairs: Sentences, **options: Any) -> Lexicon:
+    lexicon = Lexicon(**options)
+    for pair in pairs:
+        lexicon.count(*pair)
+    return lexicon
+
+
+def balanced(rows: list[list[float]]) -> list[list[float]]:
+    """Rows and columns normalised in turn, as often as it takes."""
+    height, width = len(rows), len(rows[0])
+    for _ in range(3000):
+        rows = [[entry / sum(row) for entry in row] for row in rows]
+        sums = [math.fsum(row[column] for row in rows) * width / height for column in range(width)]
+        rows = [[entry / total for entry, total in zip(row, sums, strict=True)] for row in rows]
+    return [[entry / sum(row) for entry in row] for row in rows]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("left_out", [True, False])
+def test_the_formula_written_out(seed: int, left_out: bool) -> None:
+    pairs = text(seed)
+    together: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for source, target, probabilities in pairs:
+        for row, t in enumerate(target):
+            for column, s in enumerate(source):
+                if probabilities[row, column] >= 0.05:
+                    together[s, t].append(float(probabilities[row, column]))
+    lexicon = lexicon_of(pairs)
+    word_map = np.random.default_rng(seed + 100).random((len(pairs[0][1]), len(pairs[0][0])))
+    source, target, own = pairs[0]
+    dice, product = [], []
+    for row, t in enumerate(target):
+        dice.append([])
+        for column, s in enumerate(source):
+            others = list(together[s, t])
+            if left_out and own[row, column] >= 0.05:
+                others.remove(float(own[row, column]))
+            of_s = math.fsum(p for (s2, _), values in together.items() for p in values if s2 == s)
+            of_t = math.fsum(p for (_, t2), values in together.items() for p in values if t2 == t)
+            dice[row].append(2 * math.fsum(others) / (of_s + of_t + 1))
+    lexical = balanced([[math.sqrt(x) + 0.02 for x in row] for row in dice])
+    for row, entries in enumerate(word_map / word_map.sum(1, keepdims=True)):
+        smoothed = zip(entries, lexical[row], strict=True)
+        product.append([(1 + len(source) * float(m)) * (1 + len(source) * x) for m, x in smoothed])
+    given = own if left_out else None
+    assert lexicon.dice(source, target, given) == pytest.approx(np.array(dice), abs=1e-12)
+    assert lexicon.applied(word_map, source, target, given) == pytest.approx(np.array(balanced(product)), abs=1e-7)
+
+
+def test_a_word_pair_that_occurs_once_is_not_known_from_itself() -> None:
+    lexicon = Lexicon()
+    lexicon.count(["a"], ["b"], [[0.9]])
+    assert lexicon.dice(["a"], ["b"], [[0.9]]) == 0
+    assert lexicon.dice(["a"], ["b"]) == pytest.approx(1.8 / 2.8)
+
+
+def test_unknown_words_and_case() -> None:
+    lexicon = lexicon_of(text(0))
+    known = lexicon.dice(["s1", "s2"], ["T1", "t3"])
+    assert np.array_equal(lexicon.dice(["S1", "s2", "none"], ["t1", "T3", "s1"]), np.pad(known, ((0, 1), (0, 1))))
+    assert Lexicon().dice(["a"], ["b", "c"]).tolist() == [[0], [0]]
+    even = Lexicon().applied([[3.0, 1.0], [1.0, 3.0]], ["a", "b"], ["c", "d"])
+    assert even[0, 0] == even[1, 1] > even[0, 1]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 12])
+def test_parts_add_up(cut: int) -> None:
+    pairs = text(1)
+    whole, first, second = (lexicon_of(part) for part in (pairs, pairs[:cut], pairs[cut:]))
+    second_before = second.copy()
+    first.merge(second)
+    assert (first.sentence_pairs, len(first)) == (whole.sentence_pairs, len(whole))
+    for source, target, own in pairs:
+        assert first.dice(source, target, own) == pytest.approx(whole.dice(source, target, own), abs=1e-12)
+        assert np.array_equal(second.dice(source, target), second_before.dice(source, target))
+
+
+def test_a_copy_is_independent() -> None:
+    pairs = text(2)
+    lexicon = lexicon_of(pairs[:6])
+    before = lexicon.dice(*pairs[0][:2])
+    for pair in pairs:
+        lexicon.copy().count(*pair)
+    other = lexicon.copy()
+    other.count(*pairs[0])
+    assert np.array_equal(lexicon.dice(*pairs[0][:2]), before)
+    assert other.dice(*pairs[0][:2]).sum() > before.sum()
+
+
+def test_the_bound_drops_the_lowest_counts_and_never_raises_a_coefficient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignment.lexicon._BUFFERED", 50)
+    pairs = text(3, count=60)
+    whole, pruned = lexicon_of(pairs), lexicon_of(pairs, max_word_pairs=20)
+    assert len(pruned) <= 20 < len(whole)
+    lost = 0
+    for source, target, _ in pairs:
+        full, kept = whole.dice(source, target), pruned.dice(source, target)
+        assert (kept <= full + 1e-12).all()
+        lost += int((kept < full - 1e-12).sum())
+    assert lost
+    last = Lexicon(max_word_pairs=4)
+    last.count(list("abcde"), ["z"], [[0.5, 0.9, 0.1, 0.7, 0.3]])
+    assert len(last) == 3
+    assert [last.total(word, "z") for word in "abcde"] == [0.5, 0.9, 0.0, 0.7, 0.0]
+    assert last.dice(["b"], ["z"])[0, 0] == pytest.approx(1.8 / (0.9 + 2.5 + 1))
+
+
+def test_memory_of_a_million_word_pairs() -> None:
+    # Ten million must fit into 2 GB; measured in a process of its own, above what its imports take.
+    program = """
+import resource
+import numpy as np
+from alignment.lexicon import Lexicon
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+lexicon, words, ones = Lexicon(), [f"w{n}" for n in range(1000)], np.ones((1000, 100))
+for part in range(0, 1000, 100):
+    lexicon.count(words[part : part + 100], words, ones)
+assert len(lexicon) == 1_000_000
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(told.stdout) < 200
+
+
+def test_files(tmp_path: Path) -> None:
+    pairs = text(4)
+    lexicon = lexicon_of([*pairs, (["\ud800", "a b"], ['"\n'], np.array([[0.5, 0.5]]))], max_word_pairs=999)
+    lexicon.save(tmp_path / "lexicon")
+    read = Lexicon.load(tmp_path / "lexicon")
+    assert [path.name for path in tmp_path.iterdir()] == ["lexicon"]
+    assert (read.max_word_pairs, read.sentence_pairs, len(read)) == (999, lexicon.sentence_pairs, len(lexicon))
+    assert read.total("\ud800", '"\n') == 0.5
+    for source, target, own in pairs:
+        assert np.array_equal(read.dice(source, target, own), lexicon.dice(source, target, own))
+    read.count(*pairs[0])
+    lexicon.count(*pairs[0])
+    assert np.array_equal(read.dice(*pairs[0][:2]), lexicon.dice(*pairs[0][:2]))
+    Lexicon().save(tmp_path / "lexicon")
+    assert len(Lexicon.load(tmp_path / "lexicon")) == 0
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    lexicon_of(text(5)).save(tmp_path / "sound.npz")
+    with np.load(tmp_path / "sound.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    description = json.loads(arrays["description"].tobytes())
+
+    def refused(**changes: Any) -> None:
+        np.savez(tmp_path / "changed.npz", **{**arrays, **changes})
+        with pytest.raises(InvalidInputError, match="is not a lexicon"):
+            Lexicon.load(tmp_path / "changed.npz")
+
+    def described(**changes: Any) -> Any:
+        return np.frombuffer(json.dumps({**description, **changes}).encode(), np.uint8)
+
+    refused(keys=arrays["keys"][::-1])
+    refused(keys=arrays["keys"][:-1])
+    refused(keys=arrays["keys"] + np.uint64(1 << 40))
+    refused(keys=arrays["keys"].astype(np.int64))
+    refused(counts=-arrays["counts"])
+    refused(counts=arrays["counts"] * np.nan)
+    refused(source_totals=arrays["source_totals"][:-1])
+    refused(counts=np.array([{}] * len(arrays["counts"]), object))  # pickled
+    refused(description=described(format="other"))
+    refused(description=described(sides=[["a"], ["b"]]))
+    refused(description=described(max_word_pairs="9"))
+    refused(description=np.frombuffer(b"[]", np.uint8))
+    content = (tmp_path / "sound.npz").read_bytes()
+    for damaged in (b"", b"text\n", content[:-30], content[:200] + b"?" * 9 + content[209:]):
+        (tmp_path / "damaged").write_bytes(damaged)
+        with pytest.raises(InvalidInputError, match="is not a lexicon"):
+            Lexicon.load(tmp_path / "damaged")
+    with pytest.raises(InvalidInputError, match=r"cannot read .*none"):
+        Lexicon.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "message"),
+    [
+        ([[0.5, 0.5]], r"got a map of shape \(1, 2\) for 2 target and 2 source words"),
+        ([[0.5, 0.5], [np.nan, 0.5]], "NaN"),
+        ([[0.5, 0.5], [-0.5, 0.5]], "negative"),
+    ],
+)
+def test_what_is_refused(probabilities: Any, message: str) -> None:
+    words = ["a", "b"], ["c", "d"]
+    for call in (Lexicon().count, Lexicon().dice):
+        with pytest.raises(InvalidInputError, match=message):
+            call(*words, probabilities)
+    with pytest.raises(InvalidInputError, match=message):
+        Lexicon().applied(probabilities, *words)
+    with pytest.raises(InvalidInputError, match="got max_word_pairs=0"):
+        Lexicon(max_word_pairs=0)
