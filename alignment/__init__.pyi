@@ -2,6 +2,7 @@ from .aer import AER as AER
 from .aer import AERScore as AERScore
 from .aer import alignment_error_rate as alignment_error_rate
 from .aligner import WordAligner as WordAligner
+from .bidirectional import BidirectionalAligner as BidirectionalAligner
 from .corpora import ALIBI_STORIES as ALIBI_STORIES
 from .corpora import ParallelGold as ParallelGold
 from .corpora import load_alibi as load_alibi
@@ -11,9 +12,11 @@ from .decoding import DECODERS as DECODERS
 from .decoding import argmax as argmax
 from .decoding import hmm_posteriors as hmm_posteriors
 from .decoding import hmm_viterbi as hmm_viterbi
+from .decoding import link_probabilities as link_probabilities
 from .decoding import mutual_argmax as mutual_argmax
 from .decoding import mutual_hmm as mutual_hmm
 from .decoding import mutual_posterior as mutual_posterior
+from .decoding import probable_links as probable_links
 from .decoding import threshold as threshold
 from .fairseq import FairseqTokenizer as FairseqTokenizer
 from .fairseq import load_fairseq_checkpoint as load_fairseq_checkpoint
@@ -29,6 +32,7 @@ from .formats import read_pharaoh as read_pharaoh
 from .formats import split_words as split_words
 from .formats import write_pharaoh as write_pharaoh
 from .huggingface import HuggingFaceTokenizer as HuggingFaceTokenizer
+from .lexicon import Lexicon as Lexicon
 from .links import Alignment as Alignment
 from .links import GoldAlignment as GoldAlignment
 from .links import Link as Link
@@ -38,6 +42,7 @@ from .pieces import PIECE_SCHEMES as PIECE_SCHEMES
 from .pieces import PieceScheme as PieceScheme
 from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe
+from .scored import ScoredAlignment as ScoredAlignment
 from .selection import Choice as Choice
 from .selection import consistency as consistency
 from .settings import Setting as Setting

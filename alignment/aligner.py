@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 from torch import nn
 
 from alignment.extraction import MapMethod, WordMaps, attention_maps, word_maps
-from alignment.links import Alignment
+from alignment.lexicon import Lexicon
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice, highest_norm, most_consistent
 from alignment.settings import SETTINGS, Setting
 from alignment.teacher_forcing import OnError
+from alignment.text_aligner import Pairs, TextAligner
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError, NormAttribution
 from captum_norm.models import explained_module
 
 Layer = int | Literal["auto", "highest-norm"]
-Words = Sequence[str]
 
 SAMPLE = 500
 """How many sentence pairs, the first ones, decide on layer, setting and head."""
 
 
-class WordAligner:
+class WordAligner(TextAligner):
     """Word alignments from a translation model's cross-attention.
 
     Args:
@@ -46,9 +46,13 @@ class WordAligner:
             settings takes the other setting's map from the last layer, which in trained models attends to the emitted
             word; with one head, it takes the mean over that layer's heads.
         max_tokens: the largest batch, in pieces of both sides, padding included.
+        lexicon: word pairs counted before (:class:`Lexicon`), whose map is multiplied into each sentence pair's; the
+            recipe must have no null column, as ``hmm`` and ``product``. Links then hold statistics of other sentences.
+        count_text: whether the pairs given to :meth:`align` are their own lexicon: a first pass counts their word
+            pairs, beside those of ``lexicon``.
 
     Raises:
-        InvalidInputError: an unknown recipe, layer, setting or head.
+        InvalidInputError: an unknown recipe, layer, setting or head; or a lexicon and a recipe with a null column.
 
     Example:
         >>> from alignment import load_shipped_model
@@ -68,6 +72,8 @@ class WordAligner:
         head: int | Literal["auto"] | None = None,
         recipe: Recipe | str = "paper",
         max_tokens: int = 4096,
+        lexicon: Lexicon | None = None,
+        count_text: bool = False,
     ) -> None:
         if isinstance(recipe, str) and recipe not in RECIPES:
             raise InvalidInputError(f"got the recipe {recipe!r}, expected one of {', '.join(RECIPES)} or a Recipe")
@@ -77,64 +83,24 @@ class WordAligner:
             raise InvalidInputError(f'got the setting {setting!r}, expected "AWI", "AWO" or "auto"')
         if isinstance(head, str) and head != "auto":
             raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or None')
+        super().__init__(RECIPES[recipe] if isinstance(recipe, str) else recipe, lexicon, count_text=count_text)
         self.model = model
         self.tokenizer = tokenizer
         self.method = cast(MapMethod, NormAttribution(without_head(model))) if method is None else method
-        self.recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
         self.choice: Choice | None = None
         if setting != "auto" and not isinstance(layer, str) and head != "auto":
             self.choice = Choice(setting, layer, head)
         self._layer, self._setting, self._head = layer, setting, head
         self._max_tokens = max_tokens
 
-    def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Alignment]:
-        """Align sentence pairs; a pair with an empty side has no links.
+    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+        """Yield each pair's index and its map, or an error that says why it cannot be used, such as an empty side.
 
-        Args:
-            sources: the words of each source sentence.
-            targets: the words of each target sentence.
-
-        Raises:
-            InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is a string instead of
-                words or too long for the model, or its pieces cannot be attributed to its words.
-            CaptumNormError: the method fails on the model.
-        """
-        if len(sources) != len(targets):
-            raise InvalidInputError(
-                f"got {len(sources)} source and {len(targets)} target sentences; expected equally many"
-            )
-        pairs = list(zip(sources, targets, strict=True))
-        for index, pair in enumerate(pairs):
-            for words in pair:
-                if isinstance(words, str):
-                    raise InvalidInputError(f"pair {index}: got the string {words!r}, expected a sequence of words")
-        full = [index for index, pair in enumerate(pairs) if all(pair)]
-        results = self.align_pairs([pairs[index] for index in full])
-        alignments = [Alignment()] * len(sources)
-        for index, result in zip(full, results, strict=True):
-            if isinstance(result, InvalidInputError):
-                raise InvalidInputError(f"pair {index}: {result}")
-            alignments[index] = result
-        return alignments
-
-    def align_pairs(self, pairs: Sequence[tuple[Words, Words]]) -> list[Alignment | InvalidInputError]:
-        """The alignment of each pair, or an error that says why it cannot be used, such as an empty side.
-
-        Raises:
-            InvalidInputError: see :meth:`choose`.
-            CaptumNormError: the method fails on the model.
-        """
-        answers = dict(self.align_each(pairs))
-        return [answers[index] for index in range(len(pairs))]
-
-    def align_each(
-        self, pairs: Sequence[tuple[Words, Words]], known: Container[int] = ()
-    ) -> Iterator[tuple[int, Alignment | InvalidInputError]]:
-        """Like :meth:`align_pairs`, but yields each pair's index and alignment as soon as its batch is done.
+        The map is the one that the recipe's decoder reads: (T, S + 1), or (T, S) if the recipe has no null column.
 
         Args:
             pairs: sentence pairs.
-            known: indices of pairs whose alignments are known; batches of known pairs alone are skipped.
+            known: indices of pairs that may be left out; batches of known pairs alone are skipped.
 
         Raises:
             InvalidInputError: see :meth:`choose`.
@@ -152,10 +118,10 @@ class WordAligner:
                 setting: _of_head(stack[0], choice.head) if setting == choice.setting else _of_head(stack[-1], None)
                 for setting, stack in maps.items()
             }
-            yield index, self.recipe(read, choice.setting)
+            yield index, self.recipe.word_map(read, choice.setting)
         yield from refused.items()
 
-    def choose(self, pairs: Sequence[tuple[Words, Words]]) -> Choice:
+    def choose(self, pairs: Pairs) -> Choice:
         """Return the layer, setting and head to read; the first call decides those that were left open.
 
         Args:
@@ -168,7 +134,7 @@ class WordAligner:
             self.choice = self._decide(pairs[:SAMPLE])
         return self.choice
 
-    def _decide(self, pairs: Sequence[tuple[Words, Words]]) -> Choice:
+    def _decide(self, pairs: Pairs) -> Choice:
         layers = None if isinstance(self._layer, str) else [self._layer]
         settings = SETTINGS if self._setting == "auto" else (self._setting,)
         candidates = defaultdict[Choice, list[WordMap]](list)
@@ -190,7 +156,7 @@ class WordAligner:
 
     def _maps(
         self,
-        pairs: Sequence[tuple[Words, Words]],
+        pairs: Pairs,
         layers: Sequence[int] | None,
         settings: Sequence[Setting],
         on_error: OnError,

@@ -196,13 +196,60 @@ def mutual_posterior(
     >>> mutual_posterior([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
     """
+    return probable_links(link_probabilities(word_map, jump_penalty=jump_penalty, null=null), min_probability)
+
+
+def link_probabilities(
+    word_map: ArrayLike, reverse: ArrayLike | None = None, *, jump_penalty: float, null: bool = True
+) -> WordMap:
+    """The probability of each link by hidden Markov models of both directions, which ``mutual_posterior`` reads.
+
+    It is the geometric mean of the ``hmm_posteriors`` over the map's rows and over its columns [Liang et al. 2006].
+    Source words have no null choice.
+
+    Args:
+        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        reverse: (S, T), the map by a model of the other direction, without a null column, over whose rows source words
+            are read; None to read them over the columns of ``word_map``.
+        jump_penalty: nats per position that a jump is off, in both directions.
+        null: whether the last column of ``word_map`` is the null column.
+
+    Returns:
+        (T, S), from 0 to 1.
+
+    Raises:
+        InvalidInputError: a map is not a finite matrix or has negative entries, the shapes do not match, or the penalty
+            is negative.
+
+    >>> link_probabilities([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
+    [[0.96, 0.04], [0.14, 0.73]]
+    """
+    words, _ = split_null(checked_map(word_map, null=null), null=null)
+    columns = words.T if reverse is None else checked_map(reverse, null=False)
+    if columns.shape != words.T.shape:
+        raise InvalidInputError(f"got a reverse map of shape {columns.shape}, expected {words.T.shape}")
+    forward = hmm_posteriors(word_map, jump_penalty=jump_penalty, null=null)
+    backward = hmm_posteriors(columns, jump_penalty=jump_penalty, null=False).T
+    return np.sqrt(forward * backward)
+
+
+def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignment:
+    """The links that are the most probable ones of both their words, and more probable than ``min_probability``.
+
+    Args:
+        probabilities: (T, S).
+        min_probability: 0 ≤ min_probability < 1.
+
+    Raises:
+        InvalidInputError: the probabilities are not a finite matrix, or the number is out of range.
+
+    >>> probable_links([[0.9, 0.1], [0.8, 0.2]], 0.1)
+    Alignment([(0, 0)])
+    """
     if not 0 <= min_probability < 1:
         raise InvalidInputError(f"got min_probability {min_probability}, expected 0 ≤ min_probability < 1")
-    words, _ = split_null(checked_map(word_map, null=null), null=null)
-    forward = hmm_posteriors(word_map, jump_penalty=jump_penalty, null=null)
-    backward = hmm_posteriors(words.T, jump_penalty=jump_penalty, null=False).T
-    agreed = np.sqrt(forward * backward)
-    return mutual_argmax(np.where(agreed > min_probability, agreed, 0.0), null=False)
+    matrix = checked_map(probabilities, null=False)
+    return mutual_argmax(np.where(matrix > min_probability, matrix, 0.0), null=False)
 
 
 @dataclass(frozen=True)

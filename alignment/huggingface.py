@@ -62,6 +62,28 @@ class HuggingFaceTokenizer:
         self._prefix = split_words(source_prefix)
         _check_code_in_prefix(tokenizer, self._prefix)
 
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """The codes of the source and the target language; None if the tokenizer has none."""
+        return self._languages
+
+    def reversed(self, source_prefix: str = "") -> "HuggingFaceTokenizer":
+        """The same tokenizer with its languages exchanged, for the opposite direction of a multilingual model.
+
+        Args:
+            source_prefix: text in front of every sentence of the new source.
+
+        Raises:
+            InvalidInputError: it has no languages.
+        """
+        if self._languages is None:
+            name = type(self._tokenizer).__name__
+            raise InvalidInputError(f"got a {name} without languages; give the model of the opposite direction")
+        target, source = self._languages
+        return HuggingFaceTokenizer(
+            self._tokenizer, source_language=source, target_language=target, source_prefix=source_prefix
+        )
+
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
         """Encode source sentences: the pieces, special tokens and language code that the encoder reads.
 

@@ -91,6 +91,12 @@ SYMMETRIZATIONS: Mapping[str, Symmetrization] = MappingProxyType(
 )
 """Moses' heuristics by Moses' names."""
 
+MAP_COMBINATIONS = ("add", "multiply")
+"""The combinations of both directions that make one map of two."""
+
+COMBINATIONS = (*MAP_COMBINATIONS, "mutual", *SYMMETRIZATIONS)
+"""How :class:`alignment.BidirectionalAligner` combines the directions: their maps, probabilities or links."""
+
 
 class _Points:
     """The points of the alignment, and the words that they cover."""

@@ -54,6 +54,12 @@ class IdentifiedTokenizer(TranslationTokenizer, Protocol):
         ...
 
 
+def languages_of(tokenizer: object) -> tuple[str | None, str | None]:
+    """The source and target language that a tokenizer names; None for one that it does not know."""
+    named: tuple[str, str] | None = getattr(tokenizer, "languages", None)
+    return named or (getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None))
+
+
 def digest_of(*parts: str) -> str:
     """A hash of strings."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -32,7 +32,8 @@ from alignment.sweep import AUTO, AUTO_HEAD, Method, Reading, Sweep, maps_to_rea
 from alignment.sweep_report import ATTENTION, TITLES
 from alignment.symmetrization import SYMMETRIZATIONS
 from alignment.word_maps import WordMap, sinkhorn
-from benchmarks import eflomal
+from benchmarks import alignment_lexicon, eflomal
+from captum_norm.files import write_whole
 
 STORIES = {load_alibi(story).name for story in ALIBI_STORIES}
 TEXT_COLUMNS = ("model", "method", "recipe", "rule", "heads", "choice", "system")
@@ -42,7 +43,8 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.alignment_error`; AER in %, ± half the 95 % bootstrap interval. Layers and heads count
 from 0. The models come with the package and read normalised words. [Word alignment](alignment.md) explains the methods
 and recipes. The recipes' constants were tuned on The Last Lesson, with these models; the other texts, on which nothing
-was tuned, show what to expect elsewhere. `hmm` is the only recipe that uses word positions.
+was tuned, show what to expect elsewhere. `hmm` is the only recipe that uses word positions. Rows that hold statistics
+of other sentences have [a section of their own](#corpus-statistics).
 [Other checkpoints](alignment-checkpoints.md) of the same training have a page of their own.
 """
 OVERVIEW = """\
@@ -205,13 +207,16 @@ def _products(swept: Sweep, method: Method, rule: str) -> list[WordMap]:
     return [recipe.word_map(maps, place.setting) for maps in maps_to_read(swept.maps, method, place, recipe)]
 
 
-def page(corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, eflomal.Alignments]) -> str:
+def page(
+    corpora: Sequence[ParallelGold], found: Sequence[Run], learnt: Mapping[str, eflomal.Alignments], lexical: str
+) -> str:
     """Return the page."""
     columns = [*(corpus.name for corpus in corpora), "mean"]
     parts = ["# Alignment error rates\n", INTRODUCTION, "## All texts\n", OVERVIEW]
     parts.append(table(["model", "heads", "recipe", *columns], list(overview_rows(corpora, found))))
     parts += ["Both directions combined, by norms / by weights, and eflomal:\n"]
     parts.append(table(["system", *columns], list(two_way_rows(corpora, found, learnt))))
+    parts.append(lexical)
     for corpus in corpora:
         here = [run for run in found if run.sweep.corpus.name == corpus.name]
         parts += [f"## {corpus.name}\n", f"{len(corpus)} sentence pairs.\n", "### The paper's recipe, by layer\n"]
@@ -243,16 +248,22 @@ def main() -> None:
     parser.add_argument("--no-gradients", action="store_true")
     parser.add_argument("--eflomal", help="the program eflomal-align")
     parser.add_argument("--data", type=Path, help="what benchmarks.translation.prepare wrote; for eflomal")
+    parser.add_argument(
+        "--only-lexicon", action="store_true", help="update the section on corpus statistics of an existing page"
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     *unseen, seen = corpora_of("alibi")
     corpora = [*unseen, *(corpus for text in arguments.corpus for corpus in corpora_of(text)), seen]
-    found = list(runs(corpora, gradients=not arguments.no_gradients))
-    learnt = eflomal.align(arguments.eflomal, arguments.data, corpora) if arguments.eflomal else {}
-    partial = arguments.out.with_suffix(".partial")
-    partial.write_text(page(corpora, found, learnt), encoding="utf-8")
-    partial.replace(arguments.out)
+    lexical = alignment_lexicon.section(corpora, STORIES)
+    if arguments.only_lexicon:
+        text = alignment_lexicon.updated(arguments.out.read_text(encoding="utf-8"), lexical)
+    else:
+        found = list(runs(corpora, gradients=not arguments.no_gradients))
+        learnt = eflomal.align(arguments.eflomal, arguments.data, corpora) if arguments.eflomal else {}
+        text = page(corpora, found, learnt, lexical)
+    write_whole(arguments.out, text.encode())
 
 
 if __name__ == "__main__":

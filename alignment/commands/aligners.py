@@ -4,10 +4,10 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alignment.decoding import DECODERS
-from alignment.recipes import COMBINATIONS, RECIPES, Recipe
+from alignment.recipes import COMBINATIONS, MEAN_ERROR, RECIPES, Recipe
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.methods import METHODS
@@ -15,10 +15,28 @@ from captum_norm.methods import METHODS
 if TYPE_CHECKING:
     from torch import nn
 
-    from alignment.aligner import WordAligner, Words
+    from alignment.aligner import WordAligner
+    from alignment.text_aligner import Words
 
 
 CHOICES = ("norm", "attention-block", "weights")
+DEFAULT_RECIPE = "hmm"
+
+
+def _index_or(*words: str) -> Callable[[str], int | str]:
+    def parse(text: str) -> int | str:
+        if text in words:
+            return text
+        if not re.fullmatch(r"-?[0-9]{1,6}", text):
+            message = f"got {text}; expected {', '.join(words)} or a number from 0, or from -1 for the last"
+            raise argparse.ArgumentTypeError(message)
+        return int(text)
+
+    return parse
+
+
+LAYER = _index_or("auto", "highest-norm")
+HEAD = _index_or("auto", "all")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     maps.add_argument(
         "--layer",
-        type=_index_or("auto", "highest-norm"),
+        type=LAYER,
         default="auto",
         metavar="N|auto|highest-norm",
         help="the decoder layer, numbered from 0, or from -1 for the last; auto: the one with the most consistent "
@@ -54,13 +72,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     maps.add_argument(
         "--head",
-        type=_index_or("auto"),
-        metavar="N|auto",
-        help="one head, numbered like layers; auto: chosen with the layer (default: all heads together)",
+        type=HEAD,
+        metavar="N|auto|all",
+        help="one head, numbered like layers; auto: chosen with the layer; all: all heads together (default: auto, but "
+        "all for the recipe paper and for maps without heads)",
     )
     links = parser.add_argument_group("the links")
+    ranking = ", ".join(f"{name} {error:.0f}" for name, error in MEAN_ERROR.items())
     links.add_argument(
-        "--recipe", choices=RECIPES, default="paper", help="how maps become links (default: %(default)s)"
+        "--recipe",
+        choices=list(MEAN_ERROR),
+        default=DEFAULT_RECIPE,
+        help=f"how maps become links; with their error rates in %%%% on three stories, one direction: {ranking}; paper "
+        "is that of Kobayashi et al. 2020 (default: %(default)s)",
     )
     links.add_argument("--null", action=argparse.BooleanOptionalAction, help="include the null column, or not")
     links.add_argument("--other", type=float, metavar="WEIGHT", help="weight of the other setting's map")
@@ -78,19 +102,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: argparse.Namespace) -> "WordAligner":
+def word_aligner(
+    model: "nn.Module", tokenizer: TranslationTokenizer, options: argparse.Namespace, **further: Any
+) -> "WordAligner":
     """Build the aligner, and check its options as far as possible without text.
+
+    Args:
+        model: the translation model.
+        tokenizer: its tokenizer.
+        options: the options.
+        further: further arguments of the aligner.
 
     Raises:
         CaptumNormError: the model has no such layer, head or maps, or a number is out of range.
     """
     from alignment.aligner import WordAligner, without_head
 
-    recipe = _recipe(options)
+    recipe = recipe_of(options)
     recipe({"AWI": [[1.0, 0.0]], "AWO": [[1.0, 0.0]]}, "AWI")
     scope = {} if options.scope is None else {"scope": options.scope}
     method = METHODS[options.method].load()(without_head(model), **scope)
-    if options.head is not None and method.scope != "attn":
+    head = options.head
+    if head is None:
+        head = "auto" if method.scope == "attn" and options.recipe != "paper" else "all"
+    if head != "all" and method.scope != "attn":
         raise InvalidInputError(
             f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; omit --head'
         )
@@ -100,53 +135,59 @@ def word_aligner(model: "nn.Module", tokenizer: TranslationTokenizer, options: a
         method,
         options.layer,
         options.setting,
-        head=options.head,
+        head=None if head == "all" else head,
         recipe=recipe,
         max_tokens=options.max_tokens,
+        **further,
     )
     if aligner.choice is not None:
-        aligner.align_pairs([(["a"], ["a"])])
+        dict(aligner.map_each([(["a"], ["a"])]))
     return aligner
 
 
 def choose(
-    aligner: "WordAligner", pairs: "Sequence[tuple[Words, Words]]", report: Callable[[str], None] | None
+    aligner: "WordAligner",
+    pairs: "Sequence[tuple[Words, Words]]",
+    report: Callable[[str], None] | None,
+    name: str = "",
 ) -> None:
-    """Let the aligner choose what was left open, if anything, from sentence pairs; report the choice."""
+    """Let the aligner choose what was left open, if anything, from sentence pairs; report the choice.
+
+    Args:
+        aligner: the aligner.
+        pairs: the sentence pairs, in its direction.
+        report: is told the choice.
+        name: the aligner's name in the report, if there are two.
+    """
     if aligner.choice is None and pairs:
         choice = aligner.choose(pairs)
         if report is not None:
-            report(f"chose {choice}")
+            report(f"{name}: chose {choice}" if name else f"chose {choice}")
 
 
-def identity(options: argparse.Namespace, aligner: "WordAligner") -> dict[str, str | int | None]:
-    """What must not change when a run is resumed: the method, the choice of maps and the recipe."""
+def identity(options: argparse.Namespace, parts: "Sequence[tuple[WordAligner, bool]]") -> dict[str, str | int | None]:
+    """What must not change when a run is resumed: the method, the choices of maps and the recipe.
+
+    Args:
+        options: the options.
+        parts: the aligner of each direction.
+    """
+    chosen = [aligner.choice for aligner, _ in parts]
     return {
         "method": options.method,
-        "scope": getattr(aligner.method, "scope", None),
-        "maps": None if aligner.choice is None else str(aligner.choice),
-        "recipe": str(aligner.recipe),
+        "scope": getattr(parts[0][0].method, "scope", None),
+        "maps": None if None in chosen else ", ".join(map(str, chosen)),
+        "recipe": str(parts[0][0].recipe),
         "max_tokens": options.max_tokens,
     }
 
 
-def _recipe(options: argparse.Namespace) -> Recipe:
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """The recipe that the options describe."""
     changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
     if options.decoder is not None:
         changes["decoder"], changes["options"] = options.decoder
     return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
-
-
-def _index_or(*words: str) -> Callable[[str], int | str]:
-    def parse(text: str) -> int | str:
-        if text in words:
-            return text
-        if not re.fullmatch(r"-?[0-9]{1,6}", text):
-            message = f"got {text}; expected {', '.join(words)} or a number from 0, or from -1 for the last"
-            raise argparse.ArgumentTypeError(message)
-        return int(text)
-
-    return parse
 
 
 def _decoder(text: str) -> tuple[str, dict[str, float]]:

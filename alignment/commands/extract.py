@@ -3,13 +3,12 @@
 import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alignment.commands import aligners, models, running
+from alignment.commands import aligners, directions, models, running
 from alignment.formats import TextSource, split_words
-from alignment.pipeline import Answer, extract
+from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, read_lines
 from alignment.pipeline.extraction import output_file
 from captum_norm import InvalidInputError
@@ -23,7 +22,9 @@ from captum_norm.urls import is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
-    from alignment.aligner import WordAligner
+    from alignment.scored import ScoredAlignment
+    from alignment.text_aligner import TextAligner
+    from alignment.word_maps import WordMap
 
 _BLOCK_LINES = 2048
 
@@ -49,23 +50,33 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--status", metavar="FILE", help="show how far the run that writes FILE is, and do nothing else"
     )
     models.add_arguments(parser)
+    directions.add_arguments(parser)
     aligners.add_arguments(parser)
     running.add_arguments(parser)
     workers.add_arguments(parser)
 
 
-@dataclass(frozen=True)
 class _Deferred:
-    """An aligner that moves its model to its device, and chooses what was left open, when it gets its first pairs."""
+    """Moves an aligner's models to their device, and lets it choose what was left open, when the first pairs come."""
 
-    aligner: "WordAligner"
-    device: str
-    report: Callable[[str], None] | None = None
+    def __init__(self, aligner: "TextAligner", device: str, report: Callable[[str], None] | None = None) -> None:
+        self._aligner, self._device, self._report = aligner, device, report
+        self.count_text, self.scored = aligner.count_text, aligner.scored
+        self.counted, self.begun_lexicon, self.read = aligner.counted, aligner.begun_lexicon, aligner.read
 
-    def align_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, Answer]]:
-        on_device(self.aligner.model, self.device)
-        aligners.choose(self.aligner, pairs, self.report)
-        return self.aligner.align_each(pairs, known)
+    def read_each(
+        self, pairs: Pairs, known: Container[int]
+    ) -> "Iterator[tuple[int, ScoredAlignment | InvalidInputError]]":
+        return self._ready(pairs).read_each(pairs, known)
+
+    def map_each(self, pairs: Pairs, known: Container[int]) -> "Iterator[tuple[int, WordMap | InvalidInputError]]":
+        return self._ready(pairs).map_each(pairs, known)
+
+    def _ready(self, pairs: Pairs) -> "TextAligner":
+        for one, _ in directions.parts(self._aligner):
+            on_device(one.model, self._device)
+        directions.choose(self._aligner, pairs, self._report)
+        return self._aligner
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -85,6 +96,10 @@ def _run(options: argparse.Namespace) -> None:
         inputs = [side for side in (source, target) if side is not None]
         rereadable = all(isinstance(side, str) and is_regular_file(side) for side in inputs)
         out = sys.stdout.buffer if options.out is None else options.out
+        if options.save_lexicon is not None:
+            if options.save_lexicon == options.out:
+                raise InvalidInputError(f"got {options.out} for --out and --save-lexicon; give two names")
+            output_file(options.save_lexicon, inputs, replace=options.overwrite)
         if (file := output_file(out, inputs, replace=options.overwrite)) is not None:
             if not is_url(file):
                 check_writable(Path(file).parent)
@@ -92,20 +107,16 @@ def _run(options: argparse.Namespace) -> None:
                 Journal(file, {}).check()
         # A pipe can be read only once: its first pairs decide when they are aligned.
         first = _first_pairs(inputs, options.max_words) if rereadable else []
-        # Workers take the model to their devices; this process may have none.
-        model, tokenizer = models.load(options, device if backend == "local" else "cpu")
-        aligner = aligners.word_aligner(model, tokenizer, options)
-        aligners.choose(aligner, first, report)
+        # Workers take the models to their devices; this process may have none.
+        aligner, identity = directions.load(options, device if backend == "local" else "cpu")
+        directions.choose(aligner, first, report)
+        chosen = [one.choice for one, _ in directions.parts(aligner)]
         counts = extract(
             source,
             target,
-            _Deferred(aligner, device, report if aligner.choice is None else None),
+            _Deferred(aligner, device, report if None in chosen else None),
             out,
-            settings={
-                **versions(),
-                **models.identity(options, model, tokenizer, device),
-                **aligners.identity(options, aligner),
-            },
+            settings={**versions(), **identity, **aligners.identity(options, directions.parts(aligner))},
             block_lines=_BLOCK_LINES,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
@@ -115,7 +126,10 @@ def _run(options: argparse.Namespace) -> None:
             log=options.log,
             report=report,
             progress=False if options.quiet else None,
+            save_lexicon=options.save_lexicon,
         )
+        if aligner.corpus_statistics:
+            report("the links hold corpus statistics: a lexicon counted from other sentences took part")
         report(str(counts))
 
 

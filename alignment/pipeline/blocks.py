@@ -1,12 +1,12 @@
 """Aligns the lines of a block of parallel text."""
 
 import json
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from io import BytesIO
-from typing import Literal, Protocol, cast, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
 
-from alignment.formats import format_pharaoh, parse_pharaoh, read_parallel, split_words
+from alignment.formats import read_parallel, split_words
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Part, Record
@@ -109,19 +109,54 @@ class _Stream(BytesIO):
         self.name = part.source
 
 
+class Writing(Protocol):
+    """What is written of each sentence pair."""
+
+    def each(
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+    ) -> Iterator[tuple[int, "Written | InvalidInputError"]]:
+        """Yield each pair's index and what is written for it, or an error that says why there is nothing.
+
+        Args:
+            align: the aligner.
+            pairs: (source words, target words).
+            numbers: the number of each pair's line.
+            known: indices of pairs that may be left out.
+        """
+        ...
+
+    def nothing(self, number: int) -> str:
+        """Return what is written for a line without an alignment."""
+        ...
+
+
+class Written(NamedTuple):
+    """What is written for a sentence pair.
+
+    Attributes:
+        text: the text, with line ends.
+        links: the number of its links.
+    """
+
+    text: str
+    links: int
+
+
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
-    """Aligns blocks: makes records of lines in Pharaoh format, empty for bad lines, and notes their counts.
+    """Aligns blocks: makes records of what is written, and notes their counts.
 
-    An unfinished block is saved as JSON: its alignments by index among the good pairs.
+    An unfinished block is saved as JSON: what is written by index among the good pairs.
 
     Attributes:
         align: the aligner; it gets all good pairs of a block at once.
+        writing: what is written for a pair, and for bad lines.
         max_words: lines with more words on a side are bad.
         stop: whether to raise the error of the first bad line.
     """
 
     align: Aligner
+    writing: Writing
     max_words: int
     stop: bool
 
@@ -144,42 +179,41 @@ class BlockAligner:
             else:
                 batch[number] = pair
         self._stop_at_first(bad)
-        alignments: dict[int, Alignment] = {}
-        for number, answer in zip(batch, self._answers(list(batch.values()), attempt), strict=True):
+        written: dict[int, Written] = {}
+        for number, answer in zip(batch, self._answers(batch, attempt), strict=True):
             if isinstance(answer, InvalidInputError):
                 bad[number] = ("refused", error_at(block.parts[0].source, number, str(answer)))
             else:
-                alignments[number] = answer
+                written[number] = answer
         self._stop_at_first(bad)
-        counts = ExtractionCounts(lines=block.texts, links=sum(map(len, alignments.values())))
+        counts = ExtractionCounts(lines=block.texts, links=sum(found.links for found in written.values()))
         for _, (reason, error) in sorted(bad.items()):
             attempt.messages.append(str(error))
             counts += ExtractionCounts(**{reason: 1})
-        nothing = Alignment()
         numbers = range(block.first, block.last + 1)
-        lines = (f"{format_pharaoh(alignments.get(number, nothing))}\n" for number in numbers)
-        return Record({"counts": asdict(counts)}, "".join(lines).encode("ascii"))
+        text = (written[number].text if number in written else self.writing.nothing(number) for number in numbers)
+        return Record({"counts": asdict(counts)}, "".join(text).encode())
 
-    def _answers(self, pairs: Pairs, attempt: Attempt) -> Sequence[Answer]:
-        if not pairs:
+    def _answers(
+        self, batch: Mapping[int, tuple[list[str], list[str]]], attempt: Attempt
+    ) -> Sequence[Written | InvalidInputError]:
+        if not batch:
             return []
-        if not isinstance(self.align, SteadyAligner):
-            return self.align(pairs)
-        lines = {} if attempt.saved is None else json.loads(attempt.saved.content)
-        aligned = {int(index): parse_pharaoh(line) for index, line in lines.items()}
+        saved = {} if attempt.saved is None else json.loads(attempt.saved.content)
+        written = {int(index): Written(*found) for index, found in saved.items()}
         refused = dict[int, InvalidInputError]()
 
         def record() -> Record:
-            links = {index: format_pharaoh(alignment) for index, alignment in aligned.items()}
-            return Record({}, json.dumps(links).encode())
+            return Record({}, json.dumps(written).encode())
 
-        for index, answer in self.align.align_each(pairs, aligned.copy()):
+        pairs = list(batch.values())
+        for index, answer in self.writing.each(self.align, pairs, list(batch), written.copy()):
             if isinstance(answer, InvalidInputError):
                 refused[index] = answer
             else:
-                aligned[index] = answer
+                written[index] = answer
                 attempt.save(record)
-        return [refused[index] if index in refused else aligned[index] for index in range(len(pairs))]
+        return [refused[index] if index in refused else written[index] for index in range(len(pairs))]
 
     def _problem(
         self, block: Block, number: int, pair: tuple[list[str], list[str]]

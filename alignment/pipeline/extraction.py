@@ -1,18 +1,23 @@
 """Extracts alignments from parallel text: one line in Pharaoh format for each input line."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Literal, get_args
 
 from alignment.formats import TextSource
+from alignment.formats.output import PharaohOutput
 from alignment.formats.text import write_parts, write_text
 from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts
 from alignment.pipeline.progress import Advance, line_bar, to_stderr
+from alignment.pipeline.writings import CountingAligner, LinkWriting, MapWriting, count_records, read_records
 from captum_norm import InvalidInputError, bars
 from captum_norm.files import check_file, check_url
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
@@ -39,6 +44,8 @@ def extract(
     log: str | PathLike[str] | None = None,
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
+    form: PharaohOutput | None = None,
+    save_lexicon: str | PathLike[str] | None = None,
 ) -> ExtractionCounts:
     r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
 
@@ -47,6 +54,9 @@ def extract(
     is done of the current one; ``OUT`` appears when it is complete. Workers on Ray can share the blocks, and a run may
     be continued with another number of workers. If the input or output is a stream, this process aligns the text
     straight through, and an interrupted run starts over.
+
+    An aligner with ``count_text=True`` reads the text once; its maps are kept on disk until all word pairs are counted,
+    then links are read off them.
 
     A line is bad if it is not UTF-8, does not have exactly one ``|||`` (in one file of both sides), has no word or more
     than ``max_words`` on a side, or is refused by the aligner.
@@ -69,6 +79,8 @@ def extract(
         report: called with each bad line (file, number, reason) when its block is done, and with messages about the
             run; None writes to standard error.
         progress: whether to show a progress bar on standard error; None for only if that is a terminal.
+        form: what is written of each pair; None for Pharaoh format.
+        save_lexicon: where to write the word pairs of an aligner that counts the text's own (``count_text=True``).
 
     Returns:
         The counts of all lines.
@@ -96,19 +108,47 @@ def extract(
         raise InvalidInputError(f"got bad_lines {bad_lines!r}, expected one of {', '.join(get_args(BadLines))}")
     report = report or to_stderr
     inputs = [side for side in (source, target) if side is not None]
-    aligner = BlockAligner(align, max_words, bad_lines == "stop")
+    writing = LinkWriting(form or PharaohOutput())
+    counting = (
+        Counting(align, writing, save_lexicon) if isinstance(align, CountingAligner) and align.count_text else None
+    )
+    if save_lexicon is not None and counting is None:
+        raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
+    aligner = BlockAligner(align, writing if counting is None else MapWriting(), max_words, bad_lines == "stop")
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
     file = output_file(out, inputs, replace=overwrite)
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and all(rereadable):
-        job = Extraction(file, inputs, aligner, settings or {}, block_lines, overwrite=overwrite)
+        job = Extraction(file, inputs, aligner, settings or {}, block_lines, counting, overwrite=overwrite)
         with bars.progress(delay=0) if shown else bars.hidden():
             return run_job(job, backend, restart=restart, report=report, log=log)
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
     with line_bar("aligning", source, shown=shown) as advance:
-        return _align_through(cut(inputs, block_lines), aligner, file, out, report, advance)
+        return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The second pass of an aligner that counts the text's own word pairs.
+
+    Attributes:
+        align: the aligner.
+        writing: what is written.
+        save_lexicon: where the word pairs are written, if anywhere.
+    """
+
+    align: CountingAligner
+    writing: LinkWriting
+    save_lexicon: str | PathLike[str] | None
+
+    def reread(self, records: Callable[[], Iterator[Record]]) -> Iterator[Record]:
+        """Count all records of the first pass, then read links off them."""
+        lexicon = count_records(self.align, records())
+        if self.save_lexicon is not None:
+            lexicon.save(self.save_lexicon)
+        yield from read_records(self.align, self.writing, records(), lexicon)
 
 
 class Extraction(Job[ExtractionCounts]):
@@ -120,6 +160,7 @@ class Extraction(Job[ExtractionCounts]):
         aligner: aligns blocks.
         settings: describe the aligner.
         block_lines: lines per block.
+        counting: the second pass, if there is one.
         overwrite: whether the output may exist.
     """
 
@@ -132,11 +173,13 @@ class Extraction(Job[ExtractionCounts]):
         aligner: BlockAligner,
         settings: Identity,
         block_lines: int,
+        counting: Counting | None = None,
         *,
         overwrite: bool,
     ) -> None:
         super().__init__(file, {**settings, "block_lines": block_lines, "max_words": aligner.max_words})
         self._inputs, self._aligner, self._block_lines, self._overwrite = inputs, aligner, block_lines, overwrite
+        self._counting = counting
 
     def blocks(self) -> Iterator[Block]:
         """Find the blocks of the text."""
@@ -157,12 +200,14 @@ class Extraction(Job[ExtractionCounts]):
     def set_aside(self, block: Block) -> Record:
         """Return a record of empty lines."""
         counts = ExtractionCounts(lines=block.texts, set_aside=block.texts)
-        return Record({"counts": asdict(counts)}, b"\n" * block.texts)
+        text = "".join(map(self._aligner.writing.nothing, range(block.first, block.last + 1)))
+        return Record({"counts": asdict(counts)}, text.encode())
 
     def finish(self, parts: Parts) -> ExtractionCounts:
         """Write the output, and return the counts of all lines."""
         with published(self.output, parts.journal, overwrite=self._overwrite) as file:
-            return _write(parts.blocks(), lambda contents: write_parts(file, suffix_of(self.output), contents))
+            records = parts.blocks() if self._counting is None else self._counting.reread(parts.blocks)
+            return _write(records, lambda contents: write_parts(file, suffix_of(self.output), contents))
 
 
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> str | None:
@@ -213,6 +258,7 @@ def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:
 def _align_through(
     blocks: Iterator[Block],
     aligner: BlockAligner,
+    counting: Counting | None,
     file: str | None,
     out: str | PathLike[str] | IO[bytes],
     report: Callable[[str], None],
@@ -235,7 +281,20 @@ def _align_through(
                 opened.write(content)
                 opened.flush()
 
-    return _write(records(), stream if file is None else lambda contents: write_text(file, contents))
+    write = stream if file is None else partial(write_text, file)
+    if counting is None:
+        return _write(records(), write)
+    with TemporaryFile() as kept:
+        for record in records():
+            kept.write(json.dumps([record.notes, len(record.content)]).encode() + b"\n" + record.content)
+
+        def reread() -> Iterator[Record]:
+            kept.seek(0)
+            while header := kept.readline():
+                notes, size = json.loads(header)
+                yield Record(notes, kept.read(size))
+
+        return _write(counting.reread(reread), write)
 
 
 def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:

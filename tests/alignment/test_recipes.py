@@ -1,6 +1,9 @@
 """Recipes against their steps one after the other, and what they refuse."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,12 @@ import pytest
 from alignment import word_maps as steps
 from alignment.decoding import DECODERS, argmax, mutual_argmax, mutual_posterior, threshold
 from alignment.links import Alignment
-from alignment.recipes import RECIPES, Recipe
+from alignment.recipes import MEAN_ERROR, RECIPES, Recipe
 from alignment.settings import Setting
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 
+ROOT = Path(__file__).parents[2]
 Maps = dict[Setting, WordMap]
 
 
@@ -142,3 +146,13 @@ def test_empty_maps_have_no_links() -> None:
 def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         Recipe(**options)
+
+
+def test_measured_errors_are_those_of_the_documentation() -> None:
+    # What --help ranks recipes by: by norms of one head, the mean over the stories, of both shipped models.
+    page = (ROOT / "docs" / "alignment-error.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:en-fr|fr-en) \| one \| (\w+) \|.*\| ([\d.]+) / [\d.]+ \|$", page, re.MULTILINE)
+    means = {recipe: fmean(float(rate) for name, rate in rows if name == recipe) for recipe, _ in rows}
+    assert {recipe: pytest.approx(rate, abs=0.06) for recipe, rate in MEAN_ERROR.items()} == means
+    assert list(MEAN_ERROR.values()) == sorted(MEAN_ERROR.values())
+    assert set(MEAN_ERROR) == set(RECIPES)

@@ -35,8 +35,14 @@ def test_defaults(shipped: tuple[Any, Any]) -> None:
     aligner = aligners.word_aligner(*shipped, parsed())
     assert isinstance(aligner.method, NormAttribution)
     assert aligner.method.scope == "attn"
-    assert aligner.recipe == RECIPES["paper"]
+    assert aligner.recipe == RECIPES["hmm"]
     assert aligner.choice is None
+    assert aligner._head == "auto"
+
+
+@pytest.mark.parametrize("words", [["--recipe=paper"], ["--method=attention-block"], ["--scope=attn_res"]])
+def test_heads_together_where_the_paper_or_the_maps_have_them_so(shipped: tuple[Any, Any], words: list[str]) -> None:
+    assert aligners.word_aligner(*shipped, parsed(*words, "--layer=0")).choice == Choice("AWI", 0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,8 @@ def test_a_scope_that_the_method_has_not(shipped: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "choice"),
     [
-        ("--layer=2", Choice("AWI", 2)),
+        ("--layer=2", None),
+        ("--layer=2 --head=all", Choice("AWI", 2)),
         ("--layer -1 --setting=AWO --head=3", Choice("AWO", -1, 3)),
         ("--layer=0 --setting=auto", None),
         ("--layer=0 --head=auto", None),
@@ -86,10 +93,13 @@ def test_what_is_asked_for_is_chosen(shipped: tuple[Any, Any], words: str, choic
         ("--recipe=product --null --combination=sum", RECIPES["balanced"]),
         ("--recipe=balanced --no-sinkhorn --other=0", Recipe(decoder="mutual-argmax")),
         (
-            "--sinkhorn --decoder=threshold:share=0.25",
+            "--recipe=paper --sinkhorn --decoder=threshold:share=0.25",
             Recipe(sinkhorn=True, decoder="threshold", options={"share": 0.25}),
         ),
-        ("--decoder=mutual-hmm:jump_penalty=1e-1", Recipe(decoder="mutual-hmm", options={"jump_penalty": 0.1})),
+        (
+            "--recipe=paper --decoder=mutual-hmm:jump_penalty=1e-1",
+            Recipe(decoder="mutual-hmm", options={"jump_penalty": 0.1}),
+        ),
         ("--recipe=hmm --decoder=argmax", replace(RECIPES["hmm"], decoder="argmax", options={})),
     ],
 )
@@ -114,15 +124,15 @@ def test_what_is_left_to_decide_is_decided_once(shipped: tuple[Any, Any]) -> Non
 
 def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
     options = parsed("--layer=1", "--head=2", "--recipe=mutual", "--method=weights")
-    assert aligners.identity(options, aligners.word_aligner(*shipped, options)) == {
+    assert aligners.identity(options, [(aligners.word_aligner(*shipped, options), False)]) == {
         "method": "weights",
         "scope": "attn",
         "maps": "AWI layer 1 head 2",
         "recipe": str(RECIPES["mutual"]),
         "max_tokens": 123,
     }
-    options = parsed("--decoder=mutual-argmax")
-    identity = aligners.identity(options, aligners.word_aligner(*shipped, options))
+    options = parsed("--recipe=paper", "--decoder=mutual-argmax")
+    identity = aligners.identity(options, [(aligners.word_aligner(*shipped, options), False)])
     assert identity["recipe"] == str(RECIPES["mutual"])
     assert identity["maps"] is None
 
@@ -132,7 +142,7 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
     [
         ("--layer=first", "argument --layer: got first; expected auto, highest-norm or a number from 0"),
         ("--layer=1.5", "argument --layer: got 1.5; expected"),
-        ("--head=all", "argument --head: got all; expected auto or a number from 0"),
+        ("--head=every", "argument --head: got every; expected auto, all or a number from 0"),
         ("--method=saliency", "argument --method: invalid choice: 'saliency'"),
         ("--decoder=threshold:share", "argument --decoder: got share=; expected a number, as in threshold:share=0.2"),
     ],
@@ -146,8 +156,8 @@ def test_options_that_are_refused(words: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--layer=3", "got layer 3; the model has 3: 0 to 2"),
-        ("--layer=-4", "got layer -4; the model has 3"),
+        ("--layer=3 --head=all", "got layer 3; the model has 3: 0 to 2"),
+        ("--layer=-4 --head=all", "got layer -4; the model has 3"),
         ("--layer=0 --head=4", "got head 4; the model has 4: 0 to 3"),
         ("--method=attention-block --head=auto", "the method attention-block has no maps of single heads at the scope"),
         ("--decoder=threshold:share=1", "got share 1.0, expected 0 ≤ share < 1"),

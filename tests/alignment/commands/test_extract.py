@@ -14,16 +14,22 @@ import torch
 
 from alignment import cli
 from alignment.aligner import WordAligner, without_head
+from alignment.bidirectional import BidirectionalAligner
 from alignment.commands import extract
 from alignment.formats import format_pharaoh
+from alignment.huggingface import HuggingFaceTokenizer
+from alignment.lexicon import Lexicon
 from alignment.recipes import Recipe
 from alignment.shipped import load_shipped_model
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
 from captum_norm.runs import RayBackend, journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
+from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 from tests.runs.damage import tree
 
 PAIRS = [f"{source} ||| {target}" for source, target in zip(FRENCH, ENGLISH, strict=True)]
+MUTUAL = ("--recipe=mutual", "--head=all")
+PAPER = "--recipe=paper"  # one model, and so the least work
 LINKS = "0-0 1-1 2-2 3-3"  # of the first two pairs, with the recipe "mutual"
 
 # With small blocks; it is killed when it comes to align one of them, if that is asked for.
@@ -33,7 +39,7 @@ from alignment import cli
 from alignment.aligner import WordAligner
 from alignment.commands import extract
 
-align, calls = WordAligner.align_each, []
+align, calls = WordAligner.read_each, []
 
 def align_or_die(aligner, pairs, known=()):
     calls.append(pairs)
@@ -41,9 +47,9 @@ def align_or_die(aligner, pairs, known=()):
         os.kill(os.getpid(), signal.SIGKILL)
     return align(aligner, pairs, known)
 
-WordAligner.align_each = align_or_die
+WordAligner.read_each = align_or_die
 extract._BLOCK_LINES = 2
-sys.exit(cli.main(["extract", "text", "--out=links"]))
+sys.exit(cli.main(["extract", "text", "--out=links", "--recipe=paper"]))
 """
 
 
@@ -60,7 +66,7 @@ def lines(name: str) -> list[str]:
 
 
 def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["extract", "fr", "en", "--recipe=mutual", "--out=links"]) == 0
+    assert cli.main(["extract", "fr", "en", *MUTUAL, "--out=links"]) == 0
     found = lines("links")
     assert found[:2] == [LINKS, LINKS]
     assert len(found) == len(FRENCH)
@@ -72,23 +78,23 @@ def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "method", "options"),
     [
-        ("--layer=1", "norm", {"layer": 1}),
-        ("--layer=-1 --setting=AWO --method=weights", "weights", {"layer": -1, "setting": "AWO"}),
+        ("--layer=1 --recipe=paper", "norm", {"layer": 1}),
+        ("--layer=-1 --setting=AWO --method=weights --recipe=paper", "weights", {"layer": -1, "setting": "AWO"}),
         ("--layer=1 --head=2 --recipe=mutual", "norm", {"layer": 1, "head": 2, "recipe": "mutual"}),
-        ("--layer=0 --scope=attn_res_ln", "attn_res_ln", {"layer": 0}),
-        ("--layer=0 --method=attention-block", "attention-block", {"layer": 0}),
+        ("--layer=0 --scope=attn_res_ln --recipe=paper", "attn_res_ln", {"layer": 0}),
+        ("--layer=0 --method=attention-block --recipe=mutual", "attention-block", {"layer": 0, "recipe": "mutual"}),
         (
-            "--setting=auto --layer=highest-norm --head=auto",
+            "--setting=auto --layer=highest-norm --head=auto --recipe=paper",
             "norm",
             {"setting": "auto", "layer": "highest-norm", "head": "auto"},
         ),
         (
-            "--layer=0 --recipe=hmm --decoder=mutual-argmax --null --combination=sum --other=2 --prior=2 --no-sinkhorn",
+            "--layer=0 --head=all --recipe=hmm --decoder=mutual-argmax --null --combination=sum --other=2",
             "norm",
-            {"layer": 0, "recipe": Recipe(other=2.0, prior=2.0, decoder="mutual-argmax")},
+            {"layer": 0, "recipe": Recipe(other=2.0, sinkhorn=True, decoder="mutual-argmax")},
         ),
         (
-            "--layer=0 --sinkhorn --decoder=hmm-viterbi:null_penalty=1:jump_penalty=0.5",
+            "--recipe=paper --layer=0 --sinkhorn --decoder=hmm-viterbi:null_penalty=1:jump_penalty=0.5",
             "norm",
             {
                 "layer": 0,
@@ -115,7 +121,7 @@ def test_options_are_those_of_the_api(words: str, method: str, options: dict[str
 
 
 def test_pipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--setting=auto", "--recipe=mutual"]
+    options = ["--setting=auto", *MUTUAL]
     assert cli.main(["extract", "fr", "en", "--out=links", *options]) == 0
     expected, chosen = Path("links").read_text(encoding="ascii"), capsys.readouterr().err.splitlines()[0]
     assert chosen.startswith("chose ")
@@ -137,7 +143,7 @@ def test_bad_lines_stay_empty_or_end_the_run(capsys: pytest.CaptureFixture[str])
     bad: list[str | bytes]
     bad = [b"\xe9 ||| a", "a", "a ||| ", f"{'a ' * 9} ||| b", "le \u200b ||| \u200b", ""]
     write("bad", [PAIRS[0], *bad, PAIRS[1]])
-    assert cli.main(["extract", "bad", "--layer=0", "--recipe=mutual", "--max-words=8", "--out=links"]) == 0
+    assert cli.main(["extract", "bad", "--layer=0", *MUTUAL, "--max-words=8", "--out=links"]) == 0
     assert lines("links") == [LINKS, *[""] * len(bad), LINKS]
     *told, summary = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in told] == ["bad"] * len(bad)
@@ -145,7 +151,7 @@ def test_bad_lines_stay_empty_or_end_the_run(capsys: pytest.CaptureFixture[str])
     assert "got a target side without a word" in told[4]
     reasons = "3 unreadable, 1 with an empty side, 1 too long, 1 refused by the aligner"
     assert summary == f"8 lines, 8 links; 6 bad lines: {reasons}"
-    assert cli.main(["extract", "bad", "--layer=0", "--out=other", "--bad-lines=stop"]) == 2
+    assert cli.main(["extract", "bad", "--layer=0", PAPER, "--out=other", "--bad-lines=stop"]) == 2
     assert capsys.readouterr().err.startswith("norm-align: error: bad, line 2: got byte 0xe9")
     assert not Path("other").exists()
 
@@ -153,7 +159,7 @@ def test_bad_lines_stay_empty_or_end_the_run(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("text", [[], ["", "a |||", "||| b"]])
 def test_nothing_to_decide_on(text: list[str]) -> None:
     write("text", text)
-    assert cli.main(["extract", "text", "--out=links"]) == 0
+    assert cli.main(["extract", "text", "--out=links", PAPER]) == 0
     assert lines("links") == [""] * len(text)
 
 
@@ -172,9 +178,9 @@ def test_the_first_block_with_a_usable_pair_decides(
     monkeypatch.setattr(extract, "_BLOCK_LINES", 3)
     text = ["", "a a a a a a a a a ||| b", "a |||", "|||", PAIRS[0], PAIRS[1], *PAIRS]
     write("text", text)
-    assert cli.main(["extract", "text", "--max-words=8", "--out=links"]) == 0
+    assert cli.main(["extract", "text", "--max-words=8", "--out=links", PAPER]) == 0
     set_stdin(monkeypatch, text)
-    assert cli.main(["extract", "-", "--max-words=8"]) == 0
+    assert cli.main(["extract", "-", "--max-words=8", PAPER]) == 0
     assert capsys.readouterr().out == Path("links").read_text(encoding="ascii")
     assert seen == [[(FRENCH[i].split(), ENGLISH[i].split()) for i in (0, 1)]] * 2
 
@@ -183,8 +189,8 @@ def test_a_run_is_continued_only_as_it_was_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
-    assert cli.main(["extract", "pairs", "--out=whole", "--quiet"]) == 0
-    align = WordAligner.align_each
+    assert cli.main(["extract", "pairs", "--out=whole", "--quiet", PAPER]) == 0
+    align = WordAligner.read_each
     with monkeypatch.context() as patch:
         calls: list[int] = []
 
@@ -194,22 +200,22 @@ def test_a_run_is_continued_only_as_it_was_begun(
             calls.append(len(pairs))
             return align(aligner, pairs, known)
 
-        patch.setattr(WordAligner, "align_each", failing)
-        assert cli.main(["extract", "pairs", "--out=links", "--quiet"]) == 130
+        patch.setattr(WordAligner, "read_each", failing)
+        assert cli.main(["extract", "pairs", "--out=links", "--quiet", PAPER]) == 130
     assert not Path("links").exists()
     for words, name in (
-        (["--recipe=mutual"], "recipe"),
+        ([*MUTUAL], "recipe"),
         (["--layer=1"], "maps"),
         (["--method=weights"], "method"),
         (["--model=en-fr"], "model"),
         (["--max-tokens=100"], "max_tokens"),
         (["--max-words=9"], "max_words"),
     ):
-        assert cli.main(["extract", "pairs", "--out=links", "--quiet", *words]) == 2
+        assert cli.main(["extract", "pairs", "--out=links", "--quiet", PAPER, *words]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"norm-align: error: {Path.cwd() / 'links.parts'} holds an unfinished run with {name} ")
         assert error.count("\n") == 1
-    assert cli.main(["extract", "pairs", "--out=links"]) == 0
+    assert cli.main(["extract", "pairs", "--out=links", PAPER]) == 0
     assert "2 blocks are finished already" in capsys.readouterr().err
     assert lines("links") == lines("whole")
 
@@ -219,7 +225,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(extract, "_BLOCK_LINES", 4)
     monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
-    words = ["extract", "pairs", "--layer=0", "--max-tokens=30"]
+    words = ["extract", "pairs", "--layer=0", "--max-tokens=30", PAPER]
     assert cli.main([*words, "--out=whole", "--quiet"]) == 0
     save, left = journal.Journal.save, iter(range(2))
 
@@ -279,7 +285,7 @@ def test_killed_and_shared_runs_give_the_same_output(
     assert len(list(Path("links.parts").glob("block-*"))) == 5
     assert cli.main(["extract", "--status=links"]) == 0
     workers = f"--workers={ray.workers}", "--log=log.jsonl"
-    assert cli.main(["extract", "text", "--out=links", *workers]) == 0
+    assert cli.main(["extract", "text", "--out=links", PAPER, *workers]) == 0
     assert cli.main(["extract", "--status=links"]) == 0
     assert capsys.readouterr().out == "links: started a moment ago\nlinks is complete\n"
     assert cli.main(["extract", "--status=none"]) == 2
@@ -287,7 +293,7 @@ def test_killed_and_shared_runs_give_the_same_output(
     last = json.loads(Path("log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert (last["event"], last["blocks"]) == ("finished", -(-5 * len(PAIRS) // 2))
     assert not Path("links.parts").exists()
-    assert cli.main(["extract", "text", "--out=alone", "--quiet"]) == 0
+    assert cli.main(["extract", "text", "--out=alone", "--quiet", PAPER]) == 0
     assert lines("links") == lines("alone")
     assert len(lines("links")) == 5 * len(PAIRS)
 
@@ -315,13 +321,122 @@ def start(**variables: str) -> "subprocess.Popen[bytes]":
 )
 def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     write("pairs2", PAIRS * 2)
-    assert cli.main(["extract", "--quiet", *words]) == 2
+    assert cli.main(["extract", "--quiet", PAPER, *words]) == 2
     output, error = capsys.readouterr()
     assert output == ""
     assert error.startswith(f"norm-align: error: {message}")
     assert error.count("\n") == 1
 
 
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def counted(lexicon: str) -> int:
+    return Lexicon.load(lexicon).sentence_pairs
+
+
+def test_two_directions_by_default_and_a_lexicon(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From files and through pipes, whole and interrupted, the links are those of the API."""
+    sources, targets = ([line.split() for line in text] for text in (FRENCH, ENGLISH))
+    one = {name: WordAligner(*load_shipped_model(name), head="auto", recipe="hmm") for name in ("fr-en", "en-fr")}
+    forward, reverse = one.values()
+    expected = BidirectionalAligner(forward, reverse).align(sources, targets)
+    assert cli.main(["extract", "fr", "en", "--out=links"]) == 0
+    assert lines("links") == list(map(format_pharaoh, expected))
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == [f"forward: chose {forward.choice}", f"reverse: chose {reverse.choice}"]
+    heads = [aligner.choice.head for aligner in (forward, reverse) if aligner.choice]
+    words = ["--layer=0", f"--head={heads[0]}", f"--reverse-head={heads[1]}"]
+    expected = BidirectionalAligner(forward, reverse, count_text=True).align(sources, targets)
+    written = list(map(format_pharaoh, expected))
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 4)  # the lexicon is of all blocks
+    kept = ["--lexicon", "--save-lexicon=counts"]
+    finish = Lexicon.save
+    with monkeypatch.context() as patch:
+        patch.setattr(Lexicon, "save", interrupted)
+        assert cli.main(["extract", "fr", "en", *words, *kept, "--out=links2", "--quiet"]) == 130
+    assert not Path("counts").exists()
+    assert Lexicon.save is finish
+    with monkeypatch.context() as patch:  # all blocks are finished: no model is run again
+        patch.setattr(BidirectionalAligner, "map_each", None)
+        assert cli.main(["extract", "fr", "en", *words, *kept, "--out=links2"]) == 0
+    assert lines("links2") == written
+    assert "the links hold corpus statistics" in capsys.readouterr().err
+    assert (counted("counts"), Path("links2.parts").exists()) == (len(FRENCH), False)
+    set_stdin(monkeypatch, PAIRS)
+    assert cli.main(["extract", "-", *words, "--lexicon", "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines() == written
+    used = Lexicon.load("counts")
+    expected = BidirectionalAligner(forward, reverse, lexicon=used).align(sources, targets)
+    set_stdin(monkeypatch, PAIRS)
+    assert cli.main(["extract", "-", *words, "--use-lexicon=counts", "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines() == list(map(format_pharaoh, expected))
+    both = ["--lexicon", "--use-lexicon=counts", "--save-lexicon=sums", "--reverse-model=none"]
+    assert cli.main(["extract", "fr", "en", *words[:2], *both, "--out=links3", "--quiet"]) == 0
+    alone = WordAligner(
+        *load_shipped_model("fr-en"), layer=0, head=heads[0], recipe="hmm", lexicon=used, count_text=True
+    )
+    assert lines("links3") == list(map(format_pharaoh, alone.align(sources, targets)))
+    assert (counted("sums"), counted("counts")) == (2 * len(FRENCH), len(FRENCH))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--reverse-model=fr-en"], "got a reverse model that translates fr–en beside a forward model that translates"),
+        (["--model=en-fr", "--reverse-model=en-fr"], "got a reverse model that translates en–fr"),
+        (["--reverse-model=none", "--combine=add"], "got --combine and only one model; give the other one with"),
+        (["--recipe=paper", "--reverse-head=1"], "got --reverse-head and only one model"),
+        (["--recipe=paper", "--reverse-model=en-fr", "--combine=add"], "got combine='add' and a recipe with a null"),
+        (["--combine=union", "--lexicon"], "got a lexicon and combine='union', which makes no map of both"),
+        (["--recipe=paper", "--lexicon"], "got a lexicon and a recipe with a null column"),
+        (["--save-lexicon=counts"], "got --save-lexicon without --lexicon, so nothing is counted"),
+        (["--use-lexicon=en"], "en is not a lexicon; give a file that --save-lexicon wrote"),
+        (["--use-lexicon=none"], "cannot read none: No such file or directory"),
+        (["--lexicon", "--save-lexicon=pairs"], "pairs exists already; give another name"),
+        (["--lexicon", "--save-lexicon=links"], "got links for --out and --save-lexicon; give two names"),
+    ],
+)
+def test_directions_and_lexicons_that_are_refused(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    before = sorted(path.name for path in Path().iterdir())
+    assert cli.main(["extract", "fr", "en", "--layer=0", "--quiet", "--out=links", *words]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"norm-align: error: {message}")
+    assert (error.count("\n"), len(error) < 420) == (1, True)
+    assert sorted(path.name for path in Path().iterdir()) == before
+
+
+def test_a_multilingual_model_is_loaded_once_for_both_directions(capsys: pytest.CaptureFixture[str]) -> None:
+    family = FAMILIES["mBART"]
+    torch.manual_seed(0)
+    tokenizer = family.tokenizer(Path())
+    model = random_model(family, tokenizer)
+    model.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    codes = ["de_DE", "en_XX"]
+    aligners = [
+        WordAligner(
+            model, HuggingFaceTokenizer(tokenizer, source_language=one, target_language=other), layer=0, recipe="hmm"
+        )
+        for one, other in (codes, codes[::-1])
+    ]
+    write("pairs", [f"{source} ||| {target}" for source, target in zip(SOURCES, TARGETS, strict=True)])
+    sides = ([line.split() for line in text] for text in (SOURCES, TARGETS))
+    expected = list(map(format_pharaoh, BidirectionalAligner(*aligners, "multiply").align(*sides)))
+    languages = [f"--source-language={codes[0]}", f"--target-language={codes[1]}"]
+    words = ["extract", "pairs", "--model=model", "--layer=0", "--head=all", "--combine=multiply", "--quiet"]
+    assert cli.main([*words, *languages]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+    assert cli.main([*words, "--reverse-model=model", f"--source-language={codes[0]}"]) == 2
+    assert "got the same model for both directions" in capsys.readouterr().err
+
+
 def test_several_workers_need_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["extract", "pairs", "--layer=0", "--workers=2"]) == 2
+    assert cli.main(["extract", "pairs", "--layer=0", PAPER, "--workers=2"]) == 2
     assert "got a stream; several workers need files or URLs as input and output" in capsys.readouterr().err

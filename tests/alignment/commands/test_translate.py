@@ -70,7 +70,7 @@ def test_options_reach_the_search(run: Run) -> None:
 def test_columns(run: Run, translations: list[list[str]]) -> None:
     model, tokenizer = load_shipped_model("fr-en")
     sources = [line.split() for line in FRENCH]
-    aligner = WordAligner(model, tokenizer, setting="auto", recipe="mutual")
+    aligner = WordAligner(model, tokenizer, setting="auto", recipe="mutual", head="auto")
     links = list(map(format_pharaoh, aligner.align(sources, translations)))
     texts = list(map(" ".join, translations))
     found, told = run("fr", "--alignments", "--setting=auto", "--recipe=mutual")
@@ -88,7 +88,7 @@ def test_bad_lines_stay_empty_or_end_the_run(
 ) -> None:
     write("bad", [FRENCH[1], b"\xe9", "a " * 9, "\u200b", "", FRENCH[1]])
     line = " ".join(translations[1])
-    found, told = run("bad", "--max-words=8", "--alignments", "--layer=0", "--recipe=mutual")
+    found, told = run("bad", "--max-words=8", "--alignments", "--layer=0", "--recipe=mutual", "--head=all")
     assert found == [f"{line} ||| 0-0 1-1 2-2 3-3", "", "", "", "", f"{line} ||| 0-0 1-1 2-2 3-3"]
     assert [message.split("; ")[0] for message in told] == [
         "bad, line 2: got byte 0xe9 at byte 1 of the line, expected UTF-8",
@@ -107,7 +107,7 @@ def test_a_translation_that_cannot_be_aligned_is_printed(
     lost = ["\u200b"]
     monkeypatch.setattr("alignment.translation.translate", lambda *_, **__: [lost, translations[1]])
     write("two", FRENCH[:2])
-    found, told = run("two", "--alignments", "--layer=0", "--recipe=mutual")
+    found, told = run("two", "--alignments", "--layer=0", "--recipe=mutual", "--head=all")
     assert found == ["\u200b ||| ", f"{' '.join(translations[1])} ||| 0-0 1-1 2-2 3-3"]
     assert told[0].startswith("two, line 1: got a target side without a word")
     assert told[1] == "2 lines; 1 bad lines"
@@ -161,7 +161,9 @@ def test_models_of_hugging_face(run: Run) -> None:
     assert found == list(map(" ".join, expected))
     assert any(found)  # of a random model a line may be empty
     assert told[-2:] == scores(found, SOURCES, "13a")
-    links = WordAligner(model, tokenizer, layer=0).align([line.split() for line in SOURCES], expected)
+    links = WordAligner(model, tokenizer, layer=0, head="auto", recipe="hmm").align(
+        [line.split() for line in SOURCES], expected
+    )
     found, _ = run("de", "--model=model", "--max-length=7", "--alignments", "--layer=0", *languages)
     assert [line.partition("|||")[2].strip() for line in found] == list(map(format_pharaoh, links))
 

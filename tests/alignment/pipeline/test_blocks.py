@@ -6,10 +6,14 @@ import re
 import pytest
 
 from alignment import Alignment
+from alignment.formats.output import PharaohOutput
 from alignment.pipeline.blocks import BlockAligner, ExtractionCounts
+from alignment.pipeline.writings import LinkWriting
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Record, cut
 from tests.runs.extractions import Batch
+
+PHARAOH = LinkWriting(PharaohOutput())
 
 # Every reason there is, and "too long" on either side.
 LINES = [
@@ -53,7 +57,7 @@ def aligned(aligner: BlockAligner, block: Block, told: list[str] | None = None) 
 @pytest.mark.parametrize("size", [1, 3, 5, 10, 11])
 def test_bad_lines_are_reported_in_order_and_become_empty_lines(size: int) -> None:
     told: list[str] = []
-    aligner = BlockAligner(diagonal, 3, stop=False)
+    aligner = BlockAligner(diagonal, PHARAOH, 3, stop=False)
     blocks = list(cut([io.BytesIO(b"\n".join(LINES))], size))
     assert [block.first for block in blocks] == list(range(1, 11, size))
     records = [aligned(aligner, block, told) for block in blocks]
@@ -66,7 +70,7 @@ def test_bad_lines_are_reported_in_order_and_become_empty_lines(size: int) -> No
 
 @pytest.mark.parametrize("number", REASONS)
 def test_first_bad_line_stops_if_told_to(number: int) -> None:
-    aligner = BlockAligner(diagonal, 3, stop=True)
+    aligner = BlockAligner(diagonal, PHARAOH, 3, stop=True)
     first, second = cut([io.BytesIO(b"\n".join([LINES[0], LINES[number - 1], LINES[4]]))], 2)
     with pytest.raises(InvalidInputError, match=f"<stream>, line 2: {re.escape(REASONS[number])}.*--bad-lines empty"):
         aligned(aligner, first)
@@ -80,7 +84,7 @@ def test_messages_name_the_file_of_the_side() -> None:
         stream.name = name
     told: list[str] = []
     (block,) = cut(streams, 9)
-    record = aligned(BlockAligner(diagonal, 1, stop=False), block, told)
+    record = aligned(BlockAligner(diagonal, PHARAOH, 1, stop=False), block, told)
     assert record.content == b"\n" * 5
     assert [message.split(": got")[0] for message in told[:4]] == [
         "text.en, line 1",
@@ -106,13 +110,13 @@ def test_aligner_is_not_asked_about_nothing() -> None:
         raise AssertionError
 
     (block,) = cut([io.BytesIO(b"a |||\n||| b\n")], 2)
-    assert aligned(BlockAligner(never, 3, stop=False), block).content == b"\n\n"
+    assert aligned(BlockAligner(never, PHARAOH, 3, stop=False), block).content == b"\n\n"
 
 
 def test_aligner_that_loses_a_pair_is_caught() -> None:
     (block,) = cut([io.BytesIO(b"a ||| b\nc ||| d\n")], 2)
     with pytest.raises(ValueError, match="zip"):
-        aligned(BlockAligner(lambda pairs: diagonal(pairs)[:1], 3, stop=False), block)
+        aligned(BlockAligner(lambda pairs: diagonal(pairs)[:1], PHARAOH, 3, stop=False), block)
 
 
 def test_counts_say_what_they_are() -> None:

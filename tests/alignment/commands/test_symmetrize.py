@@ -1,0 +1,68 @@
+"""``norm-align symmetrize``: links of any aligner are merged as the API does, or refused before anything is written."""
+
+from pathlib import Path
+
+import pytest
+
+from alignment import cli
+from alignment.symmetrization import SYMMETRIZATIONS
+from tests.alignment.commands.texts import set_stdin, write
+
+FORWARD = ["0-0 1-1 2-2", "", "3-1"]
+REVERSE = ["0-0 2-1 2-2", "0-0", "3-1 2-0"]
+SWAPPED_FROM_1 = ["1-1 2-3 3-3", "1-1", "2-4 1-3"]  # REVERSE with the target first
+INTERSECTION, UNION = "0-0 2-2\n\n3-1\n", "0-0 1-1 2-1 2-2\n0-0\n2-0 3-1\n"
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("forward", FORWARD)
+    write("reverse", REVERSE)
+    write("swapped", SWAPPED_FROM_1)
+
+
+@pytest.mark.parametrize("reverse", ["reverse", "swapped:swapped:base1", "-"])
+def test_heuristics_and_files(
+    reverse: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    found = {}
+    for name in SYMMETRIZATIONS:
+        set_stdin(monkeypatch, REVERSE)
+        assert cli.main(["symmetrize", "forward", reverse, f"--heuristic={name}", "--out=links", "--overwrite"]) == 0
+        found[name] = Path("links").read_text(encoding="ascii")
+    assert (found["intersection"], found["union"]) == (INTERSECTION, UNION)
+    assert found["grow-diag"] == "0-0 1-1 2-2\n\n2-0 3-1\n"
+    assert found["grow-diag-final"] == "0-0 1-1 2-2\n0-0\n2-0 3-1\n"
+    set_stdin(monkeypatch, REVERSE)
+    assert cli.main(["symmetrize", "forward", reverse]) == 0
+    assert capfdbinary.readouterr().out.decode() == found["grow-diag"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["forward", "short"], "short, line 3: got no such line, but forward has one; expected equally many in both"),
+        (["short", "reverse"], "short, line 3: got no such line, but reverse has one"),
+        (["forward", "bad"], "bad, line 2: got '1p1', expected i-j"),
+        (["forward", "reverse:base1"], "reverse, line 1: got the index 0, expected indices from 1; leave out :base1"),
+        (["forward", "reverse:talp"], "got reverse:talp; possible links (ipj) cannot be merged, give i-j"),
+        (["-", "-"], "got - for both directions; standard input can be read only once"),
+        (["forward", "none"], "cannot read none: there is no such file"),
+        (["forward", "reverse", "--out=forward", "--overwrite"], "cannot write forward: it is the input"),
+        (["forward", "reverse", "--out=swapped"], "swapped exists already; give another name"),
+    ],
+)
+def test_what_is_refused_leaves_nothing(
+    words: list[str], message: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    write("short", REVERSE[:2])
+    write("bad", ["0-0", "1p1", "0-0"])
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    for out in ([], ["--out=links"]) if len(words) == 2 else ([],):
+        assert cli.main(["symmetrize", *words, *out]) == 2
+        output, error = capfdbinary.readouterr()
+        assert output == b""
+        assert error.decode().startswith(f"norm-align: error: {message}")
+        assert error.count(b"\n") == 1
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
