@@ -3,6 +3,9 @@ from .aer import AERScore as AERScore
 from .aer import alignment_error_rate as alignment_error_rate
 from .aligner import WordAligner as WordAligner
 from .bidirectional import BidirectionalAligner as BidirectionalAligner
+from .calibration import Reliability as Reliability
+from .calibration import reliability as reliability
+from .calibration import score_curve as score_curve
 from .corpora import ALIBI_STORIES as ALIBI_STORIES
 from .corpora import ParallelGold as ParallelGold
 from .corpora import load_alibi as load_alibi
@@ -21,9 +24,11 @@ from .decoding import threshold as threshold
 from .fairseq import FairseqTokenizer as FairseqTokenizer
 from .fairseq import load_fairseq_checkpoint as load_fairseq_checkpoint
 from .formats import GoldFormat as GoldFormat
+from .formats import Output as Output
 from .formats import TextSource as TextSource
 from .formats import format_pharaoh as format_pharaoh
 from .formats import parse_pharaoh as parse_pharaoh
+from .formats import parse_scored_pharaoh as parse_scored_pharaoh
 from .formats import parse_talp as parse_talp
 from .formats import read_gold as read_gold
 from .formats import read_identified as read_identified
@@ -43,6 +48,7 @@ from .pieces import PieceScheme as PieceScheme
 from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe
 from .scored import ScoredAlignment as ScoredAlignment
+from .scored import calibrated as calibrated
 from .selection import Choice as Choice
 from .selection import consistency as consistency
 from .settings import Setting as Setting

@@ -1,9 +1,33 @@
 """Defines the alignment of a sentence pair with the probabilities of its links."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from alignment.links import Alignment
+import numpy as np
+from numpy.typing import ArrayLike
+
+from alignment.links import Alignment, Link
 from alignment.word_maps import WordMap
+
+CALIBRATION = (1.2, 1.25)
+"""Slope and offset of the log-odds in :func:`calibrated`, fitted to the links of three stories with gold alignments."""
+
+
+def calibrated(probabilities: ArrayLike) -> WordMap:
+    """How often links of these probabilities are right: the log-odds, 1.2 times and plus 1.25.
+
+    The probabilities of :func:`alignment.link_probabilities` are geometric means of both directions, and too low. Slope
+    and offset were fitted by maximum likelihood to the links of both shipped models, right meaning possible or sure.
+
+    >>> calibrated([0.0, 0.3, 0.5, 0.9, 1.0]).round(2).tolist()
+    [0.0, 0.56, 0.78, 0.98, 1.0]
+    """
+    slope, offset = CALIBRATION
+    given = np.asarray(probabilities, np.float64)
+    with np.errstate(divide="ignore"):
+        odds = slope * (np.log(given) - np.log1p(-given)) + offset
+    found: WordMap = 0.5 * (1 + np.tanh(odds / 2))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,13 +36,26 @@ class ScoredAlignment:
 
     Attributes:
         links: the links.
-        probabilities: (T, S), the probability of every possible link; None if the recipe computes none.
+        probabilities: (T, S), the probability of every possible link under the recipe's model, not calibrated; None if
+            the recipe computes none.
         corpus_statistics: whether counts of other sentences took part, not only the model's maps of this one.
 
-    >>> ScoredAlignment(Alignment([(1, 0)])).links
-    Alignment([(1, 0)])
+    >>> list(ScoredAlignment(Alignment([(1, 0)]), np.array([[0.1, 0.9]])).scored_links())
+    [((1, 0), 0.979...)]
     """
 
     links: Alignment
     probabilities: WordMap | None = None
     corpus_statistics: bool = False
+
+    def scored_links(self) -> Iterator[tuple[Link, float]]:
+        """Yield each link and its :func:`calibrated` probability, in ascending order.
+
+        Raises:
+            ValueError: the recipe computes no probabilities.
+        """
+        if self.probabilities is None:
+            raise ValueError("the recipe computes no probabilities")
+        scores = calibrated(self.probabilities)
+        for source, target in self.links:
+            yield (source, target), float(scores[target, source])

@@ -5,6 +5,7 @@ import time
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from alignment import AER, Alignment, BidirectionalAligner, Lexicon, WordAligner, load_shipped_model
@@ -71,9 +72,9 @@ def section(corpora: Sequence[ParallelGold], stories: Container[str]) -> str:
     cost = (
         f"Maps of both directions took {1000 * times.maps / pairs:.1f} ms of processor time a sentence pair, reading "
         f"links {1000 * times.reading / pairs:.1f} ms, and counting and reading with a lexicon "
-        f"{1000 * times.lexicon / pairs:.1f} ms: {100 * share:.0f} % more in all.\n"
+        f"{1000 * times.lexicon / pairs:.1f} ms: {100 * share:.0f} % more in all."
     )
-    return "\n".join([f"{HEADING}\n", NOTE, f"{table}\n", cost])
+    return "\n".join([f"{HEADING}\n", NOTE, f"{table}\n", f"{fill(cost, 120)}\n"])
 
 
 def updated(page: str, text: str) -> str:

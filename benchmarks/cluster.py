@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alignment.corpora import ALIBI_STORIES, load_alibi
-from alignment.formats.output import PharaohOutput
+from alignment.formats.output import Output
 from alignment.pipeline.blocks import BlockAligner
 from alignment.pipeline.writings import LinkWriting
 from captum_norm.runs import Attempt, Backend, Block, Job, Part, Parts, RayBackend, Record, Work, cut, run_job
@@ -185,7 +185,7 @@ def workers(sentences: int, folder: Path) -> Mapping[str, float]:
     files = write_text(folder, pairs, sentences)
     aligner = WordAligner(*load_shipped_model("fr-en"))
     aligner.choose(pairs)
-    align = BlockAligner(aligner, LinkWriting(PharaohOutput()), 256, stop=False)
+    align = BlockAligner(aligner, LinkWriting(Output()), 256, stop=False)
     backends: dict[str, Backend] = {
         "one process": "local",
         "one worker": RayBackend(workers=1),

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from alignment.text_aligner import Pairs, TextAligner
 
 NONE = "none"
+CHECKED = 50
+"""How many sentence pairs, the first ones, show whether the sides are exchanged."""
+
+_FAR_BETTER = 1.15
 _PARTNERS = {"fr-en": "en-fr", "en-fr": "fr-en"}
 _FURTHER = ("data", "source_prefix", "layer", "head")
 
@@ -28,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model that translates the target into the source, given as for --model, or none; the same multilingual "
         "model may serve both (default: that of a shipped model, or the same model if --source-language and "
         "--target-language are given; none with a recipe that has a null column, such as paper)",
+    )
+    group.add_argument(
+        "--keep-sides",
+        action="store_true",
+        help="align text whose source and target look exchanged, which is otherwise an error",
     )
     group.add_argument(
         "--combine",
@@ -95,6 +104,38 @@ def choose(aligner: "TextAligner", pairs: "Pairs", report: Callable[[str], None]
         own = [(target, source) for source, target in pairs] if turned else pairs
         name = "" if len(parts(aligner)) == 1 else ("forward", "reverse")[number]
         aligners.choose(one, own, report, name)
+
+
+def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
+    """Refuse sentence pairs whose sides look exchanged: words agree far better when the models read them so.
+
+    Compares :func:`alignment.consistency` of the links of :data:`CHECKED` pairs; fewer than half as many say nothing.
+
+    Raises:
+        InvalidInputError: the sides look exchanged.
+    """
+    from alignment.decoding import mutual_argmax
+    from alignment.selection import consistency
+
+    sample = [pair for pair in pairs if all(pair)][:CHECKED]
+    exchanged = [(target, source) for source, target in sample]
+    if len(sample) < CHECKED // 2:
+        return
+
+    def agreement(one: "WordAligner", turned: "Pairs") -> float:
+        maps = {index: found for index, found in one.map_each(turned) if not isinstance(found, InvalidInputError)}
+        links = [mutual_argmax(word_map, null=one.recipe.null) for word_map in maps.values()]
+        return consistency(links, *zip(*(turned[index] for index in maps), strict=True)) if maps else 0.0
+
+    given = other = 0.0
+    for one, turned in parts(aligner):
+        given += agreement(one, exchanged if turned else sample)
+        other += agreement(one, sample if turned else exchanged)
+    if other > _FAR_BETTER * given:
+        raise InvalidInputError(
+            f"got sides that look exchanged: their words agree with each other by {given:.2f} as given, and by "
+            f"{other:.2f} with source and target exchanged; exchange the files, or give --keep-sides if they are right"
+        )
 
 
 def parts(aligner: "TextAligner") -> list[tuple["WordAligner", bool]]:

@@ -7,9 +7,12 @@ bootstrapped AER and half the width of its 95 % interval, as in sacrebleu. Warni
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, get_args
 
 from alignment.aer import AER, AERScore
+from alignment.calibration import reliability, score_curve
 from alignment.commands import scored_files
 from alignment.formats import GoldFormat
 from alignment.links import Alignment, GoldAlignment
@@ -19,6 +22,7 @@ from captum_norm import InvalidInputError, __version__
 from captum_norm.characters import spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
+from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.tables import csv_records, json_text
 
 _UNBOUNDED = 10_000  # columns: outside a terminal, lines are neither folded nor cut
@@ -82,6 +86,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to compare systems with the baseline: approximate randomisation, bootstrap resampling or not at all "
         "(default: %(default)s)",
     )
+    scores = parser.add_argument_group("scores of links, i-j:p, as norm-align extract --scores writes them")
+    scores.add_argument(
+        "--curve",
+        type=output_path([".csv"]),
+        metavar="FILE.csv",
+        help="write AER, precision and recall of the links above each threshold, for every system",
+    )
+    scores.add_argument(
+        "--reliability",
+        type=output_path([".csv"]),
+        metavar="FILE.csv",
+        help="write how many links of each interval of scores are right, and print the expected calibration error",
+    )
     defaults = ", ".join(f"{count} for {test}" for test, count in TRIALS.items())
     parser.add_argument(
         "--trials",
@@ -106,6 +123,8 @@ def _run(options: argparse.Namespace) -> None:
     systems = [(system.name, alignments) for system, alignments in zip(options.systems, read, strict=True)]
     systems += [(method, list(map(SYMMETRIZATIONS[method], *read))) for method in options.symmetrize]
     report = _evaluated(gold, systems, options)
+    if options.curve or options.reliability:
+        write_outputs(_scored(gold, options, report))
     if options.report == "table":
         _show_table(report)
     else:
@@ -119,6 +138,8 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidInputError("got - more than once; standard input can be read only once")
     if options.gold_format == "talp" and options.gold_base is None:
         raise InvalidInputError("talp files count from 0 or from 1; give --gold-base 0 or --gold-base 1")
+    if (options.curve or options.reliability) and options.skip_invalid:
+        raise InvalidInputError("got --skip-invalid with --curve or --reliability, which need every line; leave it out")
     if options.symmetrize and len(options.systems) != 2:
         raise InvalidInputError(f"got --symmetrize with {len(options.systems)} systems, expected forward and reverse")
 
@@ -150,6 +171,27 @@ def _evaluated(
     return report
 
 
+def _scored(gold: list[GoldAlignment], options: argparse.Namespace, report: dict[str, Any]) -> dict[Path, bytes]:
+    """The files of ``--curve`` and ``--reliability``; adds the calibration errors to the report."""
+    points, bins = list[dict[str, Any]](), list[dict[str, Any]]()
+    for system, record in zip(options.systems, report["systems"], strict=False):
+        scores = scored_files.read_scores(system)
+        points += [
+            {"system": system.name, "min_score": least, **_rates(score)}
+            for least, score in score_curve(scores, gold).items()
+        ]
+        found = reliability(scores, gold)
+        bins += [{"system": system.name, **asdict(one)} for one in found.bins]
+        record["calibration_error"] = found.error
+    files = ((options.curve, points), (options.reliability, bins))
+    return {path: csv_records(rows).encode() for path, rows in files if path is not None}
+
+
+def _rates(score: AERScore) -> dict[str, float | int]:
+    names = ("aer", "precision", "recall", "f1", "links")
+    return {name: getattr(score, name) for name in names}
+
+
 def _record(name: str, score: AERScore) -> dict[str, Any]:
     return {
         "system": name,
@@ -164,6 +206,7 @@ def _record(name: str, score: AERScore) -> dict[str, Any]:
         "possible_hits": score.possible_hits,
         "p_value": None,
         "identical": None,
+        "calibration_error": None,
     }
 
 
@@ -181,6 +224,10 @@ def _show_table(report: dict[str, Any]) -> None:
         "links": lambda record: str(record["links"]),
         "p": _shown_p_value,
     }
+    if report["systems"][0]["calibration_error"] is not None:
+        columns["calibration error"] = lambda record: (
+            "" if record["calibration_error"] is None else f"{record['calibration_error']:.3f}"
+        )
     if report["systems"][0]["aer_interval"] is None:
         del columns["95 %"]
     if report["paired"] is None:

@@ -4,16 +4,17 @@ import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from alignment.commands import aligners, directions, models, running
-from alignment.formats import TextSource, split_words
+from alignment.formats import Output, OutputStyle, TextSource, split_words
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, read_lines
 from alignment.pipeline.extraction import output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands import workers
 from captum_norm.commands.command import Command
+from captum_norm.commands.numbers import share
 from captum_norm.files import check_writable
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
@@ -49,6 +50,24 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--status", metavar="FILE", help="show how far the run that writes FILE is, and do nothing else"
     )
+    written = parser.add_argument_group("what is written")
+    written.add_argument(
+        "--format",
+        choices=get_args(OutputStyle),
+        default="pharaoh",
+        help="pharaoh: i-j; naacl: a line for each link, pair i j S, from 1; tsv: source, target and links; matrix: a "
+        "line of JSON with words, links and the probability of every possible link (default: %(default)s)",
+    )
+    written.add_argument("--base", type=int, choices=(0, 1), help="the index of the first word (default: 0; naacl: 1)")
+    written.add_argument(
+        "--scores",
+        action="store_true",
+        help="also write how probable each link is, i-j:p; for the recipe hmm, in both directions by add, multiply or "
+        "mutual",
+    )
+    written.add_argument(
+        "--min-score", type=share, default=0.0, metavar="P", help="leave out links less probable than this"
+    )
     models.add_arguments(parser)
     directions.add_arguments(parser)
     aligners.add_arguments(parser)
@@ -59,8 +78,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Deferred:
     """Moves an aligner's models to their device, and lets it choose what was left open, when the first pairs come."""
 
-    def __init__(self, aligner: "TextAligner", device: str, report: Callable[[str], None] | None = None) -> None:
-        self._aligner, self._device, self._report = aligner, device, report
+    def __init__(
+        self,
+        aligner: "TextAligner",
+        device: str,
+        report: Callable[[str], None] | None = None,
+        check: "Callable[[TextAligner, Pairs], None] | None" = None,
+    ) -> None:
+        self._aligner, self._device, self._report, self._check = aligner, device, report, check
         self.count_text, self.scored = aligner.count_text, aligner.scored
         self.counted, self.begun_lexicon, self.read = aligner.counted, aligner.begun_lexicon, aligner.read
 
@@ -76,6 +101,9 @@ class _Deferred:
         for one, _ in directions.parts(self._aligner):
             on_device(one.model, self._device)
         directions.choose(self._aligner, pairs, self._report)
+        if self._check is not None:
+            self._check(self._aligner, pairs)
+            self._check = None
         return self._aligner
 
 
@@ -89,6 +117,7 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidInputError("got no SOURCE; give the text to align, or --status FILE")
     if options.source == options.target == "-":
         raise InvalidInputError("got - for both sides; standard input can be read only once")
+    form = Output(options.format, options.base, options.scores, options.min_score)
     backend, device = workers.backend_of(options), workers.device_of(options)
     with running.set_up(options) as report:
         source = running.text_source(options.source)
@@ -96,27 +125,27 @@ def _run(options: argparse.Namespace) -> None:
         inputs = [side for side in (source, target) if side is not None]
         rereadable = all(isinstance(side, str) and is_regular_file(side) for side in inputs)
         out = sys.stdout.buffer if options.out is None else options.out
-        if options.save_lexicon is not None:
-            if options.save_lexicon == options.out:
-                raise InvalidInputError(f"got {options.out} for --out and --save-lexicon; give two names")
-            output_file(options.save_lexicon, inputs, replace=options.overwrite)
-        if (file := output_file(out, inputs, replace=options.overwrite)) is not None:
-            if not is_url(file):
-                check_writable(Path(file).parent)
-            if rereadable:
-                Journal(file, {}).check()
+        _check_outputs(options, inputs, rereadable=rereadable)
         # A pipe can be read only once: its first pairs decide when they are aligned.
         first = _first_pairs(inputs, options.max_words) if rereadable else []
         # Workers take the models to their devices; this process may have none.
         aligner, identity = directions.load(options, device if backend == "local" else "cpu")
         directions.choose(aligner, first, report)
+        if not options.keep_sides:
+            directions.check_sides(aligner, first)
         chosen = [one.choice for one, _ in directions.parts(aligner)]
+        described = aligners.identity(options, directions.parts(aligner))
         counts = extract(
             source,
             target,
-            _Deferred(aligner, device, report if None in chosen else None),
+            _Deferred(
+                aligner,
+                device,
+                report if None in chosen else None,
+                check=directions.check_sides if not first and not options.keep_sides else None,
+            ),
             out,
-            settings={**versions(), **identity, **aligners.identity(options, directions.parts(aligner))},
+            settings={**versions(), **identity, **described, "output": str(form)},
             block_lines=_BLOCK_LINES,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
@@ -126,11 +155,26 @@ def _run(options: argparse.Namespace) -> None:
             log=options.log,
             report=report,
             progress=False if options.quiet else None,
+            form=form,
             save_lexicon=options.save_lexicon,
         )
         if aligner.corpus_statistics:
             report("the links hold corpus statistics: a lexicon counted from other sentences took part")
         report(str(counts))
+
+
+def _check_outputs(options: argparse.Namespace, inputs: Sequence[TextSource], *, rereadable: bool) -> None:
+    """Check that the files can be written, before a model is loaded."""
+    if options.save_lexicon is not None:
+        if options.save_lexicon == options.out:
+            raise InvalidInputError(f"got {options.out} for --out and --save-lexicon; give two names")
+        output_file(options.save_lexicon, inputs, replace=options.overwrite)
+    file = None if options.out is None else output_file(options.out, inputs, replace=options.overwrite)
+    if file is not None:
+        if not is_url(file):
+            check_writable(Path(file).parent)
+        if rereadable:
+            Journal(file, {}).check()
 
 
 def _first_pairs(inputs: Sequence[TextSource], max_words: int) -> Pairs:

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from alignment.commands.running import text_source
-from alignment.formats import GoldFormat
+from alignment.formats import GoldFormat, parse_scored_pharaoh
 from alignment.formats.gold import GoldFile, Texts, scan_gold
-from alignment.links import Alignment, GoldAlignment
+from alignment.links import Alignment, GoldAlignment, Link
 from alignment.pipeline.progress import to_stderr
 from alignment.plausibility import Change, find_correction, lacks_first_words
 from captum_norm import InvalidInputError
-from captum_norm.texts import error_at, read_lines
+from captum_norm.texts import error_at, located, read_lines
 
 Sides = tuple[Texts | None, Texts | None]
 """The tokenised source and target sentences; None if unknown."""
@@ -114,6 +114,25 @@ def read_scored(
     for system, links in zip(systems, alignments, strict=True):
         _doubt(system, links, pairs)
     return pairs, alignments
+
+
+def read_scores(file: AlignmentFile) -> list[dict[Link, float]]:
+    """Read the scored links of each sentence pair, ``i-j:p``, as (source, target) from 0.
+
+    Raises:
+        InvalidInputError: a line is malformed, or a link has no score.
+    """
+    if file.path == "-":
+        raise InvalidInputError("got standard input, whose scores cannot be read again; give a file")
+    pairs = []
+    source = text_source(file.path)
+    for number, line in read_lines(source):
+        with located(source, number):
+            scores = parse_scored_pharaoh(line)
+        base = file.base or 0
+        links = {(i - base, j - base): score for (i, j), score in scores.items()}
+        pairs.append({link[::-1] if file.swapped else link: score for link, score in links.items()})
+    return pairs
 
 
 def _warn(message: str) -> None:

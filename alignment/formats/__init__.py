@@ -2,16 +2,20 @@
 
 from alignment.formats.alibi import read_identified
 from alignment.formats.gold import GoldFormat, parse_talp, read_gold
+from alignment.formats.output import Output, OutputStyle
 from alignment.formats.parallel import read_parallel
-from alignment.formats.pharaoh import format_pharaoh, parse_pharaoh, read_pharaoh, write_pharaoh
+from alignment.formats.pharaoh import format_pharaoh, parse_pharaoh, parse_scored_pharaoh, read_pharaoh, write_pharaoh
 from alignment.formats.text import split_words
 from captum_norm.texts import TextSource
 
 __all__ = [
     "GoldFormat",
+    "Output",
+    "OutputStyle",
     "TextSource",
     "format_pharaoh",
     "parse_pharaoh",
+    "parse_scored_pharaoh",
     "parse_talp",
     "read_gold",
     "read_identified",

@@ -27,7 +27,7 @@ from captum_norm.texts import TextSource, error_at, quoted, scan_lines, source_n
 GoldFormat = Literal["talp", "naacl", "alibi", "tsv"]
 """The format of a gold file; see ``read_gold``."""
 
-_TALP_LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
+_TALP_LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})(?::[01](?:\.[0-9]{1,9})?)?")  # a score is left out
 _NAACL_LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]))?(?:\s+[0-9.]+)?", re.ASCII)
 _MOST_WITHOUT_LINE = 1_000_000
 _NOTHING = GoldAlignment(Alignment())

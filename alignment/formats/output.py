@@ -1,25 +1,101 @@
 """Formats the alignments that a run writes, line by line."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from alignment.formats.pharaoh import format_pharaoh
 from alignment.links import Alignment
 from alignment.scored import ScoredAlignment
+from captum_norm import InvalidInputError
+
+OutputStyle = Literal["pharaoh", "naacl", "tsv", "matrix"]
+"""The formats of links that :class:`Output` writes."""
+
+_DIGITS = 4
 
 
 @dataclass(frozen=True)
-class PharaohOutput:
-    """Pharaoh format: a line for each sentence pair, empty for one without an alignment."""
+class Output:
+    r"""What a run writes of each sentence pair.
 
-    scored = False
+    Attributes:
+        style: ``"pharaoh"``, a line ``i-j …`` for each pair; ``"naacl"``, a line ``pair i j S`` for each link;
+            ``"tsv"``, source words, target words and links, separated by tabs; ``"matrix"``, a line of JSON with words,
+            links and the probability of every possible link, or ``null`` where there is no alignment.
+        base: the index of the first word; None for 1 in naacl and 0 elsewhere.
+        scores: whether links have their probabilities (:func:`alignment.calibrated`): ``i-j:p``, or a last column in
+            naacl. The matrix has them always, and beside them all probabilities, not calibrated.
+        min_score: links with lower probabilities are left out.
+
+    Raises:
+        InvalidInputError: the style is unknown, the base is not the style's, or the score is not between 0 and 1.
+
+    >>> from alignment import Alignment
+    >>> found = ScoredAlignment(Alignment([(0, 0), (1, 1)]), [[0.5, 0.1], [0.1, 0.9]])
+    >>> Output(scores=True).text(1, ["a", "b"], ["c", "d"], found)
+    '0-0:0.7773 1-1:0.9799\n'
+    """
+
+    style: OutputStyle = "pharaoh"
+    base: Literal[0, 1] | None = None
+    scores: bool = False
+    min_score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.style not in get_args(OutputStyle):
+            raise InvalidInputError(
+                f"got the format {self.style!r}, expected one of {', '.join(get_args(OutputStyle))}"
+            )
+        if self.base not in (None, 0, 1):
+            raise InvalidInputError(f"got base {self.base}, expected 0 or 1")
+        usual = {"naacl": 1, "matrix": 0}.get(self.style)
+        if None not in (usual, self.base) and self.base != usual:
+            raise InvalidInputError(f"got base {self.base} for {self.style}, which counts from {usual}; leave it out")
+        if not 0 <= self.min_score <= 1:
+            raise InvalidInputError(f"got min_score {self.min_score}, expected 0 ≤ min_score ≤ 1")
+
+    @property
+    def scored(self) -> bool:
+        """Whether alignments must have probabilities."""
+        return self.scores or self.min_score > 0 or self.style == "matrix"
+
+    def kept(self, found: ScoredAlignment) -> ScoredAlignment:
+        """The alignment without the links that are too improbable."""
+        if not self.min_score:
+            return found
+        links = Alignment(link for link, score in found.scored_links() if score >= self.min_score)
+        return ScoredAlignment(links, found.probabilities, found.corpus_statistics)
 
     def text(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> str:
-        """Return the text for the sentence pair of a line, with line ends."""
-        del number, source, target
-        return f"{format_pharaoh(found.links)}\n"
+        """Return the text for the sentence pair of a line, with line ends.
 
-    def nothing(self, number: int) -> str:
+        Args:
+            number: the number of the line, from 1.
+            source: the source words.
+            target: the target words.
+            found: the alignment, as :meth:`kept` returned it.
+        """
+        scored = list(found.scored_links()) if self.scored else [(link, 1.0) for link in found.links]
+        if self.style == "matrix":
+            assert found.probabilities is not None
+            record = {
+                "source": source,
+                "target": target,
+                "links": [[*link, round(score, _DIGITS)] for link, score in scored],
+                "probabilities": [[round(float(p), _DIGITS) for p in row] for row in found.probabilities],
+                "corpus_statistics": found.corpus_statistics,
+            }
+            return f"{json.dumps(record, ensure_ascii=False)}\n"
+        base = (1 if self.style == "naacl" else 0) if self.base is None else self.base
+        places = [(source_index + base, target_index + base) for (source_index, target_index), _ in scored]
+        ends = [f"{score:.{_DIGITS}f}" if self.scores else "" for _, score in scored]
+        if self.style == "naacl":
+            rows = zip(places, ends, strict=True)
+            return "".join(f"{number} {i} {j} S{end and ' '}{end}\n" for (i, j), end in rows)
+        links = " ".join(f"{i}-{j}{end and ':'}{end}" for (i, j), end in zip(places, ends, strict=True))
+        return f"{' '.join(source)}\t{' '.join(target)}\t{links}\n" if self.style == "tsv" else f"{links}\n"
+
+    def nothing(self) -> str:
         """Return the text for a line that has no alignment."""
-        del number
-        return f"{format_pharaoh(Alignment())}\n"
+        return {"naacl": "", "tsv": "\t\t\n", "matrix": "null\n"}.get(self.style, "\n")

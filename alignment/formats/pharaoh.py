@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator
 from os import PathLike
 
 from alignment.formats.text import write_text
-from alignment.links import Alignment
+from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.texts import TextSource, located, quoted, read_lines
 
 # At most nine digits: no sentence is longer, and int() refuses very long numbers with an error of its own.
-_LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+_LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([01](?:\.[0-9]{1,9})?))?")
 
 
 def parse_pharaoh(line: str) -> Alignment:
-    """Parse a line in Pharaoh format; an empty line has no links.
+    """Parse a line in Pharaoh format; an empty line has no links, and scores (``i-j:p``) are left out.
 
     Raises:
         InvalidInputError: a token is not of the form ``i-j``.
@@ -22,11 +22,33 @@ def parse_pharaoh(line: str) -> Alignment:
     >>> parse_pharaoh("2-1 0-0")
     Alignment([(0, 0), (2, 1)])
     """
-    matches = [(token, _LINK.fullmatch(token)) for token in line.split()]
-    for token, match in matches:
-        if match is None:
+    return Alignment([link for link, _ in _links(line)])
+
+
+def parse_scored_pharaoh(line: str) -> dict[Link, float]:
+    """Parse a line of links with scores, ``i-j:p``, as ``norm-align extract --scores`` writes them.
+
+    Raises:
+        InvalidInputError: a token is not of this form.
+
+    >>> parse_scored_pharaoh("0-0:0.9871 2-1:0.5")
+    {(0, 0): 0.9871, (2, 1): 0.5}
+    """
+    scores = {}
+    for link, score in _links(line):
+        if score is None:
+            found = f"got {link[0]}-{link[1]} without a score"
+            raise InvalidInputError(f"{found}, expected i-j:p, as norm-align extract --scores writes")
+        scores[link] = score
+    return scores
+
+
+def _links(line: str) -> Iterator[tuple[Link, float | None]]:
+    for token in line.split():
+        match = _LINK.fullmatch(token)
+        if match is None or (match[3] is not None and float(match[3]) > 1):
             raise InvalidInputError(f"got {quoted(token)}, expected i-j; read sure and possible links with read_gold")
-    return Alignment([(int(match[1]), int(match[2])) for _, match in matches if match])
+        yield (int(match[1]), int(match[2])), None if match[3] is None else float(match[3])
 
 
 def format_pharaoh(alignment: Alignment) -> str:

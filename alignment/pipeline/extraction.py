@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Literal, get_args
 
 from alignment.formats import TextSource
-from alignment.formats.output import PharaohOutput
+from alignment.formats.output import Output
 from alignment.formats.text import write_parts, write_text
 from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts
 from alignment.pipeline.progress import Advance, line_bar, to_stderr
@@ -23,6 +23,8 @@ from captum_norm.files import check_file, check_url
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
 from captum_norm.texts import is_regular_file, named, suffix_of
 from captum_norm.urls import Remote, is_url
+
+_PHARAOH = Output()
 
 BadLines = Literal["empty", "stop"]
 """What to do about a bad line: write an empty line, or stop the run."""
@@ -44,7 +46,7 @@ def extract(
     log: str | PathLike[str] | None = None,
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
-    form: PharaohOutput | None = None,
+    form: Output = _PHARAOH,
     save_lexicon: str | PathLike[str] | None = None,
 ) -> ExtractionCounts:
     r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
@@ -79,7 +81,7 @@ def extract(
         report: called with each bad line (file, number, reason) when its block is done, and with messages about the
             run; None writes to standard error.
         progress: whether to show a progress bar on standard error; None for only if that is a terminal.
-        form: what is written of each pair; None for Pharaoh format.
+        form: what is written of each pair.
         save_lexicon: where to write the word pairs of an aligner that counts the text's own (``count_text=True``).
 
     Returns:
@@ -108,7 +110,12 @@ def extract(
         raise InvalidInputError(f"got bad_lines {bad_lines!r}, expected one of {', '.join(get_args(BadLines))}")
     report = report or to_stderr
     inputs = [side for side in (source, target) if side is not None]
-    writing = LinkWriting(form or PharaohOutput())
+    if form.scored and not getattr(align, "scored", False):
+        raise InvalidInputError(
+            "got scores and links that have no probabilities; use the recipe hmm, and combine two directions by add, "
+            "multiply or mutual"
+        )
+    writing = LinkWriting(form)
     counting = (
         Counting(align, writing, save_lexicon) if isinstance(align, CountingAligner) and align.count_text else None
     )

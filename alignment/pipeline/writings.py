@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from alignment.formats.output import PharaohOutput
+from alignment.formats.output import Output
 from alignment.lexicon import Lexicon
 from alignment.pipeline.blocks import Aligner, Pairs, SteadyAligner, Written
 from alignment.scored import ScoredAlignment
@@ -62,7 +62,7 @@ class CountingAligner(Protocol):
 class LinkWriting:
     """Writes links in a format."""
 
-    form: PharaohOutput
+    form: Output
 
     def each(
         self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
@@ -74,11 +74,13 @@ class LinkWriting:
 
     def written(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> Written:
         """What is written of an alignment."""
-        return Written(self.form.text(number, source, target, found), len(found.links))
+        kept = self.form.kept(found)
+        return Written(self.form.text(number, source, target, kept), len(kept.links))
 
     def nothing(self, number: int) -> str:
         """Return what is written for a line without an alignment."""
-        return self.form.nothing(number)
+        del number
+        return self.form.nothing()
 
 
 def _scored_each(

@@ -49,3 +49,15 @@ def amount(text: str) -> float:
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text):
         return float(text)
     raise argparse.ArgumentTypeError(f"got {named(text)}; expected a number from 0, such as 2 or 0.5")
+
+
+def share(text: str) -> float:
+    """Parse a number from 0 to 1 for ``argparse``.
+
+    Example:
+        >>> share("0.5")
+        0.5
+    """
+    if re.fullmatch(r"0?\.[0-9]{1,9}|[01](\.0{0,9})?", text):
+        return float(text)
+    raise argparse.ArgumentTypeError(f"got {named(text)}; expected a number from 0 to 1, such as 0.5")

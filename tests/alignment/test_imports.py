@@ -18,7 +18,7 @@ LAYERS = (
     {"lexicon", "scored"},
     {"decoding", "formats", "normalization", "settings", "subwords", "symmetrization", "teacher_forcing"},
     {"aer", "corpora", "fairseq", "gradients", "huggingface", "pipeline", "recipes", "selection", "translation"},
-    {"extraction", "plausibility", "shipped", "significance"},
+    {"calibration", "extraction", "plausibility", "shipped", "significance"},
     {"text_aligner"},
     {"aligner"},
     {"bidirectional"},
@@ -33,6 +33,7 @@ LAYERS = (
 
 WITHOUT_TORCH = {
     "aer": {"sacrebleu"},
+    "calibration": set(),
     "corpora": set(),
     "decoding": {"numpy"},
     "formats": set(),
@@ -44,7 +45,7 @@ WITHOUT_TORCH = {
     "pipeline": {"numpy", "tqdm"},
     "plausibility": set(),
     "recipes": {"numpy"},
-    "scored": set(),
+    "scored": {"numpy"},
     "selection": set(),
     "settings": set(),
     "significance": {"sacrebleu"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from alignment.formats.output import PharaohOutput
+from alignment.formats.output import Output
 from alignment.pipeline import ExtractionCounts, extract
 from alignment.pipeline.blocks import BlockAligner
 from alignment.pipeline.writings import LinkWriting
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_before_it_says_that_a_block_is_finished_is_not_the_f
 def test_a_worker_that_dies_when_it_has_published_the_output_has_published_it(tmp_path: Path, ray: RayBackend) -> None:
     pairs = extractions.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    aligner = BlockAligner(align, LinkWriting(PharaohOutput()), 8, stop=False)
+    aligner = BlockAligner(align, LinkWriting(Output()), 8, stop=False)
     job = DyingAtTheEnd(lives(tmp_path, 2), str(out), [str(source)], aligner, {}, 4, overwrite=False)
     log = tmp_path.with_suffix(".jsonl")
     assert run_job(job, ray, log=log).lines == 9

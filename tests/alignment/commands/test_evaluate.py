@@ -12,6 +12,7 @@ import captum_norm
 from alignment import AER, cli, parse_pharaoh, parse_talp
 from alignment.significance import paired_significance
 from tests.alignment.commands.conftest import FILES, FORWARD, PERFECT, Run, rates, systems
+from tests.alignment.commands.texts import set_stdin
 
 pytestmark = pytest.mark.usefixtures("files")
 
@@ -26,11 +27,12 @@ def test_json_has_rates_and_what_they_are_made_of(run: Run) -> None:
     assert report["signature"].startswith("nrefs:1|version:")
     forward, perfect = report["systems"]
     assert list(forward.values()) == [
-        "a", 100 * (1 - 5 / 7), None, None, 75, 100 * 2 / 3, pytest.approx(1200 / 17), 4, 2, 3, None, None,
+        "a", 100 * (1 - 5 / 7), None, None, 75, 100 * 2 / 3, pytest.approx(1200 / 17), 4, 2, 3, None, None, None,
     ]  # fmt: skip
     assert perfect == {
         "system": "perfect", "aer": 0, "aer_mean": None, "aer_interval": None, "precision": 100, "recall": 100,
         "f1": 100, "links": 3, "sure_hits": 3, "possible_hits": 3, "p_value": None, "identical": None,
+        "calibration_error": None,
     }  # fmt: skip
 
 
@@ -229,3 +231,46 @@ def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert output == ""
     assert error.startswith(f"norm-align: error: {message}")
     assert error.count("\n") == 1
+
+
+def test_scores_give_curves_and_a_calibration_error(run: Run) -> None:
+    Path("scored").write_text("0-0:0.9 1-1:0.35 2-2:0.3 1-0:0.2\n1-0:0.25\n", encoding="utf-8")
+    swapped = "1-1:0.9 2-2:0.35 3-3:0.3 1-2:0.2\n1-2:0.25\n"
+    Path("swapped").write_text(swapped, encoding="utf-8")
+    output = run("scored", "swapped:swapped:base1", "--curve=curve.csv", "--reliability=bins.csv", "--json")
+    first, second = systems(output)
+    # Right: 0-0, 1-1 and 2-2 of the first pair; the second pair's only link is 0-1.
+    error = (abs(0.9 - 1) + 2 * abs(0.325 - 1) + 2 * abs(0.225 - 0)) / 5
+    assert first["calibration_error"] == second["calibration_error"] == pytest.approx(error)
+    with Path("curve.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["system"] == "scored"]
+    assert [float(row["min_score"]) for row in rows] == [round(0.05 * step, 2) for step in range(20)]
+    at = {float(row["min_score"]): row for row in rows}
+    assert [(int(at[least]["links"]), float(at[least]["precision"])) for least in (0.0, 0.3, 0.35)] == [
+        (5, pytest.approx(60)),
+        (3, pytest.approx(100)),
+        (2, pytest.approx(100)),
+    ]
+    with Path("bins.csv").open(encoding="utf-8", newline="") as file:
+        assert [int(row["links"]) for row in csv.DictReader(file)] == [0, 0, 2, 2, 0, 0, 0, 0, 0, 1] * 2
+    assert "calibration error" in run("scored", "--reliability=bins.csv")
+    assert "calibration error" not in run("scored")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["forward", "--curve=curve.csv"], "forward, line 1: got 0-0 without a score, expected i-j:p"),
+        (["-", "--curve=curve.csv"], "got standard input, whose scores cannot be read again"),
+        (["forward", "--curve=curve.csv", "--skip-invalid"], "got --skip-invalid with --curve or --reliability"),
+    ],
+)
+def test_scores_that_are_missing(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_stdin(monkeypatch, ["0-0:0.5", "0-0:0.5"])
+    assert cli.main(["evaluate", "gold", "--gold-base=1", *words]) == 2
+    output, error = capsys.readouterr()
+    assert (output, error.count("\n")) == ("", 1)
+    assert error.startswith(f"norm-align: error: {message}")
+    assert not Path("curve.csv").exists()

@@ -15,8 +15,9 @@ import torch
 from alignment import cli
 from alignment.aligner import WordAligner, without_head
 from alignment.bidirectional import BidirectionalAligner
-from alignment.commands import extract
-from alignment.formats import format_pharaoh
+from alignment.commands import directions, extract
+from alignment.corpora import load_alibi
+from alignment.formats import Output, format_pharaoh
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
 from alignment.recipes import Recipe
@@ -37,7 +38,8 @@ COMMAND = """
 import os, signal, sys
 from alignment import cli
 from alignment.aligner import WordAligner
-from alignment.commands import extract
+from alignment.commands import directions, extract
+from alignment.corpora import load_alibi
 
 align, calls = WordAligner.read_each, []
 
@@ -435,6 +437,70 @@ def test_a_multilingual_model_is_loaded_once_for_both_directions(capsys: pytest.
     assert capsys.readouterr().out.splitlines() == expected
     assert cli.main([*words, "--reverse-model=model", f"--source-language={codes[0]}"]) == 2
     assert "got the same model for both directions" in capsys.readouterr().err
+
+
+def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
+    sources, targets = ([line.split() for line in text] for text in (FRENCH, ENGLISH))
+    aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
+    found = aligner.align_scored(sources, targets)
+    write("text", ["a |||", *PAIRS])
+    words = ["extract", "text", "--layer=0", "--head=2", "--reverse-model=none", "--quiet"]
+    for options, output in (
+        (["--scores"], Output(scores=True)),
+        (["--scores", "--min-score=0.9", "--format=naacl"], Output("naacl", scores=True, min_score=0.9)),
+        (["--format=tsv", "--base=1"], Output("tsv", 1)),
+        (["--format=matrix"], Output("matrix")),
+    ):
+        assert cli.main([*words, *options]) == 0
+        rows = enumerate(zip(sources, targets, found, strict=True), 2)
+        texts = [output.text(number, source, target, output.kept(one)) for number, (source, target, one) in rows]
+        printed, error = capsys.readouterr()
+        assert printed == "".join([output.nothing(), *texts])
+        assert error == ""
+    kept = sum(len(output.kept(one).links) for output in [Output(min_score=0.9)] for one in found)
+    assert 0 < kept < sum(len(one.links) for one in found)
+    assert cli.main([*words[:-1], "--min-score=0.9", "--out=links"]) == 0
+    assert f"7 lines, {kept} links" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recipe=paper", "--scores"], "got scores and links that have no probabilities; use the recipe hmm"),
+        (["--combine=union", "--min-score=0.5"], "got scores and links that have no probabilities"),
+        (["--format=naacl", "--base=0"], "got base 0 for naacl, which counts from 1; leave it out"),
+        (["--min-score=1.5"], "argument --min-score: got 1.5; expected a number from 0 to 1, such as 0.5"),
+    ],
+)
+def test_scores_where_there_are_none(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    before = sorted(path.name for path in Path().iterdir())
+    assert cli.main(["extract", "fr", "en", "--layer=0", "--out=links", "--quiet", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"norm-align: error: {message}")
+    assert error.count("\n") == 1
+    assert sorted(path.name for path in Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("options", [["--reverse-model=none"], []])
+def test_exchanged_sides_are_refused(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(directions, "CHECKED", 12)
+    story = load_alibi("blue-beard")
+    sides = {"fr": story.sources[:12], "en": story.targets[:12]}
+    for name, sentences in sides.items():
+        write(name, map(" ".join, sentences))
+    pairs = [f"{' '.join(target)} ||| {' '.join(source)}" for source, target in zip(*sides.values(), strict=True)]
+    words = ["--layer=0", "--head=2", "--reverse-head=0"][: 3 - len(options)]
+    for text in (["en", "fr", "--out=links"], ["-"]):
+        set_stdin(monkeypatch, pairs)
+        assert cli.main(["extract", *text, *words, *options, "--quiet"]) == 2
+        output, error = capsys.readouterr()
+        assert output == ""
+        assert error.startswith("norm-align: error: got sides that look exchanged: ")
+        assert not list(Path().glob("links*"))
+    assert cli.main(["extract", "en", "fr", *words, *options, "--keep-sides", "--quiet"]) == 0
+    assert cli.main(["extract", "fr", "en", *words, *options, "--quiet"]) == 0
 
 
 def test_several_workers_need_files(capsys: pytest.CaptureFixture[str]) -> None:

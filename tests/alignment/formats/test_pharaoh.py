@@ -22,7 +22,7 @@ def test_line_is_parsed_whatever_its_spaces() -> None:
 
 
 @pytest.mark.parametrize(
-    "token", ["1", "1p2", "-1-2", "1-2-3", "1-", "a-b", "1_0-2", "+1-2", "²-1", "1-2:0.5", "9" * 5000 + "-1"]
+    "token", ["1", "1p2", "-1-2", "1-2-3", "1-", "a-b", "1_0-2", "+1-2", "²-1", "1-2:1.5", "9" * 5000 + "-1"]
 )
 def test_what_is_no_link_is_named(token: str) -> None:
     with pytest.raises(InvalidInputError, match="expected i-j") as raised:

@@ -6,14 +6,14 @@ import re
 import pytest
 
 from alignment import Alignment
-from alignment.formats.output import PharaohOutput
+from alignment.formats.output import Output
 from alignment.pipeline.blocks import BlockAligner, ExtractionCounts
 from alignment.pipeline.writings import LinkWriting
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Record, cut
 from tests.runs.extractions import Batch
 
-PHARAOH = LinkWriting(PharaohOutput())
+PHARAOH = LinkWriting(Output())
 
 # Every reason there is, and "too long" on either side.
 LINES = [
