@@ -3,18 +3,19 @@
 import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from alignment.commands import aligners, directions, models, running
 from alignment.formats import Output, OutputStyle, TextSource, split_words
 from alignment.pipeline import extract
-from alignment.pipeline.blocks import Pairs, read_lines
+from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands import workers
 from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import share
+from captum_norm.commands.numbers import positive, share
 from captum_norm.files import check_writable
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from alignment.word_maps import WordMap
 
 _BLOCK_LINES = 2048
+_PAUSE = 0.05  # seconds
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +51,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="discard the work of an unfinished run")
     parser.add_argument(
         "--status", metavar="FILE", help="show how far the run that writes FILE is, and do nothing else"
+    )
+    parser.add_argument(
+        "--tokenize",
+        action="store_true",
+        help="split raw text into words as Moses does, for the shipped models; --format tsv shows the words",
+    )
+    parser.add_argument(
+        "--block-lines",
+        type=positive,
+        metavar="N",
+        help=f"lines that are read, aligned and written together (default: {_BLOCK_LINES:,}; from a stream, as many as "
+        "there are when it pauses)",
     )
     written = parser.add_argument_group("what is written")
     written.add_argument(
@@ -118,6 +132,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.source == options.target == "-":
         raise InvalidInputError("got - for both sides; standard input can be read only once")
     form = Output(options.format, options.base, options.scores, options.min_score)
+    splits = _splits(options)
     backend, device = workers.backend_of(options), workers.device_of(options)
     with running.set_up(options) as report:
         source = running.text_source(options.source)
@@ -127,13 +142,19 @@ def _run(options: argparse.Namespace) -> None:
         out = sys.stdout.buffer if options.out is None else options.out
         _check_outputs(options, inputs, rereadable=rereadable)
         # A pipe can be read only once: its first pairs decide when they are aligned.
-        first = _first_pairs(inputs, options.max_words) if rereadable else []
+        block_lines = options.block_lines or _BLOCK_LINES
+        first = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else []
         # Workers take the models to their devices; this process may have none.
         aligner, identity = directions.load(options, device if backend == "local" else "cpu")
         directions.choose(aligner, first, report)
         if not options.keep_sides:
             directions.check_sides(aligner, first)
         chosen = [one.choice for one, _ in directions.parts(aligner)]
+        if None in chosen and not rereadable:
+            report(
+                "layer and head are chosen on the first lines, which are waited for; give --layer, --head and "
+                "--reverse-head to align each line as it comes"
+            )
         described = aligners.identity(options, directions.parts(aligner))
         counts = extract(
             source,
@@ -145,8 +166,10 @@ def _run(options: argparse.Namespace) -> None:
                 check=directions.check_sides if not first and not options.keep_sides else None,
             ),
             out,
-            settings={**versions(), **identity, **described, "output": str(form)},
-            block_lines=_BLOCK_LINES,
+            settings={**versions(), **identity, **described, "output": str(form), "tokenize": options.tokenize},
+            block_lines=block_lines,
+            # Lines that layers and heads are chosen on must come together.
+            pause=None if None in chosen else _PAUSE,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
             overwrite=options.overwrite,
@@ -155,6 +178,7 @@ def _run(options: argparse.Namespace) -> None:
             log=options.log,
             report=report,
             progress=False if options.quiet else None,
+            splits=splits,
             form=form,
             save_lexicon=options.save_lexicon,
         )
@@ -177,11 +201,24 @@ def _check_outputs(options: argparse.Namespace, inputs: Sequence[TextSource], *,
             Journal(file, {}).check()
 
 
-def _first_pairs(inputs: Sequence[TextSource], max_words: int) -> Pairs:
+def _splits(options: argparse.Namespace) -> Splits:
+    """The functions that split source and target sentences into words."""
+    if not options.tokenize:
+        return split_words, split_words
+    from alignment.normalization import tokenize
+    from alignment.shipped import shipped_models
+
+    if options.model not in shipped_models():
+        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
+    source, target = options.model.split("-")
+    return partial(tokenize, language=source), partial(tokenize, language=target)
+
+
+def _first_pairs(inputs: Sequence[TextSource], block_lines: int, max_words: int, splits: Splits) -> Pairs:
     """The usable pairs of the first block that has any."""
-    for block in cut(inputs, _BLOCK_LINES):
+    for block in cut(inputs, block_lines):
         readable = (line for line in read_lines(block) if not isinstance(line, InvalidInputError))
-        pairs = ((split_words(left), split_words(right)) for left, right in readable)
+        pairs = ((splits[0](left), splits[1](right)) for left, right in readable)
         if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
             return usable
     return []

@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="text in front of each source sentence of a Hugging Face model, such as '>>fra<<'",
     )
     add_quantization(group)
+    group.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="the type of the weights; norms are summed in float32 (default: as loaded)",
+    )
     group.add_argument("--device", default="cpu", help="such as cuda or cuda:1 (default: %(default)s)")
 
 
@@ -71,7 +76,14 @@ def load(options: argparse.Namespace, device: str | None = None) -> Loaded:
             if name not in kind.options and getattr(options, name) is not None:
                 message = f"{_flag(name)} is for {other.title}; {options.model} is {kind.title}"
                 raise InvalidInputError(message)
+    dtype = getattr(options, "dtype", None)
+    if dtype is not None and options.quantize is not None:
+        raise InvalidInputError(f"got --dtype {dtype} and --quantize {options.quantize}; give one of them")
     model, tokenizer = kind.load(options)
+    if dtype is not None:
+        import torch
+
+        model.to(getattr(torch, dtype))
     return on_device(model, device or options.device), tokenizer
 
 

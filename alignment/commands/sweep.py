@@ -5,10 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from alignment.commands import models
+from alignment.commands.scored_files import read_sentences
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
+from alignment.formats import GoldFormat, split_words
+from alignment.formats.gold import scan_gold
 from alignment.pipeline.progress import to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from captum_norm.commands.terminal import Terminal
 
 _WIDTH = 10_000  # columns, for many layers or heads: rich would cut numbers
+
+_UNNAMED = ("source", "target")  # the languages of a user's own corpus
 
 _FOLDERS: Mapping[str, Callable[[str], ParallelGold]] = MappingProxyType({"wpt03": read_wpt03, "rwth": read_rwth})
 
@@ -61,6 +66,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sentences with gold alignments: alibi, the three stories shipped with this package, alibi=STORY for "
         f"{' or '.join(ALIBI_STORIES)} alone, wpt03=FOLDER or rwth=FOLDER; may be given several times (default: alibi)",
     )
+    own = parser.add_argument_group("a corpus of your own, instead of --corpus")
+    own.add_argument("--gold", metavar="FILE", help="gold alignments, source first")
+    own.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
+    own.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
+    own.add_argument(
+        "--gold-format",
+        choices=get_args(GoldFormat),
+        default="talp",
+        help="as for evaluate; tsv files have the sentences (default: %(default)s)",
+    )
+    own.add_argument("--gold-base", type=int, choices=(0, 1), help="the index of the first word; required for talp")
+    own.add_argument("--gold-swapped", action="store_true", help="links have the target first")
     parser.add_argument(
         "--swapped",
         action="store_true",
@@ -88,7 +105,7 @@ def _run(options: argparse.Namespace) -> None:
     from alignment.sweep_report import corpora_tables, records, spread_tables, tables
     from captum_norm.commands.terminal import Terminal
 
-    given = _given(options.corpus or ["alibi"])
+    given = [_own(options)] if options.gold else _given(options.corpus or ["alibi"])
     console = Terminal(width=_WIDTH)
     rows, outputs = [], dict[Path, bytes]()
     of_corpora: dict[str, list[Sweep]] = {}
@@ -115,6 +132,27 @@ def _run(options: argparse.Namespace) -> None:
     if options.out is not None:
         options.out.mkdir(exist_ok=True)
         write_outputs(outputs | {options.out / "sweep.csv": csv_records(rows).encode()})
+
+
+def _own(options: argparse.Namespace) -> ParallelGold:
+    """The corpus that ``--gold``, ``--source`` and ``--target`` name."""
+    if options.corpus:
+        raise InvalidInputError("got --gold and --corpus; give one of them")
+    in_file = options.gold_format == "tsv"
+    if in_file != (options.source is None) or in_file != (options.target is None):
+        needed = "the sentences are in a tsv file; leave out" if in_file else "got --gold without both sides; give"
+        raise InvalidInputError(f"{needed} --source and --target")
+    found = scan_gold(
+        options.gold,
+        format=options.gold_format,
+        base=options.gold_base,
+        swapped=options.gold_swapped,
+        sources=read_sentences(options.source),
+        targets=read_sentences(options.target),
+    )
+    gold = [pair for pair in found.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
+    sides = [[split_words(line or "") for line in side or ()] for side in (found.sources, found.targets)]
+    return ParallelGold(Path(options.gold).name, *_UNNAMED, *sides, gold)
 
 
 def _given(texts: Sequence[str]) -> list[ParallelGold]:
@@ -177,7 +215,7 @@ def _turned(given: ParallelGold, tokenizer: object, *, swapped: bool) -> Paralle
 
 def _warn_of_other_languages(turned: ParallelGold, tokenizer: object) -> None:
     direction, languages = _direction(tokenizer), (turned.source_language, turned.target_language)
-    if direction not in ((None, None), languages):
+    if languages != _UNNAMED and direction not in ((None, None), languages):
         found = f"the model translates {'–'.join(map(str, direction))}, {turned.name} is read as {'–'.join(languages)}"
         to_stderr(f"{found}; --swapped exchanges source and target")
 

@@ -109,6 +109,10 @@ class _Stream(BytesIO):
         self.name = part.source
 
 
+Splits = tuple[Callable[[str], list[str]], Callable[[str], list[str]]]
+"""Functions that split source and target sentences into words."""
+
+
 class Writing(Protocol):
     """What is written of each sentence pair."""
 
@@ -153,12 +157,14 @@ class BlockAligner:
         writing: what is written for a pair, and for bad lines.
         max_words: lines with more words on a side are bad.
         stop: whether to raise the error of the first bad line.
+        splits: split source and target sentences into words.
     """
 
     align: Aligner
     writing: Writing
     max_words: int
     stop: bool
+    splits: Splits = (split_words, split_words)
 
     def __call__(self, attempt: Attempt) -> Record:
         """Align a block, except for the pairs that are saved; return its record.
@@ -173,7 +179,7 @@ class BlockAligner:
             if isinstance(line, InvalidInputError):
                 bad[number] = ("unreadable", line)
                 continue
-            pair = split_words(line[0]), split_words(line[1])
+            pair = self.splits[0](line[0]), self.splits[1](line[1])
             if problem := self._problem(block, number, pair):
                 bad[number] = problem
             else:

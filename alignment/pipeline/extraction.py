@@ -12,11 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, get_args
 
-from alignment.formats import TextSource
+from alignment.formats import TextSource, split_words
 from alignment.formats.output import Output
 from alignment.formats.text import write_parts, write_text
-from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts
+from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, Splits
 from alignment.pipeline.progress import Advance, line_bar, to_stderr
+from alignment.pipeline.streams import cut_at_pauses
 from alignment.pipeline.writings import CountingAligner, LinkWriting, MapWriting, count_records, read_records
 from captum_norm import InvalidInputError, bars
 from captum_norm.files import check_file, check_url
@@ -46,6 +47,8 @@ def extract(
     log: str | PathLike[str] | None = None,
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
+    pause: float | None = None,
+    splits: Splits = (split_words, split_words),
     form: Output = _PHARAOH,
     save_lexicon: str | PathLike[str] | None = None,
 ) -> ExtractionCounts:
@@ -81,6 +84,9 @@ def extract(
         report: called with each bad line (file, number, reason) when its block is done, and with messages about the
             run; None writes to standard error.
         progress: whether to show a progress bar on standard error; None for only if that is a terminal.
+        pause: seconds without a new line after which the lines of a stream are aligned and written, fewer than
+            ``block_lines`` as they may be; None to wait for whole blocks. It applies if one of the inputs is a stream.
+        splits: split source and target sentences into words.
         form: what is written of each pair.
         save_lexicon: where to write the word pairs of an aligner that counts the text's own (``count_text=True``).
 
@@ -121,7 +127,7 @@ def extract(
     )
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
-    aligner = BlockAligner(align, writing if counting is None else MapWriting(), max_words, bad_lines == "stop")
+    aligner = BlockAligner(align, writing if counting is None else MapWriting(), max_words, bad_lines == "stop", splits)
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
     file = output_file(out, inputs, replace=overwrite)
     shown = sys.stderr.isatty() if progress is None else progress
@@ -132,8 +138,12 @@ def extract(
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
+    streams = [place for place, regular in enumerate(rereadable) if not regular]
+    blocks = cut(inputs, block_lines)
+    if pause is not None and len(streams) == 1 and counting is None:
+        blocks = cut_at_pauses(inputs, streams[0], block_lines, pause)
     with line_bar("aligning", source, shown=shown) as advance:
-        return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
+        return _align_through(blocks, aligner, counting, file, out, report, advance)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from alignment.corpora import load_alibi
 from alignment.formats import Output, format_pharaoh
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
+from alignment.normalization import tokenize
 from alignment.recipes import Recipe
 from alignment.shipped import load_shipped_model
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
@@ -485,9 +487,9 @@ def test_scores_where_there_are_none(capsys: pytest.CaptureFixture[str], words: 
 def test_exchanged_sides_are_refused(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(directions, "CHECKED", 12)
+    monkeypatch.setattr(directions, "CHECKED", 30)
     story = load_alibi("blue-beard")
-    sides = {"fr": story.sources[:12], "en": story.targets[:12]}
+    sides = {"fr": story.sources[:30], "en": story.targets[:30]}
     for name, sentences in sides.items():
         write(name, map(" ".join, sentences))
     pairs = [f"{' '.join(target)} ||| {' '.join(source)}" for source, target in zip(*sides.values(), strict=True)]
@@ -501,6 +503,44 @@ def test_exchanged_sides_are_refused(
         assert not list(Path().glob("links*"))
     assert cli.main(["extract", "en", "fr", *words, *options, "--keep-sides", "--quiet"]) == 0
     assert cli.main(["extract", "fr", "en", *words, *options, "--quiet"]) == 0
+
+
+def test_raw_text_in_small_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    raw = ["C’est l’heure.", "La maison est petite."], ["It is time.", "The house is small."]
+    write("raw", [" ||| ".join(pair) for pair in zip(*raw, strict=True)])
+    words = [[tokenize(text, language) for text in side] for side, language in zip(raw, ("fr", "en"), strict=True)]
+    aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
+    links = aligner.align(*words)
+    options = ["--layer=0", "--head=2", "--reverse-model=none", "--block-lines=1", "--quiet"]
+    assert cli.main(["extract", "raw", *options, "--tokenize", "--format=tsv"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        [" ".join(source), " ".join(target), format_pharaoh(found)]
+        for source, target, found in zip(*words, links, strict=True)
+    ]
+    assert rows[0][0].split()[:2] == ["C'", "est"]
+    assert cli.main(["extract", "raw", "--model=model", "--tokenize", "--source-language=de"]) == 2
+    assert "--tokenize is for the shipped models" in capsys.readouterr().err
+
+
+def test_a_line_is_answered_when_standard_input_pauses() -> None:
+    """Through real pipes; later lines come only after the answer to the one before."""
+    words = ["--layer=0", "--head=2", "--reverse-model=none", "--quiet"]
+    command = [sys.executable, "-W", "ignore", "-m", "alignment.cli", "extract", "-", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        taken = []
+        for line in [*PAIRS[:2], *PAIRS[:2]]:
+            start = time.perf_counter()
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline().decode().split() == LINKS.split()
+            taken.append(time.perf_counter() - start)
+        process.stdin.close()
+        assert process.stdout.read() == b""
+    assert process.returncode == 0
+    assert min(taken[1:]) < 2  # 0.1 s on an idle machine
 
 
 def test_several_workers_need_files(capsys: pytest.CaptureFixture[str]) -> None:

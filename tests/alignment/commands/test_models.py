@@ -204,3 +204,11 @@ def test_models_of_hugging_face_are_told_apart_by_their_files(tmp_path: Path) ->
 def test_models_of_this_package_are_told_apart() -> None:
     first, second = identity("--model=fr-en"), identity("--model=en-fr")
     assert [name for name in first if first[name] != second[name]] == ["model", "tokenizer"]
+
+
+def test_the_type_of_the_weights(tmp_path: Path) -> None:
+    model, _ = load("--dtype=bfloat16")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    folder, _ = saved("Marian", tmp_path)
+    with pytest.raises(InvalidInputError, match="got --dtype float16 and --quantize int8; give one of them"):
+        load(f"--model={folder}", "--dtype=float16", "--quantize=int8")

@@ -17,12 +17,15 @@ from alignment.normalization import Language, NormalizedWords
 from alignment.shipped import load_shipped_model
 from alignment.sweep import sweep
 from alignment.sweep_report import records
+from tests.alignment.commands.texts import write
 
 WPT03 = {
     "test.src-tgt": "The debate is closed . ||| Le débat est clos .\nThank you . ||| Merci .\n",
     "test.enfr.talp": "1-1 2-2 3-3 4-4 5-5\n1-1 2p1 3-2\n",
 }
 RWTH = {"test.de": "das Haus\n", "test.en": "the house\n", "alignment.talp": "1-1 2-2\n"}
+
+TEXTS = [line.replace(" ||| ", "\t") for line in WPT03["test.src-tgt"].splitlines()]
 
 Run = Callable[..., str]
 
@@ -236,3 +239,42 @@ def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert error.startswith(f"norm-align: error: {message}")
     assert error.count("\n") == 1
     assert not Path("out").exists()
+
+
+TALP = ["0-0 1-1 2-2 3-3 4-4", "0-0 1p0 2-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "links"),
+    [
+        (["--gold-base=0", "--gold-swapped", "--source=en", "--target=fr"], ["0-0 1-1 2-2 3-3 4-4", "0-0 0p1 1-2"]),
+        (["--gold-format=tsv"], [f"{text}\t{line}" for text, line in zip(TEXTS, TALP, strict=True)]),
+    ],
+)
+def test_gold_of_ones_own(words: list[str], links: list[str], run: Run) -> None:
+    pairs = [text.split("\t") for text in TEXTS]
+    for name, lines in {"en": [one for one, _ in pairs], "fr": [other for _, other in pairs], "gold": links}.items():
+        write(name, lines)
+    printed = run("--gold=gold", *words, "--model=en-fr")
+    named = run("--corpus=wpt03=wpt03", "--model=en-fr")
+    assert printed.partition("\n")[2] == named.partition("\n")[2]
+    assert printed.startswith("gold source–target, 2 sentence pairs; AER in %")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gold-base=1"], "got --gold without both sides; give --source and --target"),
+        (["--gold-format=tsv", "--source=en"], "the sentences are in a tsv file; leave out --source and --target"),
+        (["--corpus=alibi"], "got --gold and --corpus; give one of them"),
+        (["--source=en", "--target=en"], "gold: talp files count from 0 or from 1"),
+        (["--gold-base=1", "--source=en", "--target=en"], "gold, line 1: got "),
+    ],
+)
+def test_gold_that_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("gold").write_text("1-9\n", encoding="utf-8")
+    Path("en").write_text("a b\n", encoding="utf-8")
+    assert cli.main(["sweep", "--gold=gold", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"norm-align: error: {message}")
+    assert error.count("\n") == 1

@@ -179,3 +179,67 @@ def test_bar_is_on_standard_error_if_asked_for(tmp_path: Path, capsys: pytest.Ca
     assert f"/{len(PAIRS)}.0 " in err
     bad = [f"{source}, line {number}: " in err for number in range(1, len(PAIRS) + 1)]
     assert bad == [not line for line in expected(PAIRS).splitlines()]
+
+
+def test_a_stream_is_aligned_at_its_pauses() -> None:
+    """Each line is answered before the next one comes; lines that come together are aligned together."""
+    reader, writer = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    answered, answers = os.pipe()
+    batches: list[int] = []
+    pairs = [("das Haus", "la maison"), ("la", "das"), *[("été 1", "2")] * 7]
+
+    def counted(batch: Any) -> Any:
+        batches.append(len(batch))
+        return align(batch)
+
+    def run_stream() -> None:
+        with os.fdopen(answers, "wb", buffering=0) as out:
+            extract(reader, None, counted, out, block_lines=3, pause=0.05, report=lambda _: None)
+
+    running = threading.Thread(target=run_stream)
+    running.start()
+    with writer, os.fdopen(answered, "rb") as links:
+        for source, target in pairs[:2]:
+            writer.write(f"{source} ||| {target}\n".encode())
+            writer.flush()
+            assert links.readline().decode() == expected([(source, target)])
+        assert batches == [1, 1]
+        writer.write("".join(f"{source} ||| {target}\n" for source, target in pairs[2:]).encode())
+        writer.flush()
+        writer.close()
+        assert links.read().decode() == expected(pairs[2:])
+    running.join()
+    reader.close()
+    assert (max(batches[2:]), sum(batches)) == (3, len(pairs))
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 1])
+def test_a_stream_beside_a_file(tmp_path: Path, ahead: int) -> None:
+    sides = ["".join(f"{pair[side]}\n" for pair in PAIRS) for side in (0, 1)]
+    file = tmp_path / "text.en"
+    lines = [*sides[1].splitlines(keepends=True), "x\n"]
+    file.write_text("".join(lines[: len(PAIRS) + ahead]), encoding="utf-8")
+    out = io.BytesIO()
+    options: dict[str, Any] = {"block_lines": 4, "pause": 0.01, "max_words": 8, "report": lambda _: None}
+    if ahead:
+        with pytest.raises(InvalidInputError, match=r"got no such line, but .* has one; expected equally many in both"):
+            extract(io.BytesIO(sides[0].encode()), file, align, out, **options)
+    else:
+        extract(io.BytesIO(sides[0].encode()), file, align, out, **options)
+        assert out.getvalue().decode() == expected(PAIRS)
+
+
+def test_an_error_in_a_stream_ends_the_run_after_the_lines_before_it() -> None:
+    class Broken(io.BytesIO):
+        def readline(self, size: int | None = -1) -> bytes:
+            line = super().readline(size)
+            if not line:
+                raise OSError(5, "Input/output error")
+            return line
+
+    out = io.BytesIO()
+    source, target = "das Haus", "la maison"
+    stream = Broken(f"{source} ||| {target}\n".encode())
+    with pytest.raises(InvalidInputError, match="Input/output error"):
+        extract(stream, None, align, out, pause=0.01, report=lambda _: None)
+    assert out.getvalue().decode() == expected([(source, target)])
