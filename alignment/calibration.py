@@ -13,7 +13,7 @@ Scores = Mapping[Link, float]
 
 BINS = 10
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
-"""The thresholds of :func:`score_curve`."""
+"""The thresholds of :func:`alignment.score_curve`."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reli
 
 
 def score_curve(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> dict[float, AERScore]:
-    """AER, precision and recall of the links whose score is at least a threshold, by :data:`THRESHOLDS`.
+    """AER, precision and recall of the links whose score is at least a threshold, by :data:`alignment.calibration.THRESHOLDS`.
 
     Args:
         scores: the scored links of each sentence pair.
