@@ -24,8 +24,8 @@ class BidirectionalAligner(TextAligner):
             may serve both, with a tokenizer for each direction.
         combine: ``"add"`` or ``"multiply"`` the two maps, and read links off the result; ``"mutual"``, the links that
             are the most probable ones for their target word by the forward model and for their source word by the
-            reverse one [Liang et al. 2006]; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges the links of each. The
-            first three need a recipe without a null column, such as ``hmm``.
+            reverse one [Liang et al. 2006]; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges
+            the links of each. The first three need a recipe without a null column, such as ``hmm``.
         lexicon: as for :class:`WordAligner`; for ``"add"`` and ``"multiply"``.
         count_text: likewise.
 

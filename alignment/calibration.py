@@ -82,7 +82,9 @@ def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reli
 
 
 def score_curve(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> dict[float, AERScore]:
-    """AER, precision and recall of the links whose score is at least a threshold, by :data:`alignment.calibration.THRESHOLDS`.
+    """AER, precision and recall of the links whose score is at least a threshold.
+
+    By threshold, see :data:`alignment.calibration.THRESHOLDS`.
 
     Args:
         scores: the scored links of each sentence pair.

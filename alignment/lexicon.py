@@ -78,7 +78,7 @@ class Lexicon:
         self._waiting = 0
 
     def count(self, source: Sequence[str], target: Sequence[str], probabilities: ArrayLike) -> None:
-        """Add the link probabilities of a sentence pair; those below :data:`alignment.lexicon.MIN_PROBABILITY` are left out.
+        """Add the link probabilities of a sentence pair, from :data:`alignment.lexicon.MIN_PROBABILITY` on.
 
         Args:
             source: the source words.
@@ -160,9 +160,9 @@ class Lexicon:
     ) -> WordMap:
         """Multiply a map by the lexical map of its words, and normalise rows and columns.
 
-        The lexical map is the square root of :meth:`dice` plus :data:`alignment.lexicon.FLOOR`, rows and columns normalised by
-        :func:`alignment.sinkhorn`. The two are combined by :func:`alignment.smoothed_product`, so neither can veto a
-        link of which the other is sure.
+        The lexical map is the square root of :meth:`dice` plus :data:`alignment.lexicon.FLOOR`, rows and columns
+        normalised by :func:`alignment.sinkhorn`. The two are combined by :func:`alignment.smoothed_product`, so neither
+        can veto a link of which the other is sure.
 
         Args:
             word_map: (T, S), without a null column; finite and not negative.
