@@ -32,9 +32,12 @@ export function toolbar(page, example, state, applying) {
  * @param {State} state
  */
 function choices(page, example, state) {
-  const { heads, together } = mapsOf(example, state.get("method"), state.get("stack"));
-  const layers = (together ?? heads)?.layers ?? [];
-  const count = heads?.values.shape[1] ?? 0;
+  const stack = state.get("stack");
+  const shown = pairOf(example, { method: state.get("method"), beside: state.get("beside"), stack });
+  const kinds = shown.map((method) => mapsOf(example, method, stack));
+  const layers = [...new Set(kinds.flatMap(({ heads, together }) => (together ?? heads)?.layers ?? []))];
+  const count = Math.max(0, ...kinds.map(({ heads }) => heads?.values.shape[1] ?? 0));
+  const together = kinds.every((kind) => kind.together);
   /** @type {(key: keyof Values, label: string, texts: [string, string][]) => HTMLElement[]} */
   const choice = (key, label, texts) => {
     /** @param {string} value */
