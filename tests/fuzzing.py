@@ -1,6 +1,6 @@
 """Files damaged in thousands of ways, from a seed; and bounds on the time and memory that reading one may take.
 
-``CAPTUM_NORM_FUZZ=20`` in the environment, as ``make fuzz`` sets it, draws 20 times as many cases.
+``CAPTUM_NORM_FUZZ=40`` in the environment, as ``make fuzz`` sets it, draws 40 times as many cases.
 """
 
 import codecs

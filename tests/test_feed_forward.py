@@ -18,13 +18,12 @@ SMOOTH = [name for name, parts in PARTS.items() if parts.activation is not torch
 every_family = pytest.mark.parametrize("name", PARTS)
 
 
-def inputs_of(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return families.inputs(name, seed, dtype=dtype)
+def inputs_of(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, batch: int = 3) -> Tensor:
+    return families.inputs(name, seed, batch, dtype=dtype)
 
 
 @pytest.mark.parametrize(("name", "baseline"), [(name, "zero") for name in PARTS] + [(name, "bias") for name in SMOOTH])
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float64), (1, torch.float64), (0, torch.float32)])
 def test_norms_equal_the_oracle(name: str, seed: int, baseline: Any, dtype: torch.dtype) -> None:
     family = EVERY[name]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if family.single else 1e-11
@@ -45,8 +44,7 @@ def test_norms_equal_the_oracle(name: str, seed: int, baseline: Any, dtype: torc
 
 
 @pytest.mark.parametrize("name", feed_forwards.CROSS)
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float64), (1, torch.float64), (0, torch.float32)])
 def test_norms_behind_cross_attention_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None:
     parts = feed_forwards.CROSS[name]
     tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if parts.single else 1e-11
@@ -131,48 +129,41 @@ def test_vectors_of_encoder_and_cross_attention_add_up(name: str, dtype: torch.d
         meter.measure(inputs, scopes=["atb_ff_res"], stacks=["decoder"])
 
 
-def batch_of(name: str, side: str) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Three examples of different lengths, padded on a side, their mask, and each alone."""
-    lengths = [11, 7, 4]
-    examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate(lengths)]
-    batch, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
-    for row, example in enumerate(examples):
-        filled = slice(0, lengths[row]) if side == "right" else slice(11 - lengths[row], 11)
-        batch[row, filled], mask[row, filled] = example[0], 1
-    return batch, mask, examples
-
-
 @pytest.mark.parametrize("name", [name for name in PARTS if not EVERY[name].image])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
-    scope = SCOPES[EVERY[name].style][-1]
+def test_padding_and_batching_change_nothing(name: str) -> None:
+    scope, lengths = SCOPES[EVERY[name].style][-1], [11, 7, 4]
     model = families.build(name)
-    method = AttentionBlockAttribution(model, scope)
-    batch, mask, examples = batch_of(name, side)
-    maps = method.maps({"input_ids": batch, "attention_mask": mask})
-    # Some rows of padding come alone.
-    rows = AttentionBlockAttribution(model, scope, memory_budget=1).maps(batch, mask)
-    torch.testing.assert_close(rows.self_attention, maps.self_attention, rtol=1e-4, atol=1e-6)
-    scores = method.attribute(batch, additional_forward_args=mask)
-    for row, example in enumerate(examples):
-        places, alone = mask[row].bool(), method.maps(example)
-        inside = maps.self_attention[row, :, places][..., places]
-        torch.testing.assert_close(inside, alone.self_attention[0], rtol=1e-4, atol=1e-5)
-        assert not maps.self_attention[row][:, ~places].any()
-        assert not maps.self_attention[row][..., ~places].any()
-        torch.testing.assert_close(scores[row, places], method.attribute(example)[0], rtol=1e-4, atol=1e-5)
-        assert maps.mixing_ratio is not None
-        assert alone.mixing_ratio is not None
-        torch.testing.assert_close(maps.mixing_ratio[row][:, places], alone.mixing_ratio[0], rtol=1e-4, atol=1e-5)
-        assert not maps.mixing_ratio[row][:, ~places].any()
+    method, lean = AttentionBlockAttribution(model, scope), AttentionBlockAttribution(model, scope, memory_budget=1)
+    examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate(lengths)]
+    alone = [(method.maps(example), method.attribute(example)[0]) for example in examples]
+    for side in ("left", "right"):
+        batch, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
+        for row, example in enumerate(examples):
+            filled = slice(0, lengths[row]) if side == "right" else slice(11 - lengths[row], 11)
+            batch[row, filled], mask[row, filled] = example[0], 1
+        maps = method.maps({"input_ids": batch, "attention_mask": mask})
+        # Some rows of padding come alone.
+        torch.testing.assert_close(lean.maps(batch, mask).self_attention, maps.self_attention, rtol=1e-4, atol=1e-6)
+        scores = method.attribute(batch, additional_forward_args=mask)
+        for row, (own, own_scores) in enumerate(alone):
+            places = mask[row].bool()
+            inside = maps.self_attention[row, :, places][..., places]
+            torch.testing.assert_close(inside, own.self_attention[0], rtol=1e-4, atol=1e-5)
+            assert not maps.self_attention[row][:, ~places].any()
+            assert not maps.self_attention[row][..., ~places].any()
+            torch.testing.assert_close(scores[row, places], own_scores, rtol=1e-4, atol=1e-5)
+            assert maps.mixing_ratio is not None
+            assert own.mixing_ratio is not None
+            torch.testing.assert_close(maps.mixing_ratio[row][:, places], own.mixing_ratio[0], rtol=1e-4, atol=1e-5)
+            assert not maps.mixing_ratio[row][:, ~places].any()
 
 
 @every_family
 def test_pieces_and_choices_of_scopes_change_nothing(name: str) -> None:
-    model, inputs = families.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64)
+    model, inputs = families.build(name, 0, torch.float64), inputs_of(name, dtype=torch.float64, batch=2)
     scopes = SCOPES[EVERY[name].style]
     (whole,) = NormMeter(model).measure(inputs, scopes=["attn", *scopes], weights=True).values()
-    for budget in (1, 3000, 100_000):
+    for budget in (1, 3000):
         (pieces,) = NormMeter(model, memory_budget=budget).measure(inputs, scopes=scopes).values()
         for scope in scopes:
             torch.testing.assert_close(pieces.norms[scope], whole.norms[scope], rtol=1e-11, atol=1e-13)

@@ -1,6 +1,6 @@
 """What every method promises for any call: a CaptumNormError in one sentence, or what each example alone gives.
 
-``CAPTUM_NORM_FUZZ=20`` in the environment, as ``make fuzz`` sets it, draws 20 times as many calls.
+``CAPTUM_NORM_FUZZ=40`` in the environment, as ``make fuzz`` sets it, draws 40 times as many calls.
 """
 
 import math
@@ -89,9 +89,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 FASTER = {"n_steps": 4, "n_samples": 3}
 RANDOM = ("gradient-shap", "shapley", "lime", "random")
 CASES = [(name, options) for name in METHODS for options in OPTIONS.get(name, [{}])]
-# How many calls: 2,000 in all, fewer of those that take longest.
-SLOW = {"decompx": 30, "cp-lrp": 30, "attnlrp": 40, "gim": 40, "lime": 30}
-CALLS = math.ceil((2000 - sum(SLOW.get(name, 0) for name, _ in CASES)) / sum(name not in SLOW for name, _ in CASES))
+# How many calls: 1,000 in all, fewer of those that take longest.
+SLOW = {"decompx": 15, "cp-lrp": 15, "attnlrp": 20, "gim": 20, "lime": 15}
+CALLS = math.ceil((1000 - sum(SLOW.get(name, 0) for name, _ in CASES)) / sum(name not in SLOW for name, _ in CASES))
 
 
 @cache
