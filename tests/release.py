@@ -1,7 +1,7 @@
 """Checks that a release can be made: ``python -m tests.release DIRECTORY`` (``make release-check``).
 
 Builds the source archive, and the wheel from it, into the directory; checks both; installs the wheel into a fresh
-environment with the versions of ``constraints.txt``; and runs there, in an empty folder, what the README shows.
+environment with the versions of ``constraints.txt``; and runs there, outside of the clone, what the README shows.
 """
 
 import os
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from packaging.metadata import Metadata
 
-from tests.test_readme import ROOT, blocks, commands
+from tests.browser.test_first_ten_minutes import PROMPT
+from tests.test_readme import PROGRAMS, ROOT, blocks, commands, write_story
 
 README = ROOT / "README.md"
-PROGRAMS = ("captum-norm", "norm-align")
 
 
 def say(text: str) -> None:
@@ -80,7 +80,9 @@ def install(wheel: Path, environment: Path) -> None:
 
 
 def follow_readme(environment: Path, folder: Path) -> None:
-    """Run the README's commands and Python in an empty folder."""
+    """Run the README's commands and Python in a folder that has but the reader's own files."""
+    (folder / "prompt.txt").write_text(PROMPT, encoding="utf-8")
+    write_story(folder, "story")
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     path = f"{environment / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin"
     settings = {**kept, "PATH": path, "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}

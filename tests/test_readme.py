@@ -68,15 +68,20 @@ def make_fairseq_files(folder: Path) -> None:
     heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     settings = argparse.Namespace(source_lang="fr", target_lang="en", **heads)
     torch.save({"args": settings, "model": weights}, folder / "checkpoint_best.pt")
+    write_story(folder, "test")
+
+
+def write_story(folder: Path, stem: str, count: int = 20) -> None:
+    """The first sentences of a story, a file for each language, and their alignments by hand in ``gold.talp``."""
     story = load_alibi()
-    for language, sentences in (("fr", story.sources[:20]), ("en", story.targets[:20])):
-        text = "".join(f"{' '.join(words).lower()}\n" for words in sentences)
-        (folder / f"test.{language}").write_text(text, encoding="utf-8")
+    for language, sentences in (("fr", story.sources), ("en", story.targets)):
+        text = "".join(f"{' '.join(words).lower()}\n" for words in sentences[:count])
+        (folder / f"{stem}.{language}").write_text(text, encoding="utf-8")
     links = [
         " ".join(f"{i + 1}{'-' if (i, j) in pair.sure else 'p'}{j + 1}" for i, j in pair.possible)
-        for pair in story.gold
+        for pair in story.gold[:count]
     ]
-    (folder / "gold.talp").write_text("".join(f"{line}\n" for line in links[:20]), encoding="utf-8")
+    (folder / "gold.talp").write_text("".join(f"{line}\n" for line in links), encoding="utf-8")
 
 
 @pytest.mark.parametrize("document", those_with("python"))
