@@ -65,9 +65,10 @@ faults: FACTOR ?= 30
 faults: $(INSTALLED) ## Kill workers, nodes and drivers of a run on a cluster at random (FACTOR=30 times)
 	CAPTUM_NORM_FAULTS=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/runs/test_faults.py
 
-format: $(INSTALLED) ## Format the code and repair what ruff can
+format: $(INSTALLED) $(MODULES) ## Format the code and repair what ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(NPM) run format
 
 docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going docs docs/_build/html

@@ -65,7 +65,7 @@ export function panel(example, method, state, shared) {
     const best = top ? `; largest ${formatted(top.value)}, ${rows[top.row]} from ${columns[top.column]}` : "";
     field.setAttribute(
       "aria-label",
-      `${method}, ${name.textContent}, ${rows.length} by ${columns.length}${best}. Arrow keys move from entry to entry.`,
+      `${[method, name.textContent].filter(Boolean).join(", ")}, ${rows.length} by ${columns.length}${best}. Arrow keys move from entry to entry.`,
     );
     if (details.open) fillList(list, largestEntries(grid.values, grid.columns, LISTED), rows, columns);
   };
