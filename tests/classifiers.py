@@ -22,9 +22,10 @@ def randomized(model: Any, seed: int, dtype: torch.dtype = torch.float64) -> Any
     return model.eval().to(dtype)
 
 
-def classifier(seed: int = 0, dtype: torch.dtype = torch.float64) -> Any:
-    """A BERT with three classes."""
-    config = hf.BertConfig(**families.TEXT | {"num_labels": 3})
+def classifier(seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """A BERT with three classes, and changes of its configuration."""
+    torch.manual_seed(seed)
+    config = hf.BertConfig(**families.TEXT | {"num_labels": 3} | changes)
     return randomized(hf.BertForSequenceClassification(config), seed, dtype)
 
 

@@ -10,17 +10,7 @@ from transformers.models.bert import modeling_bert
 
 from captum_norm import AttentionTimesGradient, Difference, InvalidInputError, UnsupportedModelError
 from tests import encoder_decoders, families
-from tests.classifiers import randomized
-from tests.families import TEXT
-
-
-def classifier(seed: int = 0) -> Any:
-    torch.manual_seed(seed)
-    model = hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"num_labels": 3}))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.double().train(False)
+from tests.classifiers import classifier, randomized
 
 
 def products(model: Any, ids: Tensor, chosen: Any) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from captum_norm.attr.frozen.attention import AttentionRules, with_rules
 from captum_norm.attr.frozen.network import ACTIVATIONS, FrozenNetwork, HookedModules
@@ -86,14 +87,16 @@ class GraphNetwork(FrozenNetwork):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Replace also what the model's own code computes of attention weights, and maps to a vocabulary."""
+        options = kwargs or {}
+        if not self.is_active or self._replacing:
+            return func(*args, **options)
         before = self._attended
-        if self.is_active and not self._replacing:
-            func = in_few_rows(func, args, kwargs or {})
-        output = super().__torch_function__(func, types, args, kwargs)
-        own = isinstance(output, Tensor) and self._attended == before and self.is_active and not self._replacing
-        if self._rules.temperature is None or not own:
+        if func is F.linear:
+            func = in_few_rows(args, options)
+        output = super().__torch_function__(func, types, args, options)
+        if self._rules.temperature is None or self._attended != before or not isinstance(output, Tensor):
             return output
-        return with_rules(func, args, kwargs or {}, output, self._rules.temperature)
+        return with_rules(func, args, options, output, self._rules.temperature)
 
     def attention(self, call: AttentionCall) -> Tensor:
         self._attended += 1

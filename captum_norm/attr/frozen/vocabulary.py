@@ -28,13 +28,13 @@ class _Linear(torch.autograd.Function):
         return passed, None, None
 
 
-def in_few_rows(func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
-    """Return a torch function, or one in its place if it is a map to a vocabulary."""
-    if func is not F.linear or len(args) < 2 or options.keys() - {"bias"}:
-        return func
+def in_few_rows(args: tuple[Any, ...], options: dict[str, Any]) -> Callable[..., Any]:
+    """Return torch's ``linear``, or a function in its place if its arguments make it a map to a vocabulary."""
+    if len(args) < 2 or options.keys() - {"bias"}:
+        return F.linear
     inputs, weight = args[:2]
     plain = type(weight) in (Tensor, nn.Parameter) and type(inputs) is Tensor and inputs.requires_grad
-    return _linear if plain and len(weight) >= TIMES * weight.shape[1] else func
+    return _linear if plain and len(weight) >= TIMES * weight.shape[1] else F.linear
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -19,24 +19,11 @@ from captum_norm.attr.frozen import propagation
 from captum_norm.attr.frozen.decompx import Bias
 from tests import families
 from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
+from tests.classifiers import classifier, randomized
 from tests.families import FAMILIES, GROUPED, TEXT
 
 WIDTH, FEED_FORWARD = TEXT["hidden_size"], TEXT["intermediate_size"]
 SHARINGS: tuple[Bias, ...] = ("absdot", "abssim", "norm", "equal", "cls")
-
-
-def shaken(model: Any, seed: int) -> Any:
-    """In float64, no parameter at its initial value."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.double().train(False)
-
-
-def classifier(seed: int = 0, **changes: Any) -> Any:
-    torch.manual_seed(seed)
-    return shaken(hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"num_labels": 3} | changes)), seed)
 
 
 def near(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
@@ -85,7 +72,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: 
 
 @pytest.mark.parametrize("propagate", [False, True])
 def test_next_words_equal_vectors_by_hand(propagate: bool) -> None:
-    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 1, 7)
+    model, ids = randomized(families.build("gpt2"), 0), families.inputs("gpt2", 0, 1, 7)
     with torch.no_grad():
         logits = gpt2_by_hand(model, ids, "apart")
     found = DecompX(model, propagate=propagate).decompose(ids, 5)
@@ -112,7 +99,7 @@ def test_rivals_that_are_nearly_alike_are_told_apart(bias: Bias) -> None:
 
 @pytest.mark.parametrize("propagate", [False, True])
 def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
-    model, ids = shaken(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
+    model, ids = randomized(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
     with torch.no_grad():
         logits = llama_by_hand(model, ids, "apart")
     found = DecompX(model, propagate=propagate).decompose(ids, 5)
@@ -174,7 +161,7 @@ def heads() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", list(heads()))
 def test_heads_and_activations_are_taken_apart(name: str) -> None:
-    model, ids = shaken(heads()[name], 0), families.inputs("bert", 0, 2, 7)
+    model, ids = randomized(heads()[name], 0), families.inputs("bert", 0, 2, 7)
     graph, parts = (DecompX(model, propagate=propagate).decompose(ids, 1, position=-1) for propagate in (False, True))
     near(graph.scores, parts.scores)
     near(graph.bias, parts.bias)
@@ -185,7 +172,7 @@ def test_heads_and_activations_are_taken_apart(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "width"), [("bert", FEED_FORWARD), ("albert", FEED_FORWARD), ("gpt2", 4 * WIDTH)])
 def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> None:
-    model, ids = shaken(families.build(name), 0), families.inputs(name, 0, 2, 7)
+    model, ids = randomized(families.build(name), 0), families.inputs(name, 0, 2, 7)
     copy = propagation.LAYER_COPIES * 7 * width * 8
     copies: list[int] = []
     model.register_forward_pre_hook(
@@ -211,7 +198,7 @@ def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> No
 
 
 def test_layers_may_write_into_the_stream_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
+    model, ids = randomized(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
 
     def results() -> list[Tensor]:
         found = [DecompX(model, propagate=propagate).attribute(ids, 1) for propagate in (False, True)]

@@ -21,7 +21,8 @@ from tests.attr.frozen.decompx_by_hand import (
     share,
     start,
 )
-from tests.attr.frozen.test_decompx import SHARINGS, WIDTH, classifier, near, shaken
+from tests.attr.frozen.test_decompx import SHARINGS, WIDTH, near
+from tests.classifiers import classifier, randomized
 from tests.families import GROUPED
 
 LLAMA_WITH_BIASES = GROUPED | {"attention_bias": True, "mlp_bias": True}
@@ -39,7 +40,7 @@ def test_biases_of_attention_are_shared_as_one(name: str) -> None:
     build, by_hand, tolerance = MODELS[name]
     for seed, bias in enumerate(SHARINGS):
         torch.manual_seed(seed)
-        model, ids = shaken(build(), seed), families.inputs("llama", seed, 1, 7)
+        model, ids = randomized(build(), seed), families.inputs("llama", seed, 1, 7)
         with torch.no_grad():
             logits = by_hand(model, ids, bias)
         found = DecompX(model, bias).decompose(ids, 5)
@@ -54,7 +55,7 @@ def test_all_that_is_added_from_the_value_projection_on_is_one_bias() -> None:
     attention = model.model.layers[0].self_attn
     width, head_width = attention.v_proj.out_features, attention.head_dim
     attention.v_proj = nn.Sequential(nn.Linear(WIDTH, width), nn.LayerNorm(width), nn.Linear(width, width))
-    model = shaken(model, 0)
+    model = randomized(model, 0)
     layer, value, output = model.model.layers[0], attention.v_proj, eager(model, ids)
     parts = start(output.hidden_states[0][0])
     for bias in SHARINGS:
@@ -83,7 +84,7 @@ def test_the_shift_of_a_norm_in_front_of_attention_is_shared_where_it_is_added()
     model, ids = hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA_WITH_BIASES)), families.inputs("llama", 0, 1, 7)
     for layer in model.model.layers:
         layer.input_layernorm = nn.LayerNorm(WIDTH)
-    model = shaken(model, 0)
+    model = randomized(model, 0)
     expected = DecompX(model, "absdot").vectors(ids).vectors
     for layer in model.model.layers:
         layer.self_attn.__class__, layer.self_attn.norm = NormedInside, layer.input_layernorm

@@ -12,7 +12,8 @@ from captum_norm.attr.frozen import propagation
 from captum_norm.attr.frozen.decompx import Bias
 from tests import families, feed_forwards, oracle
 from tests.attr.frozen.decompx_by_hand import ByHand, eager, share, start
-from tests.attr.frozen.test_decompx import SHARINGS, first_output, near, shaken
+from tests.attr.frozen.test_decompx import SHARINGS, first_output, near
+from tests.classifiers import randomized
 from tests.families import FAMILIES, GROUPED, TEXT
 
 MIXTURES = {
@@ -75,7 +76,7 @@ def by_hand(name: str, model: Any, ids: Tensor, sharing: str) -> tuple[Tensor, T
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_equal_frozen_experts_by_hand(name: str, seed: int) -> None:
-    model, ids = shaken(families.build(name, seed), seed), families.inputs(name, seed, 1, 7)
+    model, ids = randomized(families.build(name, seed), seed), families.inputs(name, seed, 1, 7)
     with torch.no_grad():
         _, logits = by_hand(name, model, ids, "apart")
     for propagate in (False, True):
@@ -89,7 +90,7 @@ def test_mixtures_equal_frozen_experts_by_hand(name: str, seed: int) -> None:
 def test_biases_of_experts_and_attention_are_shared_as_by_hand(bias: Bias) -> None:
     """With attention sinks: weights that do not sum to 1 take as much of the value bias."""
     for seed in range(2):
-        model, ids = shaken(families.build("gpt-oss", seed), seed), families.inputs("gpt-oss", seed, 1, 7)
+        model, ids = randomized(families.build("gpt-oss", seed), seed), families.inputs("gpt-oss", seed, 1, 7)
         with torch.no_grad():
             states, logits = by_hand("gpt-oss", model, ids, bias)
         method = DecompX(model, bias)

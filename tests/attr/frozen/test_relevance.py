@@ -22,8 +22,9 @@ from captum_norm.forward import room
 from tests import encoder_decoders, families
 from tests.attr.frozen import relevance_by_hand as by_hand
 from tests.attr.frozen.relevance_rules import Rules, soft_cap
-from tests.attr.frozen.test_decompx import REFUSED, classifier, first_output, shaken
+from tests.attr.frozen.test_decompx import REFUSED, first_output
 from tests.attr.frozen.test_decompx_encoder_decoders import WHOLE
+from tests.classifiers import classifier, randomized
 from tests.families import FAMILIES
 
 METHODS: dict[str, Any] = {method.name: method for method in (CPLRP, AttnLRP, GIM)}
@@ -47,7 +48,7 @@ def expect(method: Any, ids: Tensor, target: int, scores: Tensor, number: Tensor
 @every_method
 @pytest.mark.parametrize("seed", range(2))
 def test_gpt2_equals_rules_by_hand(name: str, seed: int) -> None:
-    model, ids = shaken(families.build("gpt2", seed), seed), families.inputs("gpt2", seed, 2, 7)
+    model, ids = randomized(families.build("gpt2", seed), seed), families.inputs("gpt2", seed, 2, 7)
     expect(METHODS[name](model), ids, 5, *by_hand.gpt2(model, Rules(name), ids, 5))
 
 
@@ -64,13 +65,13 @@ def test_bert_equals_rules_by_hand(name: str, seed: int) -> None:
 @every_method
 @pytest.mark.parametrize(("seed", "product"), [(0, "flash"), (1, "flash"), (0, "softmax"), (1, "capped")])
 def test_grouped_queries_and_gates_equal_rules_by_hand(name: str, seed: int, product: str) -> None:
-    model, ids = shaken(by_hand.Llama(product), seed), torch.randint(0, 40, (2, 6))
+    model, ids = randomized(by_hand.Llama(product), seed), torch.randint(0, 40, (2, 6))
     expect(METHODS[name](model), ids, 5, *by_hand.llama(model, Rules(name), ids, 5))
 
 
 @every_method
 def test_mixtures_of_experts_equal_rules_by_hand(name: str) -> None:
-    model, ids = shaken(families.build("mixtral", 1), 1), families.inputs("mixtral", 1, 2, 7)
+    model, ids = randomized(families.build("mixtral", 1), 1), families.inputs("mixtral", 1, 2, 7)
     scores, number = by_hand.mixtral(model, Rules(name), ids, 5)
     found = METHODS[name](model).decompose(ids, 5)
     near(found.scores, scores, 1e-6)  # its file computes softmax and norms in float32
@@ -88,14 +89,14 @@ def test_cp_lrp_is_decompx_with_biases_apart_where_activations_are_zero_at_zero(
         else:
             assert (found.scores - expected.scores).abs().max() > 0.1 * expected.scores.abs().max()
             assert found.convergence_delta.max() < 1e-12
-    model, ids = shaken(by_hand.Llama(), 0), torch.randint(0, 40, (2, 6))
+    model, ids = randomized(by_hand.Llama(), 0), torch.randint(0, 40, (2, 6))
     found, expected = (method(model).decompose(ids, 1) for method in (CPLRP, DecompX))
     assert (found.scores - expected.scores).abs().max() > 0.01 * expected.scores.abs().max()
 
 
 @every_method
 def test_several_values_come_from_one_forward_pass(name: str) -> None:
-    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
+    model, ids = randomized(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
     method, runs = METHODS[name](model), list[int]()
     method.attribute(ids)  # what is learnt of the model takes runs of its own
     model.transformer.wte.register_forward_hook(lambda *_: runs.append(1))
@@ -130,7 +131,7 @@ def test_several_values_of_one_position_have_a_target_each(name: str) -> None:
 
 @pytest.mark.parametrize("bias", ["apart", "absdot"])
 def test_several_values_come_from_one_propagation(bias: Any) -> None:
-    model, ids = shaken(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
+    model, ids = randomized(families.build("gpt2"), 0), families.inputs("gpt2", 0, 2, 7)
     method = DecompX(model, bias, propagate=True)
     tokens, where = [[9, 3], [4, 11]], [[2, 6], [6, 1]]
     found = method.decompose(ids, tokens, position=where)
@@ -226,7 +227,7 @@ def test_encoder_decoders_are_complete(family: str) -> None:
 @every_method
 @pytest.mark.parametrize("product", ["flash", "softmax"])
 def test_the_model_is_left_as_it_was(name: str, product: str) -> None:
-    model, ids = shaken(by_hand.Llama(product), 0).train(), torch.randint(0, 40, (2, 6))
+    model, ids = randomized(by_hand.Llama(product), 0).train(), torch.randint(0, 40, (2, 6))
     attributes = {module: set(vars(module)) for module in model.modules()}
     method = METHODS[name](model)
     expected = method.attribute(ids, 1)
@@ -248,7 +249,7 @@ def test_the_model_is_left_as_it_was(name: str, product: str) -> None:
 @every_method
 @pytest.mark.parametrize("product", ["flash", "softmax"])
 def test_steps_that_are_not_understood_are_refused(name: str, product: str) -> None:
-    model, ids = shaken(by_hand.Llama(product), 0), torch.randint(0, 40, (2, 6))
+    model, ids = randomized(by_hand.Llama(product), 0), torch.randint(0, 40, (2, 6))
     del model.layers[0].act
     model.layers[0].act = lambda z: z * z / 9
     with pytest.raises(IncompleteDecompositionError, match="do not add up to it"):
@@ -305,7 +306,7 @@ def test_maps_to_a_vocabulary_are_differentiated_where_they_are_read(
 ) -> None:
     model, ids = by_hand.Llama(), torch.randint(0, 40, (2, 6))
     model.head = torch.nn.Linear(24, 300)
-    shaken(model, 0)
+    randomized(model, 0)
     linear, rows = vocabulary._linear, list[Tensor]()
 
     def look(inputs: Tensor, *parameters: Any) -> Tensor:
