@@ -34,7 +34,14 @@ class RandomScores(Attribution):
         super().__init__(self.model)
 
     @log_usage()  # type: ignore[untyped-decorator]
-    def attribute(self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None) -> Tensor:  # noqa: ARG002
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,  # noqa: ARG002
+        additional_forward_args: Any = None,
+        *,
+        position: Any = None,  # noqa: ARG002
+    ) -> Tensor:
         """Draw scores uniformly from 0 to 1 at real positions, (B, S)."""
         call = bind_inputs(self.model, inputs, additional_forward_args)
         real = real_positions(call)

@@ -162,7 +162,7 @@ class GenerationAttribution(Attribution):
             prompt_length=len(read.ids),
             template=template.tolist(),
             explained=Explained(
-                method=_title(self.method),
+                method=_name(self.method),
                 unit=_unit(self.method),
                 prompt=read.text,
                 answer="".join(texts),
@@ -287,8 +287,8 @@ def _summed(scores: Tensor, segments: Segments) -> Tensor:
     return scores.new_zeros(len(segments.names)).index_add(0, numbers[inside], scores[: len(numbers)][inside])
 
 
-def _title(method: Any) -> str:
-    return str(getattr(method, "title", None) or getattr(method, "signature", type(method).__name__))
+def _name(method: Any) -> str:
+    return str(getattr(method, "name", None) or getattr(method, "signature", type(method).__name__))
 
 
 def _unit(method: Any) -> str:

@@ -17,7 +17,7 @@ class Explained:
     """What was explained, and how.
 
     Attributes:
-        method: the method's title.
+        method: the method's name.
         unit: what the scores are.
         prompt: the prompt's text, with its chat template; None if token ids were given.
         answer: the answer's text.

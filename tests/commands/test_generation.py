@@ -70,6 +70,15 @@ def test_segments_from_a_file(prompt: str, tmp_path: Path) -> None:
     assert written(out)["segments"] == PROMPT.splitlines()[:2]
 
 
+@pytest.mark.parametrize("method", ["random", "saliency", "information-flow", "weights"])
+def test_other_methods(tmp_path: Path, method: str) -> None:
+    out = tmp_path / "answer.json"
+    assert explain("Clara found", "--answer", " a", "--method", method, "--out", str(out)) == 0
+    content = written(out)
+    assert content["method"] == method
+    assert any(score > 0 for score in content["scores"])
+
+
 def test_words_are_segments(
     prompt: str, tmp_path: Path, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]
 ) -> None:
