@@ -71,7 +71,8 @@ function passage(example, method, state) {
     own.outputs?.draw(colored === "output" ? reading : null, max, places);
     scale.show(max, reading?.unit ?? "", reading?.signed ?? false, state.get("theme"));
     const texts = (colored === "output" ? example.outputs : example.inputs)?.texts ?? [];
-    top.textContent = reading ? topText(reading.values, texts, NAMED) : "";
+    const ranked = reading && counted ? reading.values.map((value, at) => (counted[at] ? value : 0)) : reading?.values;
+    top.textContent = ranked ? topText(ranked, texts, NAMED) : "";
     element.classList.toggle("chosen", method === state.get("method"));
     return top.textContent ? `${method}: ${top.textContent}` : "";
   };
