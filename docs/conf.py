@@ -51,6 +51,8 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"{project} {release}"
+html_static_path = ["_static"]
+html_css_files = ["reference.css"]
 
 
 def setup(app: Sphinx) -> None:
