@@ -28,6 +28,9 @@ MAX_WORD_PAIRS = 10_000_000
 MIN_PROBABILITY = 0.05
 """Links that are less probable than this are not counted."""
 
+LETTERS = 4
+"""Words are counted by their first letters, so many: inflected forms of a word count together."""
+
 FLOOR = 0.02
 """What the lexical map gives two words that are never linked elsewhere, before rows and columns are normalised."""
 
@@ -41,7 +44,7 @@ _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
 class Lexicon:
     r"""Word pairs of a text, with the sums of their link probabilities.
 
-    Lexicons of parts of a text are added by :meth:`merge`. Words are compared in lower case.
+    Lexicons of parts of a text are added by :meth:`merge`. Words are compared in lower case and by their first letters.
 
     The table is bounded: when it exceeds ``max_word_pairs``, the word pairs with the lowest counts are dropped until
     three quarters are left. The totals of their words stay as they are, so pruning lowers a coefficient of two words
@@ -50,12 +53,13 @@ class Lexicon:
 
     Args:
         max_word_pairs: the largest number of word pairs.
+        letters: how many letters of a word count; None for the whole word.
 
     Attributes:
         sentence_pairs: the number of sentence pairs counted.
 
     Raises:
-        InvalidInputError: the bound is less than 1.
+        InvalidInputError: one of the numbers is less than 1.
 
     >>> lexicon = Lexicon()
     >>> lexicon.count(["le", "roi"], ["the", "king"], [[0.9, 0.0], [0.1, 1.0]])
@@ -66,10 +70,12 @@ class Lexicon:
     [[0.72, 0.0]]
     """
 
-    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS) -> None:
-        if max_word_pairs < 1:
-            raise InvalidInputError(f"got max_word_pairs={max_word_pairs}, expected at least 1")
-        self.max_word_pairs = max_word_pairs
+    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS, letters: int | None = LETTERS) -> None:
+        if max_word_pairs < 1 or (letters is not None and letters < 1):
+            raise InvalidInputError(
+                f"got max_word_pairs={max_word_pairs} and letters={letters}, expected at least 1, or letters=None"
+            )
+        self.max_word_pairs, self.letters = max_word_pairs, letters
         self.sentence_pairs = 0
         self._sides: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._totals = np.zeros(0), np.zeros(0)
@@ -92,14 +98,20 @@ class Lexicon:
         rows, columns = np.nonzero(matrix >= MIN_PROBABILITY)
         counts = matrix[rows, columns]
         ids = [
-            np.array([side.setdefault(word.lower(), len(side)) for word in words], np.uint64)
+            np.array([side.setdefault(self._form(word), len(side)) for word in words], np.uint64)
             for side, words in zip(self._sides, (source, target), strict=True)
         ]
         self._add((ids[0][columns] << _SIDE) | ids[1][rows], counts)
         self.sentence_pairs += 1
 
     def merge(self, other: "Lexicon") -> None:
-        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding."""
+        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding.
+
+        Raises:
+            InvalidInputError: the other one counts words by another number of letters.
+        """
+        if self.letters != other.letters:
+            raise InvalidInputError(f"got lexicons of letters={self.letters} and {other.letters}; count both alike")
         other._settle()
         moved = [
             np.array([mine.setdefault(word, len(mine)) for word in theirs], np.uint64)
@@ -116,7 +128,7 @@ class Lexicon:
 
     def copy(self) -> "Lexicon":
         """A lexicon with the same counts."""
-        lexicon = Lexicon(max_word_pairs=self.max_word_pairs)
+        lexicon = Lexicon(max_word_pairs=self.max_word_pairs, letters=self.letters)
         lexicon.merge(self)
         return lexicon
 
@@ -187,6 +199,7 @@ class Lexicon:
         description = {
             "format": _FORMAT,
             "max_word_pairs": self.max_word_pairs,
+            "letters": self.letters,
             "sentence_pairs": self.sentence_pairs,
             "sides": [list(side) for side in self._sides],
         }
@@ -213,7 +226,7 @@ class Lexicon:
             raise InvalidInputError(f"{name} is not a lexicon; give a file that --save-lexicon wrote") from error
         if not _is_sound(description, keys, counts, totals):
             raise InvalidInputError(f"{name} is not a lexicon, or damaged; give a file that --save-lexicon wrote")
-        lexicon = cls(max_word_pairs=description["max_word_pairs"])
+        lexicon = cls(max_word_pairs=description["max_word_pairs"], letters=description["letters"])
         lexicon.sentence_pairs = description["sentence_pairs"]
         first, second = ({word: place for place, word in enumerate(words)} for words in description["sides"])
         lexicon._sides = first, second
@@ -231,9 +244,12 @@ class Lexicon:
             return np.zeros(known.shape)
         return np.where(known & (self._keys[places] == wanted), self._counts[places], 0.0)
 
-    @staticmethod
-    def _places(side: dict[str, int], words: Sequence[str]) -> NDArray[np.intp]:
-        return np.array([side.get(word.lower(), -1) for word in words], np.intp)
+    def _form(self, word: str) -> str:
+        """The form in which a word is counted."""
+        return word.lower()[: self.letters]
+
+    def _places(self, side: dict[str, int], words: Sequence[str]) -> NDArray[np.intp]:
+        return np.array([side.get(self._form(word), -1) for word in words], np.intp)
 
     def _add(self, keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> None:
         self._added.append((keys, counts))
@@ -300,6 +316,9 @@ def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -
     if not (isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, list) for side in sides)):
         return False
     if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[0]:
+        return False
+    letters = description.get("letters", 0)
+    if letters is not None and not (type(letters) is int and letters > 0):
         return False
     if not all(isinstance(word, str) for side in sides for word in side):
         return False

@@ -171,5 +171,5 @@ class TextAligner(ABC):
         """
         if lexicon is None:
             return self.recipe.decode(word_map)
-        found = self.recipe.decode(lexicon.applied(word_map, source, target, own))
+        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), lexical=True)
         return ScoredAlignment(found.links, found.probabilities, corpus_statistics=True)

@@ -90,6 +90,16 @@ def test_unknown_words_and_case() -> None:
     known = lexicon.dice(["s1", "s2"], ["T1", "t3"])
     assert np.array_equal(lexicon.dice(["S1", "s2", "none"], ["t1", "T3", "s1"]), np.pad(known, ((0, 1), (0, 1))))
     assert Lexicon().dice(["a"], ["b", "c"]).tolist() == [[0], [0]]
+    forms = Lexicon()
+    forms.count(["Élevait", "élevé"], ["raise"], [[0.5, 0.25]])
+    assert forms.total("élevons", "RAISED") == 0.75
+    assert forms.total("élef", "raise") == 0
+    whole = Lexicon(letters=None)
+    whole.count(["Élevait", "élevé"], ["raise"], [[0.5, 0.25]])
+    assert (whole.total("élevait", "raise"), whole.total("élevons", "raise")) == (0.5, 0)
+    assert whole.copy().letters is None
+    with pytest.raises(InvalidInputError, match="got lexicons of letters=4 and None"):
+        forms.merge(whole)
     even = Lexicon().applied([[3.0, 1.0], [1.0, 3.0]], ["a", "b"], ["c", "d"])
     assert even[0, 0] == even[1, 1] > even[0, 1]
 
@@ -143,7 +153,7 @@ import resource
 import numpy as np
 from alignment.lexicon import Lexicon
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-lexicon, words, ones = Lexicon(), [f"w{n}" for n in range(1000)], np.ones((1000, 100))
+lexicon, words, ones = Lexicon(), [f"{n:04}" for n in range(1000)], np.ones((1000, 100))
 for part in range(0, 1000, 100):
     lexicon.count(words[part : part + 100], words, ones)
 assert len(lexicon) == 1_000_000
@@ -195,6 +205,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(description=described(format="other"))
     refused(description=described(sides=[["a"], ["b"]]))
     refused(description=described(max_word_pairs="9"))
+    refused(description=described(letters=0))
     refused(description=np.frombuffer(b"[]", np.uint8))
     content = (tmp_path / "sound.npz").read_bytes()
     for damaged in (b"", b"text\n", content[:-30], content[:200] + b"?" * 9 + content[209:]):
@@ -220,5 +231,6 @@ def test_what_is_refused(probabilities: Any, message: str) -> None:
             call(*words, probabilities)
     with pytest.raises(InvalidInputError, match=message):
         Lexicon().applied(probabilities, *words)
-    with pytest.raises(InvalidInputError, match="got max_word_pairs=0"):
-        Lexicon(max_word_pairs=0)
+    for options in ({"max_word_pairs": 0}, {"letters": 0}):
+        with pytest.raises(InvalidInputError, match="expected at least 1"):
+            Lexicon(**options)
