@@ -16,6 +16,7 @@ from statistics import median
 import torch
 
 from alignment.aligner import WordAligner, without_head
+from alignment.bidirectional import BidirectionalAligner
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax
 from alignment.extraction import PieceMaps, attention_maps, word_maps
@@ -70,6 +71,30 @@ def throughput(repeats: int, copies: int) -> None:
         print(f"{title:22}{len(pairs) / taken:8.0f} sentences/s{times[0] / taken:7.2f} × the forward pass's")
 
 
+def both_directions(repeats: int, copies: int) -> None:
+    """Print sentences per second of two models: forward passes, both directions combined, and with a lexicon."""
+    loaded = [load_shipped_model(name) for name in ("fr-en", "en-fr")]
+    pairs = _story() * copies
+    sides = [pairs, [(target, source) for source, target in pairs]]
+    batches = [list(teacher_forced_batches(*one, side)) for one, side in zip(loaded, sides, strict=True)]
+
+    def forward() -> None:
+        for (model, _), own in zip(loaded, batches, strict=True):
+            for batch in own:
+                model(**batch.inputs)
+
+    def align(count_text: bool) -> None:
+        heads = zip(loaded, (2, 0), strict=True)
+        both = [WordAligner(*one, layer=0, head=head, recipe="hmm") for one, head in heads]
+        BidirectionalAligner(*both, count_text=count_text).align(*zip(*pairs, strict=True))
+
+    runs: dict[str, Run] = {"two forward passes": forward}
+    runs |= {"both directions": partial(align, False), "with a lexicon": partial(align, True)}
+    times = alternate(list(runs.values()), repeats)
+    for title, taken in zip(runs, times, strict=True):
+        print(f"{title:22}{len(pairs) / taken:8.0f} sentences/s{times[0] / taken:7.2f} × the forward passes'")
+
+
 def _story() -> list[tuple[Sequence[str], Sequence[str]]]:
     story = load_alibi()
     return list(zip(story.sources, story.targets, strict=True))
@@ -99,6 +124,7 @@ def main() -> None:
     torch.set_num_threads(2)
     with torch.no_grad():
         throughput(arguments.repeats, arguments.copies)
+        both_directions(arguments.repeats, arguments.copies)
         memory(1)
     alignment_gradients.report(arguments.repeats)
 
