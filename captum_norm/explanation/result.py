@@ -10,6 +10,7 @@ from captum_norm.aggregation import with_prefix_rows
 from captum_norm.arguments import as_count, as_index
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.errors import InvalidInputError
+from captum_norm.explanation.words import by_words
 from captum_norm.maps import AttributionMaps
 from captum_norm.tables import csv_text, data_frame, json_text
 from captum_norm.versions import versions
@@ -111,9 +112,8 @@ class Explanation:
         Raises:
             InvalidInputError: this is no way to score words.
         """
-        from captum_norm.explanation.words import by_words
-
-        return by_words(self, score)
+        found: Explanation = by_words(self, score)
+        return found
 
     @property
     def squares(self) -> Tensor | None:

@@ -329,7 +329,8 @@ def _with_norms(found: Explanation, subject: _Subject, task: _Task) -> Explanati
         )
         for text, words in zip(found.texts, found.words_of_tokens, strict=True)
     ]
-    return with_words(found, [scores for scores, _ in parts], [square for _, square in parts])
+    by_word: Explanation = with_words(found, [scores for scores, _ in parts], [square for _, square in parts])
+    return by_word
 
 
 def _mapped(

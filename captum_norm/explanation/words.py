@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch.nn.functional import pad
 from captum_norm.arguments import one_of
 from captum_norm.errors import InvalidInputError
 from captum_norm.words import WORD_MEASURES, Words, WordScore, words_of
-
-if TYPE_CHECKING:
-    from captum_norm.explanation.result import Explanation
 
 
 def words_of_texts(tokenizer: Any, ids: Tensor, real: Tensor, texts: Sequence[str], virtual: int = 0) -> list[Words]:
@@ -31,7 +28,7 @@ def words_of_texts(tokenizer: Any, ids: Tensor, real: Tensor, texts: Sequence[st
     return [words_of(tokenizer, row[kept].tolist(), text).behind(names) for row, kept, text in rows]
 
 
-def by_words(explanation: "Explanation", score: WordScore) -> "Explanation":
+def by_words(explanation: Any, score: WordScore) -> Any:
     """Return the explanation of words, whose scores and maps come from those of their tokens."""
     one_of("score", score, WORD_MEASURES[:3])
     parts = list(zip(explanation.words_of_tokens, explanation, strict=True))
@@ -40,11 +37,11 @@ def by_words(explanation: "Explanation", score: WordScore) -> "Explanation":
     return with_words(explanation, scores, [square for square in squares if square is not None])
 
 
-def with_words(explanation: "Explanation", scores: Sequence[Tensor], squares: Sequence[Tensor]) -> "Explanation":
+def with_words(explanation: Any, scores: Sequence[Tensor], squares: Sequence[Tensor]) -> Any:
     """Replace tokens by words.
 
     Args:
-        explanation: the explanation.
+        explanation: the :class:`captum_norm.Explanation`.
         scores: the scores of each text's words, (W,).
         squares: the maps of each text's words, (1, L, [H,] W, W); none if the method has no maps.
     """
