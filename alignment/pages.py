@@ -10,23 +10,26 @@ from rich.table import Table as TerminalTable
 
 from alignment.aer import alignment_error_rate
 from alignment.links import Alignment, GoldAlignment
+from alignment.scored import ScoredAlignment
 from alignment.selection import Choice
 from alignment.settings import SETTINGS
 from alignment.sweep import AUTO, AttentionMethod, Reading, Sweep
 from alignment.sweep_report import TITLES, head_figure, layer_figure, tables
+from alignment.text_aligner import Pairs, TextAligner
 from captum_norm import InvalidInputError
 from captum_norm.visualization import figure_bytes
 from captum_norm.visualization.page import Column, Example, Figure, Links, Maps, Page, Table, Tokens
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _MOST_EXAMPLES = 8
+_MOST_PAIRS = 50
 _TITLE = 60
 
 
 def alignment_page(
     sources: Sequence[Sequence[str]],
     targets: Sequence[Sequence[str]],
-    alignments: Sequence[Alignment],
+    alignments: Sequence[Alignment | ScoredAlignment],
     *,
     maps: Sequence[ArrayLike | None] | None = None,
     gold: Sequence[GoldAlignment] | None = None,
@@ -39,7 +42,7 @@ def alignment_page(
     Args:
         sources: the words of each source sentence.
         targets: the words of each target sentence.
-        alignments: the alignment of each pair.
+        alignments: the alignment of each pair, with or without probabilities.
         maps: the word map that each alignment was read from, (T, S) or with the null column (T, S + 1); None without.
         gold: the gold alignment of each pair.
         title: the page's heading.
@@ -83,6 +86,32 @@ def alignment_page(
             )
         )
     return Page(title, facts=facts, examples=examples)
+
+
+def aligner_page(aligner: TextAligner, pairs: Pairs, *, facts: Mapping[str, str] = _NO_FACTS) -> Page:
+    """Put the first sentence pairs on a page, as an aligner reads them: maps, links and their probabilities.
+
+    Args:
+        aligner: the aligner; what it leaves open is chosen on these pairs if it is not chosen yet.
+        pairs: source words and target words; those that cannot be used are left out.
+        facts: names and values to show under the heading.
+
+    Raises:
+        InvalidInputError: the aligner counts the word pairs of a whole text, or none of the pairs can be used.
+        CaptumNormError: the method fails on the model.
+    """
+    if aligner.count_text:
+        raise InvalidInputError("got an aligner that counts a whole text; give it the counts as lexicon=")
+    shown = pairs[:_MOST_PAIRS]
+    maps = {index: found for index, found in aligner.map_each(shown) if not isinstance(found, InvalidInputError)}
+    kept = sorted(maps)
+    return alignment_page(
+        [shown[index][0] for index in kept],
+        [shown[index][1] for index in kept],
+        [aligner.read(maps[index], *shown[index], aligner.lexicon) for index in kept],
+        maps=[maps[index] for index in kept],
+        facts=facts,
+    )
 
 
 def sweep_page(sweep: Sweep, model: str) -> Page:
@@ -156,7 +185,7 @@ def _example(
     source: Sequence[str],
     target: Sequence[str],
     maps: Mapping[str, Sequence[Any]],
-    links: Mapping[str, Alignment],
+    links: Mapping[str, Alignment | ScoredAlignment],
     gold: GoldAlignment | None,
     facts: Mapping[str, str] = _NO_FACTS,
 ) -> Example:
@@ -171,7 +200,7 @@ def _example(
         ],
         links=[
             Links(
-                [(target_word, source_word, None) for source_word, target_word in found],
+                _with_probabilities(found),
                 sure=None if gold is None else _turned(gold.sure),
                 possible=None if gold is None else _turned(gold.possible),
                 method=name,
@@ -185,6 +214,14 @@ def _example(
 def _rounded(values: Any) -> Any:
     """Round to the three digits that a picture shows: such numbers compress to half."""
     return np.asarray(values).astype(np.float16).astype(np.float32)
+
+
+def _with_probabilities(found: Alignment | ScoredAlignment) -> list[tuple[int, int, float | None]]:
+    if isinstance(found, Alignment):
+        return [(target, source, None) for source, target in found]
+    if found.probabilities is None:
+        return _with_probabilities(found.links)
+    return [(target, source, score) for (source, target), score in found.scored_links()]
 
 
 def _turned(links: Alignment) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from captum_norm import InvalidInputError
 from captum_norm.commands import workers
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, share
+from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.files import check_writable
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
@@ -78,6 +79,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also write how probable each link is, i-j:p; for the recipe hmm, in both directions by add, multiply or "
         "mutual",
+    )
+    written.add_argument(
+        "--page",
+        type=output_path([".html"]),
+        metavar="FILE.html",
+        help="also write a page with the first sentence pairs: their maps, and lines between the words",
     )
     written.add_argument(
         "--min-score", type=share, default=0.0, metavar="P", help="leave out links less probable than this"
@@ -184,11 +191,28 @@ def _run(options: argparse.Namespace) -> None:
         )
         if aligner.corpus_statistics:
             report("the links hold corpus statistics: a lexicon counted from other sentences took part")
+        if options.page is not None:
+            write_outputs({options.page: _page(aligner, first, options)})
         report(str(counts))
+
+
+def _page(aligner: "TextAligner", pairs: Pairs, options: argparse.Namespace) -> bytes:
+    from alignment.pages import aligner_page
+    from captum_norm.visualization import render_page
+
+    facts = {"model": options.model} | ({} if options.reverse_model is None else {"reverse": options.reverse_model})
+    return render_page(aligner_page(aligner, pairs, facts=facts)).encode()
 
 
 def _check_outputs(options: argparse.Namespace, inputs: Sequence[TextSource], *, rereadable: bool) -> None:
     """Check that the files can be written, before a model is loaded."""
+    if options.page is not None and not rereadable:
+        raise InvalidInputError("got --page and a stream, which can be read only once; give files")
+    if options.page is not None and options.lexicon:
+        raise InvalidInputError(
+            "got --page and --lexicon, whose links depend on the whole text; save the counts by --save-lexicon, and "
+            "give them in a second run: --use-lexicon FILE --page FILE.html"
+        )
     if options.save_lexicon is not None:
         if options.save_lexicon == options.out:
             raise InvalidInputError(f"got {options.out} for --out and --save-lexicon; give two names")

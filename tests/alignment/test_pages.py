@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alignment import Alignment, GoldAlignment, alignment_error_rate
+from alignment import Alignment, GoldAlignment, WordAligner, alignment_error_rate
 from alignment.corpora import load_alibi
-from alignment.pages import alignment_page, sweep_page
+from alignment.pages import aligner_page, alignment_page, sweep_page
+from alignment.scored import ScoredAlignment
 from alignment.selection import Choice
 from alignment.shipped import load_shipped_model
 from alignment.sweep import AUTO, Reading, Sweep, sweep
@@ -45,6 +46,23 @@ def test_no_gold_links_are_none_and_not_an_empty_gold_alignment() -> None:
 
     assert gold_of() == (None, None)
     assert gold_of(gold=[GoldAlignment(Alignment())]) == ([], [])
+
+
+def test_an_aligners_page_has_the_maps_and_probabilities_that_it_reads() -> None:
+    model, tokenizer = load_shipped_model("fr-en")
+    story = load_alibi("last-lesson")
+    pairs = [*zip(story.sources[3:6], story.targets[3:6], strict=True), (["la"] * 3000, ["the"])]
+    aligner = WordAligner(model, tokenizer, layer=0, head=2, recipe="hmm")
+    examples = aligner_page(aligner, pairs).examples
+    assert len(examples) == 3
+    maps, answers = dict(aligner.map_each(pairs[:3])), dict(aligner.read_each(pairs[:3]))
+    for index, example in enumerate(examples):
+        found = answers[index]
+        assert isinstance(found, ScoredAlignment)
+        assert example.links[0].links == [(j, i, pytest.approx(score)) for (i, j), score in found.scored_links()]
+        np.testing.assert_allclose(example.maps[0].values[0], maps[index], rtol=1e-3, atol=1e-6)
+    with pytest.raises(InvalidInputError, match="counts a whole text"):
+        aligner_page(WordAligner(model, tokenizer, recipe="hmm", count_text=True), pairs)
 
 
 @pytest.mark.parametrize("null", [False, True])

@@ -29,6 +29,7 @@ from captum_norm.runs import RayBackend, journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 from tests.runs.damage import tree
+from tests.visualization.page.test_page import content as content_of
 
 PAIRS = [f"{source} ||| {target}" for source, target in zip(FRENCH, ENGLISH, strict=True)]
 MUTUAL = ("--recipe=mutual", "--head=all")
@@ -77,6 +78,15 @@ def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
     count = sum(len(line.split()) for line in found)
     assert capsys.readouterr() == ("", f"chose AWI layer 0\n6 lines, {count} links; 0 bad lines\n")
     assert {path.name for path in Path().iterdir()} == {"fr", "en", "pairs", "links"}
+
+
+def test_a_page_has_the_links_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["extract", "pairs", *MUTUAL, "--layer=0", "--out=links", "--page=links.html", "--quiet"]) == 0
+    del capsys
+    examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
+    found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
+    assert found == [set(line.split()) for line in lines("links")]
+    assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +330,9 @@ def start(**variables: str) -> "subprocess.Popen[bytes]":
         (["fr", "en", "--out=."], "cannot write .: it is a folder"),
         (["fr", "en", "--out="], "cannot write a file without a name"),
         (["fr", "en", "--out=pairs"], "pairs exists already; give another name, or replace it with --overwrite"),
+        (["-", "--page=p.html"], "got --page and a stream, which can be read only once; give files"),
+        (["fr", "en", "--page=p.html", "--lexicon"], "got --page and --lexicon, whose links depend on the whole text"),
+        (["fr", "en", "--page=p.txt"], "argument --page: cannot write p.txt: the name must end in one of .html"),
         (["fr", "pairs2", "--layer=0"], "fr, line 7: got no such line, but pairs2 has one"),
     ],
 )
