@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import FeatureAblation, InputXGradient, LLMAttributionResult
-from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
 from captum_norm import (
@@ -36,9 +35,8 @@ from captum_norm import (
 from captum_norm.generation import handed_on
 from captum_norm.visualization import answer_records, draw_answer
 from captum_norm.visualization.page.answer import answer_page
-from tests.generation.texts import gpt2, llama, tokenizer
+from tests.generation.texts import ANSWER, PROMPT, encoded, gpt2, llama, tokenizer, tokens_of_answer
 
-PROMPT, ANSWER = "Anna owns a red boat. Paul found", " an old ring in the garden."
 OF_STATES: dict[str, Callable[[Any], Any]] = {
     "norm": NormAttribution,
     "norm, mean": lambda model: NormAttribution(model, aggregation="mean"),
@@ -61,16 +59,6 @@ OF_OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "input × gradient": lambda model: TokenAttribution(model, InputXGradient),
     "ablation": lambda model: TokenAttribution(model, FeatureAblation, baseline="mean"),
 }
-
-
-def encoded(text: str) -> Tensor:
-    ids: Tensor = tokenizer()(text, return_tensors="pt")["input_ids"]
-    return ids
-
-
-def tokens_of_answer() -> list[int]:
-    ids: list[int] = encoded(PROMPT + ANSWER)[0, encoded(PROMPT).shape[1] :].tolist()
-    return ids
 
 
 def t5() -> Any:
@@ -98,6 +86,20 @@ def test_rows_are_those_of_single_tokens(model: Any, name: str) -> None:
     assert torch.equal(result.seq_attr, result.token_attr.sum(0))
     assert "".join(result.input_tokens[1:]) == PROMPT + "".join(result.output_tokens[:-1])
     assert (result.convergence_delta is not None) == method.has_convergence_delta()
+
+
+@pytest.mark.parametrize("name", ["norm, mean", "decompx", "alti-logit"])
+def test_rows_of_an_adapted_model_in_half_precision(name: str) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    torch.manual_seed(0)
+    adapter = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(copy.deepcopy(llama()), adapter).bfloat16().train(False)
+    method, answer = (OF_STATES | OF_OUTPUTS)[name](model), tokens_of_answer()[:3]
+    result = GenerationAttribution(method, tokenizer()).attribute(PROMPT, answer)
+    text = torch.cat([encoded(PROMPT), torch.tensor([answer[:2]])], 1)
+    alone = method.attribute({"input_ids": text}, None if name in OF_STATES else answer[2], position=-1)[0]
+    assert result.token_attr is not None
+    assert (result.token_attr[2] - alone).norm() < 0.02 * alone.norm()
 
 
 @pytest.mark.parametrize("name", ["norm", "decompx", "attnlrp", "alti-logit"])
@@ -214,53 +216,6 @@ def test_segments_add_up_what_their_tokens_have() -> None:
     assert result.top(1)[0][0] == result.segments[int(result.segment_attr.argmax())]
 
 
-def test_generated_answers_are_the_models_own() -> None:
-    model, before = gpt2(), {name: value.clone() for name, value in gpt2().state_dict().items()}
-    settings, ids = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}, encoded(PROMPT)
-    generated = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, ids.shape[1] :]
-    result = GenerationAttribution(NormAttribution(model), tokenizer()).attribute(PROMPT, gen_args=settings)
-    assert result.explained.answer == tokenizer().decode(generated)
-    given = GenerationAttribution(NormAttribution(model), tokenizer()).attribute(PROMPT, generated)
-    assert torch.equal(result.seq_attr, given.seq_attr)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_a_model_in_training_answers_without_dropout() -> None:
-    settings, model = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}, copy.deepcopy(gpt2())
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.9
-    expected, found = (
-        GenerationAttribution(NormAttribution(model.train(training)), tokenizer()).attribute(PROMPT, gen_args=settings)
-        for training in (False, True)
-    )
-    assert found.explained.answer == expected.explained.answer
-    assert torch.equal(found.seq_attr, expected.seq_attr)
-    assert all(module.training for module in model.modules())
-
-
-def test_sampling_stays_the_users() -> None:
-    settings = {"max_new_tokens": 5, "do_sample": True, "temperature": 3.0, "eos_token_id": None}
-    generation, ids = GenerationAttribution(NormAttribution(gpt2()), tokenizer()), encoded(PROMPT)
-    torch.manual_seed(3)
-    expected = gpt2().generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, ids.shape[1] :]
-    torch.manual_seed(3)
-    assert generation.attribute(PROMPT, gen_args=settings).explained.answer == tokenizer().decode(expected)
-
-
-def test_the_end_of_an_answer_is_no_token_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    generation = GenerationAttribution(NormAttribution(gpt2()), tokenizer())
-
-    def generate(answer: list[int]) -> Callable[..., Tensor]:
-        return lambda input_ids, **_: torch.cat([input_ids, torch.tensor([answer])], 1)
-
-    monkeypatch.setattr(gpt2(), "generate", generate([*tokens_of_answer(), 1, 1]))
-    assert generation.attribute(PROMPT).explained.answer == ANSWER
-    monkeypatch.setattr(gpt2(), "generate", generate([1]))
-    with pytest.raises(InvalidInputError, match="nothing but the end"):
-        generation.attribute(PROMPT)
-
-
 def test_what_a_template_adds_has_no_score_unless_it_is_kept() -> None:
     generation = GenerationAttribution(NormAttribution(gpt2()), tokenizer())
     turns = [{"role": "user", "content": "What does Anna own?"}]
@@ -340,22 +295,6 @@ def test_results_are_shown(per_token: bool) -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         GenerationAttribution(NormAttribution(gpt2()), tokenizer()).attribute(PROMPT, **options)
-
-
-def test_prompts_that_the_model_cannot_read_are_refused_before_they_are_generated_from() -> None:
-    generation = GenerationAttribution(NormAttribution(gpt2()), tokenizer())
-    with pytest.raises(InvalidInputError, match="takes at most 64; shorten the prompt"):
-        generation.attribute("Anna owns a red boat. " * 20)
-    with pytest.raises(InvalidInputError, match="the model's own tokenizer"):
-        generation.attribute(torch.tensor([5, 9999]))
-
-
-@pytest.mark.parametrize("length", [62, 64])
-def test_an_answer_ends_with_the_models_last_position(length: int) -> None:
-    generation = GenerationAttribution(NormAttribution(gpt2(), aggregation="mean"), tokenizer())
-    result = generation.attribute(torch.full((length,), 7), gen_args={"max_new_tokens": 9, "eos_token_id": None})
-    assert len(result.output_tokens) == 65 - length
-    assert result.explained.answer == generation.attribute(torch.full((length,), 7)).explained.answer
 
 
 def test_equal_answers_have_no_contrast() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TEXT = "Anna owns a red boat. Paul found an old ring in the garden.\nWhat does Anna own? Anna owns a red boat."
@@ -12,6 +13,7 @@ CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+PROMPT, ANSWER = "Anna owns a red boat. Paul found", " an old ring in the garden."
 ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 
 
@@ -32,6 +34,16 @@ def tokenizer() -> Any:
     found = PreTrainedTokenizerFast(tokenizer_object=made, **names)  # type: ignore[no-untyped-call]
     found.chat_template = CHAT
     return found
+
+
+def encoded(text: str) -> Tensor:
+    ids: Tensor = tokenizer()(text, return_tensors="pt")["input_ids"]
+    return ids
+
+
+def tokens_of_answer() -> list[int]:
+    ids: list[int] = encoded(PROMPT + ANSWER)[0, encoded(PROMPT).shape[1] :].tolist()
+    return ids
 
 
 @cache
