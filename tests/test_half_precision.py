@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.precision import COMPARABLE, errors
-from captum_norm import AttentionBlockAttribution, AttentionWeights, InvalidInputError
+from captum_norm import TOLERANCE, AttentionBlockAttribution, AttentionWeights, InvalidInputError
 from tests import families
 from tests.families import FAMILIES
 
@@ -16,6 +16,7 @@ from tests.families import FAMILIES
 def test_norms_are_accumulated_in_single_precision(name: str, dtype: torch.dtype, tolerance: float) -> None:
     found = errors(name, dtype)
     assert found.accumulation < 1e-6
+    assert found.completeness < TOLERANCE[dtype]
     if name in COMPARABLE:
         assert found.mixing_ratio < tolerance
         assert found.maps < tolerance

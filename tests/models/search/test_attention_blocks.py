@@ -18,14 +18,8 @@ from tests.families import FAMILIES
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     ("dtype", "noise"),
-    [
-        (torch.float64, True),
-        (torch.float32, True),
-        (torch.bfloat16, True),
-        (torch.float16, True),
-        (torch.float32, False),
-        (torch.bfloat16, False),
-    ],
+    # With noise, the comparisons with the oracle in all dtypes need the right arrangement, too.
+    [(torch.float32, True), (torch.float32, False), (torch.bfloat16, False)],
 )
 def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) -> None:
     """Freshly initialised models too, whose attention adds next to nothing to the residual stream."""
