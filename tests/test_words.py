@@ -1,15 +1,19 @@
 """Words of tokens, for tokenizers of every kind; scores of words against those added token by token."""
 
 import random
+import re
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+import alignment
 from captum_norm import InvalidInputError, NormAttribution
 from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
 from captum_norm.loading.places import place_of
@@ -313,3 +317,12 @@ def test_norms_of_words_are_those_of_vectors_added_slowly(name: str) -> None:
 def test_scores_that_are_refused(scores: torch.Tensor, score: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         words_of_tokens(["a", "##b", "c"]).scores(scores, score)
+
+
+def test_pieces_of_the_shipped_translation_models() -> None:
+    processor = SentencePieceProcessor(model_file=str(Path(alignment.__file__).parent / "models" / "pieces.model"))
+    text = "the unbelievable blue beard, of course, opened twenty-seven doors!"
+    tokens = processor.encode(text, out_type=str)
+    found = words_of_tokens(tokens)
+    assert len(found.numbers) == len(tokens) > len(found.texts)
+    assert found.texts == tuple(re.findall(r"[a-z-]+|[,!]", text))
