@@ -2,6 +2,7 @@ from .aer import AER as AER
 from .aer import AERScore as AERScore
 from .aer import alignment_error_rate as alignment_error_rate
 from .aligner import WordAligner as WordAligner
+from .alignments import Alignments as Alignments
 from .bidirectional import BidirectionalAligner as BidirectionalAligner
 from .calibration import Reliability as Reliability
 from .calibration import reliability as reliability

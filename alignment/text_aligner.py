@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Sequence
 
+from alignment.alignments import Alignments
 from alignment.decoding import link_probabilities
 from alignment.lexicon import Lexicon
 from alignment.links import Alignment
@@ -60,19 +61,22 @@ class TextAligner(ABC):
             CaptumNormError: the method fails on the model.
         """
 
-    def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Alignment]:
+    def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> Alignments:
         """Align sentence pairs; a pair with an empty side has no links.
 
         Args:
             sources: the words of each source sentence.
             targets: the words of each target sentence.
 
+        Returns:
+            a list of alignments, which a notebook shows as a page.
+
         Raises:
             InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is a string instead of
                 words or too long for the model, or its pieces cannot be attributed to its words.
             CaptumNormError: the method fails on the model.
         """
-        return [found.links for found in self.align_scored(sources, targets)]
+        return Alignments([found.links for found in self.align_scored(sources, targets)], sources, targets)
 
     def align_scored(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[ScoredAlignment]:
         """Like :meth:`align`, with the probability of each link, and whether corpus statistics took part."""

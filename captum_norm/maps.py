@@ -2,14 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from captum_norm.arguments import as_index
 from captum_norm.errors import InvalidInputError
+from captum_norm.map_parts import example_of, joined, layer_of, padded, words_of_maps
+from captum_norm.map_stacks import Entry, MapStack, dataset_of, frame_of, top_entries
+from captum_norm.results import Result
+from captum_norm.words import Words, WordScore, words_of_tokens
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from captum_norm.visualization.page import Page
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,12 @@ class Patches:
         return scores[self.example, self.positions.to(scores.device)]
 
 
-@dataclass(frozen=True)
-class AttributionMaps:
+@dataclass(frozen=True, eq=False, repr=False)
+class AttributionMaps(Result):
     """Maps of all layers of a model for one batch.
+
+    ``maps[0]`` are those of the first example without padding, ``maps.layer(4)`` those of the fifth layer. A notebook
+    shows the maps as a page.
 
     Rows are queries (receiving positions), columns are keys (contributing positions). Entries at padded queries and
     keys are exactly 0. Keys of virtual tokens and of a cache come first, those of the inputs last: a query's own key is
@@ -130,6 +143,20 @@ class AttributionMaps:
     cached: int = 0
     segmented: bool = False
 
+    axes = MappingProxyType(
+        {
+            "encoder": ("B...", "B...."),
+            "decoder": ("B...", "B...."),
+            "cross": ("B...", "B...."),
+            "mixing_ratio": ("B..",),
+            "convergence_delta": ("B.",),
+            "real": ("BQ",),
+            "tokens": ("B",),
+            "decoder_real": ("B.",),
+            "modality": ("B",),
+        }
+    )
+
     @property
     def before(self) -> int:
         """Number of keys before those of the inputs in a model with one stack."""
@@ -175,6 +202,14 @@ class AttributionMaps:
             )
         return self.encoder, self.decoder, self.cross
 
+    def __repr__(self) -> str:
+        parts = [f"{stack.name} {tuple(stack.values.shape)}" for stack in self.stacks()]
+        if self.mixing_ratio is not None:
+            parts.append(f"mixing ratio {tuple(self.mixing_ratio.shape)}")
+        if self.convergence_delta is not None and self.convergence_delta.numel():
+            parts.append(f"convergence delta {float(self.convergence_delta.max()):.1e}")
+        return f"AttributionMaps({', '.join(parts)})"
+
     def __len__(self) -> int:
         return len(self.real)
 
@@ -186,37 +221,7 @@ class AttributionMaps:
         Raises:
             InvalidInputError: there is no such example.
         """
-        place = _place("example", example, len(self))
-        real = self.real[place]
-        decoder_real = None if self.decoder_real is None else self.decoder_real[place]
-        rows = real if decoder_real is None else decoder_real
-
-        def own(stack: Tensor | None, queries: Tensor, keys: Tensor | None = None) -> Tensor | None:
-            if stack is None:
-                return None
-            kept = _kept(stack[place : place + 1], -2, queries)
-            return kept if self.segmented else _kept(kept, -1, queries if keys is None else keys)
-
-        tokens = None
-        if self.tokens is not None:
-            # Tokens before those of the inputs are virtual or cached.
-            before = len(self.tokens[place]) - len(real)
-            tokens = [[text for at, text in enumerate(self.tokens[place]) if at < before or real[at - before]]]
-        pictures = [one for one in self.patches if one.example == place]
-        return replace(
-            self,
-            encoder=own(self.encoder, real),
-            decoder=own(self.decoder, rows),
-            cross=own(self.cross, rows, real),
-            mixing_ratio=None if self.mixing_ratio is None else _kept(self.mixing_ratio[place : place + 1], -1, real),
-            convergence_delta=None if self.convergence_delta is None else self.convergence_delta[place : place + 1],
-            real=real[real][None],
-            tokens=tokens,
-            decoder_real=None if decoder_real is None else decoder_real[decoder_real][None],
-            towers=self._own_towers(place, [one.picture for one in pictures]),
-            modality=None if self.modality is None else [_own_modality(self.modality[place], real)],
-            patches=[_moved(one, number, real) for number, one in enumerate(pictures)],
-        )
+        return example_of(self, example)
 
     def __iter__(self) -> Iterator["AttributionMaps"]:
         return (self[example] for example in range(len(self)))
@@ -230,63 +235,107 @@ class AttributionMaps:
         Raises:
             InvalidInputError: a stack has no such layer.
         """
-        stacks = {name: stack for name in ("encoder", "decoder", "cross") if (stack := getattr(self, name)) is not None}
-        stacks = stacks or dict(self.towers)
-        counts = {name: stack.shape[1] for name, stack in stacks.items()}
-        places = {name: _place("layer", index, count) for name, count in counts.items()}
-        starts = accumulate(counts.values(), initial=0)
-        rows = [start + place for start, place in zip(starts, places.values(), strict=False)]
-        ratios = next(iter(places.values()))
-        delta, ratio = self.convergence_delta, self.mixing_ratio
-        chosen = {name: stack[:, places[name], None] for name, stack in stacks.items()}
-        return replace(
-            self,
-            **{name: stack for name, stack in chosen.items() if name not in self.towers},
-            towers={name: stack for name, stack in chosen.items() if name in self.towers},
-            convergence_delta=None if delta is None else delta[:, rows],
-            mixing_ratio=None if ratio is None else ratio[:, ratios, None],
-        )
+        return layer_of(self, index)
 
-    def _own_towers(self, example: int, pictures: list[int]) -> dict[str, Tensor]:
-        found = {}
-        for name, stack in self.towers.items():
-            if pictures and max(pictures) < len(stack):
-                found[name] = stack[pictures]
-            elif len(stack) == len(self):
-                found[name] = stack[example : example + 1]
-        return found
+    def stacks(self) -> list[MapStack]:
+        """Return the maps of each stack with the tokens of their rows and columns."""
+        given = {name: getattr(self, name) for name in ("encoder", "decoder", "cross")}
+        found = {name: stack for name, stack in given.items() if stack is not None}
+        several = len(found) + len(self.towers) > 1
+        stacks = []
+        for name, values in found.items():
+            queries, keys = values.shape[-2:]
+            # The texts are those of the encoder's keys in an encoder–decoder model.
+            own = self.real if name == "encoder" or self.decoder_real is None else self.decoder_real
+            texts = self.tokens if name != "decoder" or self.decoder_real is None else None
+            texts = None if texts is None or self.segmented or any(len(row) != keys for row in texts) else texts
+            rows = None if name == "cross" or texts is None else [row[keys - queries :] for row in texts]
+            real_keys = (
+                torch.ones(len(own), keys, dtype=torch.bool)
+                if self.segmented
+                else padded(self.real if name == "cross" else own, keys)
+            )
+            side = f"{name}_" if several else ""
+            stacks.append(MapStack(name, "entry", values, rows, texts, padded(own, queries), real_keys, side))
+        for name, values in self.towers.items():
+            sizes = [torch.ones(len(values), size, dtype=torch.bool) for size in values.shape[-2:]]
+            stacks.append(MapStack(name, "entry", values, None, None, *sizes, f"{name}_"))
+        return stacks
+
+    def top(self, count: int = 10) -> list[Entry]:
+        """Return the largest entries of the maps, largest first."""
+        return top_entries(self.stacks(), count)
+
+    def words(self, score: WordScore = "sum", words: Sequence[Words] | None = None) -> "AttributionMaps":
+        """Return the maps of words: a column is that of its tokens together, a row the mean of theirs.
+
+        Norms of vectors that are added first are another thing: pass ``segments=`` to a method's ``maps``.
+
+        Args:
+            score: how a column comes from its tokens': ``"sum"``, ``"mean"`` or ``"max"``.
+            words: the words of each example's tokens without padding, see :func:`captum_norm.words.words_of`; None to
+                find them by the marks of :attr:`tokens`.
+
+        Raises:
+            InvalidInputError: the tokens are not known, or the maps are of segments or of an encoder–decoder model.
+        """
+        if words is None:
+            words = [words_of_tokens(one.tokens[0]) for one in self if one.tokens is not None]
+        if self.decoder_real is not None or self.segmented or len(words) != len(self):
+            raise InvalidInputError(
+                "got maps of segments, of an encoder–decoder model, or without tokens; expected those of a model with "
+                "one stack and its tokens, as a method's maps() returns for texts; or give them: with_tokens(...)"
+            )
+        return joined([words_of_maps(one, own, score) for one, own in zip(self, words, strict=True)])
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a data frame of pandas with a row for each entry: example, stack, layer, head, query, key, value.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        return frame_of(self.stacks())
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: maps by stack with the axes ``example``, ``layer``, ``head``, ``query``, ``key``.
+
+        Tokens are the coordinates ``query_token`` and ``key_token``. If there are several stacks, their axes begin with
+        their names: ``decoder_query``.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        stacks, others = self.stacks(), dict[str, tuple[Sequence[str], Tensor]]()
+        if self.mixing_ratio is not None:
+            *_, query, _ = stacks[0].dims
+            others["mixing_ratio"] = ((*stacks[0].dims[:2], query), self.mixing_ratio)
+        if self.convergence_delta is not None:
+            several = len({stack.values.shape[1] for stack in stacks}) > 1 or self.decoder_real is not None
+            others["convergence_delta"] = (
+                ("example", "checked_layer" if several else stacks[0].dims[1]),
+                self.convergence_delta,
+            )
+        return dataset_of(stacks, others)
+
+    def plot(self) -> "Figure":
+        """Draw the maps of the only example, the mean over heads; a notebook shows the figure.
+
+        Raises:
+            InvalidInputError: there are several examples.
+        """
+        from captum_norm.visualization.heatmap import draw_stacks
+
+        return draw_stacks(self.stacks())
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        from captum_norm.visualization.page.maps import maps_page
+
+        return maps_page(self)
 
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":
         """Return the same maps with the texts of the tokens, a sequence for each example."""
         return replace(self, tokens=tokens)
-
-
-def _place(what: str, index: int, count: int) -> int:
-    """The index from 0 of one of ``count`` examples or layers."""
-    number = as_index(what, index)
-    if not -count <= number < count:
-        raise InvalidInputError(f"got {what} {number}; expected 0 to {count - 1}")
-    return number % count
-
-
-def _kept(values: Tensor, axis: int, real: Tensor) -> Tensor:
-    """Drop padding on an axis, whose last entries are those of the inputs; all queries together have one row."""
-    before = values.shape[axis] - len(real)
-    if before < 0:
-        return values
-    real = real.to(values.device)
-    return values.index_select(axis, torch.cat([real.new_ones(before), real]).nonzero().flatten())
-
-
-def _own_modality(modality: Sequence[Modality], real: Tensor) -> list[Modality]:
-    before = len(modality) - len(real)
-    return [kind for at, kind in enumerate(modality) if at < before or real[at - before]]
-
-
-def _moved(patches: Patches, number: int, real: Tensor) -> Patches:
-    """The patches of a picture in a sequence without padding."""
-    places = (real.cumsum(0) - 1).to(patches.positions.device)
-    return replace(patches, example=0, picture=number, positions=places[patches.positions])
 
 
 def only_layer(stack: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
     {"words"},
     {"aggregation", "arguments", "tables", "urls"},
-    {"files", "maps", "texts"},
+    {"files", "map_parts", "map_stacks", "texts"},
+    {"results"},
+    {"maps"},
     {"runs"},
     {"loading", "models"},
     {"forward", "identity"},
@@ -45,9 +47,12 @@ THIRD_PARTY = {
     "errors": set(),
     "files": set(),
     "functional": {"torch"},
-    "maps": {"torch"},
+    "map_parts": {"torch"},
+    "map_stacks": {"pandas", "torch", "xarray"},
+    "maps": {"matplotlib", "pandas", "torch", "xarray"},
     "memory": {"torch"},
     "methods": set(),
+    "results": {"safetensors", "torch"},
     "runs": {"filelock", "numpy", "ray", "torch", "tqdm"},
     "tables": {"pandas"},
     "texts": set(),
@@ -57,7 +62,8 @@ THIRD_PARTY = {
 }
 """What some of them may import of other distributions; the others may import all but those in NEVER."""
 
-RESULTS = {"maps", "attr", "generation", "comparison", "explanation"}
+DRAWING = ("captum_norm.visualization", "alignment.pages")
+RESULTS = {"alignments", "maps", "results", "attr", "generation", "comparison", "explanation"}
 """Rooms of results, which import what draws them inside of functions: ``plot()`` and ``_repr_html_``."""
 
 NEVER = {"alignment", "fairseq"}
@@ -67,13 +73,13 @@ NEVER = {"alignment", "fairseq"}
 def imported(source: str, *, drawing: bool = True) -> Iterator[str]:
     """The full names that a file imports: inside functions, and for type checkers alone, too.
 
-    Without ``drawing`` no names of ``captum_norm.visualization`` that functions or type checkers import.
+    Without ``drawing`` no names of what draws that functions or type checkers import.
     """
     tree = ast.parse(source)
     names = list(_imports(tree))
     if not drawing:
         late = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) or _is_for_checkers(node)]
-        drawn = {name for node in late for name in _imports(node) if name.startswith("captum_norm.visualization")}
+        drawn = {name for node in late for name in _imports(node) if name.startswith(DRAWING)}
         names = [name for name in names if name not in drawn]
     yield from names
 
@@ -96,7 +102,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
     Results draw themselves, but know nothing of drawing until they are asked to.
     """
-    draws = path.is_relative_to(ROOT / "captum_norm") and place_of(path) in RESULTS
+    draws = path.relative_to(ROOT).parts[1].removesuffix(".py") in RESULTS
     yield from imported(path.read_text(encoding="utf-8"), drawing=not draws)
     stub = path.with_suffix(".pyi")
     if stub.exists():

@@ -3,18 +3,29 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
+from captum_norm.arguments import as_count, one_of
 from captum_norm.comparison.measures import MEASURES
 from captum_norm.comparison.significance import undefeated
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import FaithfulnessScores
+from captum_norm.map_parts import kept_entries
+from captum_norm.map_stacks import dataset_of
+from captum_norm.results import Result
 from captum_norm.tables import csv_records, data_frame, json_text
+from captum_norm.words import WordScore, words_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from captum_norm.visualization.page import Page
 
 TableName = Literal["methods", "scores", "agreement", "curves"]
 """A table of a comparison; see :meth:`Comparison.frame`."""
@@ -43,8 +54,8 @@ class MethodResult:
     forward_ratio: float
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
     """The result of :func:`captum_norm.compare`: several methods on the same model and inputs.
 
     :func:`~captum_norm.visualization.draw_comparison`, :func:`~captum_norm.visualization.render_comparison` and
@@ -78,6 +89,16 @@ class Comparison:
     forward_seconds: float
     accuracy: float | None
     signature: str
+
+    axes = MappingProxyType(
+        {"targets": ("B",), "tokens": ("B",), "real": ("BS",), "removable": ("BS",), "agreement": ("MM",)}
+    )
+
+    def __repr__(self) -> str:
+        refused = f"; refused: {', '.join(self.refused)}" if self.refused else ""
+        order = ", ".join(self.ranking)
+        size = f"{self.examples} examples, {self.real.shape[1]} tokens"
+        return f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})"
 
     @property
     def examples(self) -> int:
@@ -135,6 +156,73 @@ class Comparison:
         """
         frame = data_frame(self._rows(table))
         return frame.set_index("method") if table in ("methods", "agreement") else frame
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return the table of the methods; see :meth:`frame` for others."""
+        return self.frame()
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: ``scores`` with the axes ``method``, ``example`` and ``key``, and tokens.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        names = list(self.results)
+        scores = torch.stack([self.results[name].scores for name in names])
+        others: dict[str, tuple[Sequence[str], Tensor]] = {
+            "scores": (("method", "example", "key"), scores),
+            "removable": (("example", "key"), self.removable),
+        }
+        found = dataset_of([], others)
+        return found.assign_coords(method=names, key_token=(("example", "key"), [list(row) for row in self.tokens]))
+
+    def top(self, count: int = 10, method: str | None = None) -> list[tuple[str, float]]:
+        """Return the tokens of highest score in all examples, and their scores.
+
+        Args:
+            count: how many.
+            method: the method; None for the one with the highest relevance gain.
+
+        Raises:
+            InvalidInputError: there is no such method.
+        """
+        name = one_of("method", self.ranking[0] if method is None else method, list(self.results))
+        rows = sorted(_scores(self), key=lambda row: -row[name])
+        return [(row["token"], row[name]) for row in rows[: as_count("count", count)]]
+
+    def words(self, score: WordScore = "sum") -> "pd.DataFrame":
+        """Return the scores of words: a row for each, with the example, the word and every method's score.
+
+        Words are found by the marks of the tokens. Faithfulness is that of tokens, which were removed one by one.
+
+        Args:
+            score: how a word's score comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        rows = []
+        for example, real in enumerate(self.real):
+            words = words_of_tokens(kept_entries(self.tokens[example], real))
+            scores = {
+                name: words.scores(result.scores[example][real], score).tolist()
+                for name, result in self.results.items()
+            }
+            for index, word in enumerate(words.texts):
+                rows.append({"example": example, "word": word, **{name: own[index] for name, own in scores.items()}})
+        return data_frame(rows)
+
+    def plot(self) -> "Figure":
+        """Draw the measures of all methods; a notebook shows the figure."""
+        from captum_norm.visualization.comparison.figure import draw_comparison
+
+        return draw_comparison(self)
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        from captum_norm.visualization.comparison.page import comparison_page
+
+        return comparison_page(self)
 
     def to_json(self) -> str:
         """Format everything as JSON; NaN is null."""

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from captum_norm.aggregation import with_prefix_rows
+from captum_norm.analysis import ContextualizationChange
 from captum_norm.arguments import as_count, as_index
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.words import by_words
 from captum_norm.maps import AttributionMaps
+from captum_norm.results import Result
 from captum_norm.tables import csv_text, data_frame, json_text
 from captum_norm.versions import versions
 from captum_norm.words import Words, WordScore
@@ -20,13 +23,15 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from captum_norm.analysis import ContextualizationChange
     from captum_norm.visualization.heatmap import Panel
+    from captum_norm.visualization.page import Page
 
 
-@dataclass(frozen=True, eq=False)
-class Explanation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation(Result):
     """The result of :func:`captum_norm.explain`: the scores of texts, the maps behind them, and how they came about.
+
+    ``explanation[0]`` is that of the first text without padding. A notebook shows it as a page.
 
     Attributes:
         texts: the B texts.
@@ -68,10 +73,20 @@ class Explanation:
     maps: AttributionMaps | None = None
     map_unit: str = ""
     convergence_delta: Tensor | None = None
-    changes: "ContextualizationChange | None" = None
+    changes: ContextualizationChange | None = None
     graph: FlowGraph | None = None
     words_of_tokens: Sequence[Words] = ()
     head: int | None = None
+
+    axes = MappingProxyType({"texts": ("B",), "tokens": ("B",), "real": ("BS",), "scores": ("BS",)})
+
+    def __repr__(self) -> str:
+        count = "1 text" if len(self) == 1 else f"{len(self)} texts"
+        best = ", ".join(f"{token!r} {score:.3g}" for token, score in self.top(3))
+        delta = self.facts().get("convergence delta")
+        ends = f"; convergence delta {delta}" if delta is not None else ""
+        maps = "" if self.maps is None else f"; {self.maps!r}"
+        return f"Explanation({self._method}, {self.model}: {count}, most {best}{ends}{maps})"
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -193,6 +208,12 @@ class Explanation:
             raise InvalidInputError(f"the method {self.method} has no maps to draw; show the page, or write scores")
         tokens = self._only("its maps").tokens[0]
         return draw_heatmaps(self.panels(), tokens, title=f"{self._method}, {self.model}")
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        from captum_norm.visualization.page.explanation import explanation_page
+
+        return explanation_page(self)
 
     @property
     def _method(self) -> str:

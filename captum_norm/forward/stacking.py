@@ -49,6 +49,12 @@ def real_queries(call: ModelCall, role: Role, count: int) -> Tensor:
     return queries.shift_back(queries.real, -1)
 
 
+def real_keys(call: ModelCall, role: Role) -> Tensor | None:
+    """Mask of the real ones among a stack's keys, (B, K), in the user's order; None if all are."""
+    _, keys = call.positions_of(role)
+    return None if keys.real is None else keys.shift_back(keys.real, -1)
+
+
 def stack_name(role: Role, *, causal: bool) -> StackName:
     """Name of a stack; that of a model with one stack follows from its direction."""
     return role if role != "self" else "decoder" if causal else "encoder"

@@ -2,14 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate, pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from captum.attr import LLMAttributionResult
 from torch import Tensor
 
-from captum_norm.arguments import as_count
-from captum_norm.tables import csv_text, json_text
+from captum_norm.arguments import as_count, shown
+from captum_norm.map_stacks import dataset_of
+from captum_norm.results import Result
+from captum_norm.tables import csv_text, data_frame, json_text
 from captum_norm.versions import versions
+from captum_norm.words import Words, WordScore, words_of_tokens
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from captum_norm.visualization.page import Page
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class Explained:
     hops: int = 0
 
 
-class GenerationResult(LLMAttributionResult):
+class GenerationResult(Result, LLMAttributionResult):
     """Scores of the inputs of a language model for each token of an answer, as Captum's result for language models.
 
     Attributes:
@@ -53,6 +65,18 @@ class GenerationResult(LLMAttributionResult):
         convergence_delta: the largest completeness error of the rows; None for a method without one.
         explained: what was explained, and how.
     """
+
+    axes = MappingProxyType(
+        {
+            "input_tokens": ("K",),
+            "output_tokens": ("R",),
+            "seq_attr": ("K",),
+            "token_attr": ("RK",),
+            "template": ("K",),
+            "segments": ("G",),
+            "segment_attr": ("G",),
+        }
+    )
 
     def __init__(
         self,
@@ -81,8 +105,10 @@ class GenerationResult(LLMAttributionResult):
     def __repr__(self) -> str:
         """Summarise the result: the method, the answer and what it rests on most."""
         best = ", ".join(f"{token!r} {score:.3g}" for token, score in self.top(3))
-        rows = len(self.output_tokens)
-        return f"GenerationResult({self.explained.method}: {rows} tokens of {self.explained.answer!r} rest on {best})"
+        rows, delta = len(self.output_tokens), self.convergence_delta
+        ends = "" if delta is None else f"; convergence delta {delta:.1e}"
+        answer = shown(self.explained.answer)
+        return f"GenerationResult({self.explained.method}: {rows} tokens of {answer} rest on {best}{ends})"
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """Return the segments of highest score, or, without segments, the inputs: their texts and scores."""
@@ -93,6 +119,65 @@ class GenerationResult(LLMAttributionResult):
         )
         best = scores.topk(min(as_count("count", count), len(names)))
         return [(names[index], score) for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+
+    def words(self, score: WordScore = "sum") -> "GenerationResult":
+        """Return the same result by words: scores of words of the inputs, and a row for each word of the answer.
+
+        A row is the sum of those of its tokens, as the whole is the sum of all rows.
+
+        Args:
+            score: how the score of an input's word comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
+        """
+        inputs, outputs = (_words_of(texts) for texts in (self.input_tokens, self.output_tokens))
+        rows = self.token_attr
+        if rows is not None:
+            rows = outputs.scores(inputs.scores(rows, score).T, "sum").T
+        first = [inputs.numbers.index(number) for number in range(len(inputs.texts))]
+        return GenerationResult(
+            input_tokens=list(inputs.texts),
+            output_tokens=list(outputs.texts),
+            seq_attr=inputs.scores(self.seq_attr, score),
+            token_attr=rows,
+            prompt_length=len({*inputs.numbers[: self.prompt_length]}),
+            template=[self.template[place] for place in first],
+            explained=self.explained,
+            segments=self.segments,
+            segment_attr=self.segment_attr,
+            convergence_delta=self.convergence_delta,
+        )
+
+    def plot(self) -> "Figure":
+        """Draw the scores of each output token, or of the whole; a notebook shows the figure."""
+        from captum_norm.visualization.generation import draw_answer
+
+        return draw_answer(self)
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        from captum_norm.visualization.page.answer import answer_page
+
+        return answer_page(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a data frame of pandas with a row for each input: index, token, score, and one for each output token.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        header, *rows = self._table()
+        return data_frame(rows, header)
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: ``score`` (key) and ``token_score`` (query, key), with tokens.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        others: dict[str, tuple[Sequence[str], Tensor]] = {"score": (("key",), self.seq_attr)}
+        if self.token_attr is not None:
+            others["token_score"] = (("query", "key"), self.token_attr)
+        found = dataset_of([], others).assign_coords(key_token=("key", self.input_tokens))
+        return found if self.token_attr is None else found.assign_coords(query_token=("query", self.output_tokens))
 
     def facts(self) -> dict[str, str]:
         """Names and values to print beside the scores."""
@@ -124,7 +209,16 @@ class GenerationResult(LLMAttributionResult):
 
     def to_csv(self) -> str:
         """Format the scores of the inputs as CSV, a column for the whole and one for each output token."""
+        return csv_text(self._table())
+
+    def _table(self) -> list[list[Any]]:
         rows = [] if self.token_attr is None else self.token_attr.tolist()
         header = ["index", "token", "score", *(self.output_tokens if rows else [])]
         columns = zip(self.input_tokens, self.seq_attr.tolist(), *rows, strict=True)
-        return csv_text([header, *([index, *column] for index, column in enumerate(columns))])
+        return [header, *([index, *column] for index, column in enumerate(columns))]
+
+
+def _words_of(texts: Sequence[str]) -> Words:
+    """The words of parts of a text, which follow each other without gaps."""
+    ends = accumulate((len(text) for text in texts), initial=0)
+    return words_of_tokens(texts, None, list(pairwise(ends)))

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.colors import ListedColormap
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.visualization.colors import color_table
+from captum_norm.map_stacks import MapStack
+from captum_norm.maps import AttributionMaps
+from captum_norm.visualization.arrays import Numbers, as_array, color_map
 from captum_norm.visualization.figures import StandaloneFigure, font_families
 from captum_norm.visualization.text import same_length, shortened, thinned
 
@@ -34,18 +36,18 @@ class Panel:
 
     Attributes:
         title: the title above the map.
-        map: (Q, K), not negative; rows are queries, columns are keys.
+        map: (Q, K), a tensor, an array or lists; rows are queries, columns are keys.
         unit: the label of the colour bar.
     """
 
     title: str
-    map: Tensor
+    map: Numbers
     unit: str
 
 
 def draw_heatmaps(
-    panels: Sequence[Panel],
-    query_tokens: Sequence[str],
+    panels: Sequence[Panel | Numbers] | Numbers | AttributionMaps,
+    query_tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     *,
     title: str = "",
@@ -53,11 +55,13 @@ def draw_heatmaps(
 ) -> Figure:
     """Draw maps side by side, in rows of three or four, queries down and keys across, with colour bars from 0.
 
-    The figure is independent of pyplot; a notebook shows it as the result of a cell.
+    The figure is independent of pyplot; a notebook shows it as the result of a cell. Negative entries are orange.
 
     Args:
-        panels: the maps, all (Q, K).
-        query_tokens: Q tokens; if there is no room for all, only every n-th is shown.
+        panels: the maps, (Q, K) each: :class:`Panel`, tensors, arrays or lists; one of these; a stack of layers
+            (L, Q, K); or the :class:`captum_norm.AttributionMaps` of one example.
+        query_tokens: Q tokens; if there is no room for all, only every n-th is shown. None: their numbers, or the
+            tokens of the maps.
         key_tokens: K tokens; the query tokens if None.
         title: the title above all panels.
         shared_scale: use one colour scale for all panels, which must have the same unit.
@@ -73,7 +77,17 @@ def draw_heatmaps(
         >>> figure = draw_heatmaps([Panel("layer 1", torch.eye(2), "norm")], ["a", "b"])
         >>> [axes.get_xlabel() for axes in figure.axes][0]
         'key (gives)'
+        >>> len(draw_heatmaps([[1.0, 0.5], [0.0, 2.0]]).axes)
+        1
     """
+    if isinstance(panels, AttributionMaps):
+        return draw_stacks(panels.stacks(), query_tokens, key_tokens, title=title, shared_scale=shared_scale)
+    panels = _panels(panels)
+    values = [as_array(panel.map, f"the map {panel.title!r}") for panel in panels]
+    if query_tokens is None and values and values[0].ndim == 2:
+        query_tokens = [str(index) for index in range(len(values[0]))]
+        key_tokens = [str(index) for index in range(values[0].shape[1])] if key_tokens is None else key_tokens
+    query_tokens = query_tokens or []
     keys = query_tokens if key_tokens is None else key_tokens
     _check(panels, query_tokens, keys, shared_scale)
     columns = len(panels) if len(panels) <= 3 else 3 if len(panels) <= 9 else 4
@@ -84,13 +98,13 @@ def draw_heatmaps(
     figure = StandaloneFigure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(wspace=0.08))
     if title:
         figure.suptitle(title, parse_math=False)
-    colors = ListedColormap(color_table() / 255, name="captum_norm")
-    values = [panel.map.detach().float().cpu().numpy() for panel in panels]
-    highest = max(float(value.max()) for value in values)
+    signed = any(bool((value < 0).any()) for value in values)
+    highest = max(float(abs(value).max()) for value in values)
     for index, (panel, value) in enumerate(zip(panels, values, strict=True)):
         axes = figure.add_subplot(rows, columns, index + 1)
-        top = highest if shared_scale else float(value.max())
-        image = axes.imshow(value, cmap=colors, vmin=0.0, vmax=top or 1.0)
+        top = (highest if shared_scale else float(abs(value).max())) or 1.0
+        below = signed and (shared_scale or bool((value < 0).any()))
+        image = axes.imshow(value, cmap=color_map(signed=below), vmin=-top if below else 0.0, vmax=top)
         axes.set_title(panel.title, fontsize="medium", parse_math=False)
         _label(axes.xaxis, KEY_LABEL, keys, width)
         _label(axes.yaxis, QUERY_LABEL, query_tokens, height)
@@ -100,16 +114,67 @@ def draw_heatmaps(
     return figure
 
 
+def draw_stacks(
+    stacks: Sequence[MapStack],
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    shared_scale: bool = False,
+) -> Figure:
+    """Draw the maps of all layers of the only example, those with heads as their mean.
+
+    Args:
+        stacks: maps with the same rows and columns, such as those of one stack.
+        query_tokens: names of the rows; None for those of the maps.
+        key_tokens: names of the columns; None for those of the maps.
+        title: see :func:`draw_heatmaps`.
+        shared_scale: see :func:`draw_heatmaps`.
+
+    Raises:
+        InvalidInputError: there are several examples, or stacks of different sizes.
+    """
+    if not stacks or len(stacks[0].values) != 1 or len({stack.side for stack in stacks}) != 1:
+        raise InvalidInputError(
+            "got maps of several examples or stacks; draw those of one example, maps[0], and of one stack by "
+            "draw_heatmaps"
+        )
+    panels = []
+    for stack in stacks:
+        values = stack.of(0)
+        mean, values = ("", values) if values.dim() == 3 else (", mean of heads", values.mean(1))
+        name = "" if len(stacks) == 1 else f"{stack.name}, "
+        panels += [Panel(f"{name}layer {layer}{mean}", one, stack.unit) for layer, one in enumerate(values)]
+    rows, columns = query_tokens or stacks[0].rows(0), key_tokens or query_tokens or stacks[0].columns(0)
+    return draw_heatmaps(panels, rows, columns, title=title, shared_scale=shared_scale)
+
+
+def _panels(given: Any) -> list[Panel]:
+    """Make panels of what may be drawn."""
+    if isinstance(given, Sequence) and all(isinstance(one, Panel) for one in given):
+        return list(given)
+    if isinstance(given, Sequence) and any(isinstance(one, Panel | Tensor | np.ndarray) for one in given):
+        maps = list(given)
+    else:
+        found = as_array(given, "maps")
+        maps = [found] if found.ndim == 2 else list(found)
+    unnamed = [""] if len(maps) == 1 else [f"map {index}" for index in range(len(maps))]
+    return [
+        one if isinstance(one, Panel) else Panel(name, one, "entry") for name, one in zip(unnamed, maps, strict=True)
+    ]
+
+
 def check_panel(panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
     """Check that a map has a row for each query and a column for each key.
 
     Raises:
         InvalidInputError: it has not.
     """
-    if panel.map.dim() != 2:
-        raise InvalidInputError(f"the map {panel.title!r} has shape {tuple(panel.map.shape)}; expected (queries, keys)")
-    same_length(queries, panel.map.shape[0], "the queries (rows)")
-    same_length(keys, panel.map.shape[1], "the keys (columns)")
+    shape = as_array(panel.map, f"the map {panel.title!r}").shape
+    if len(shape) != 2:
+        raise InvalidInputError(f"the map {panel.title!r} has shape {shape}; expected (queries, keys)")
+    same_length(queries, shape[0], "the queries (rows)")
+    same_length(keys, shape[1], "the keys (columns)")
 
 
 def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:

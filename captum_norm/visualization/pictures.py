@@ -4,19 +4,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from captum_norm.arguments import shown
 from captum_norm.errors import InvalidInputError
-from captum_norm.visualization.colors import color_table
+from captum_norm.visualization.arrays import Numbers, as_array, color_map
 from captum_norm.visualization.figures import StandaloneFigure
 
 _INCHES = 4.0
 
 
-def draw_patches(picture: Any, scores: Tensor, *, unit: str = "score", title: str = "", opacity: float = 0.6) -> Figure:
+def draw_patches(
+    picture: Any, scores: Numbers, *, unit: str = "score", title: str = "", opacity: float = 0.6
+) -> Figure:
     """Draw a picture, and beside it the picture in grey under a heat map of its patches.
 
     The colours run from white at 0 to blue at the largest score; negative scores are orange. The figure is independent
@@ -26,7 +28,8 @@ def draw_patches(picture: Any, scores: Tensor, *, unit: str = "score", title: st
         picture: the picture as the user has it: anything that numpy makes an array (height, width[, 3]) of, such as a
             picture of PIL, or a tensor (3, height, width); whole numbers from 0 to 255, or others from 0 to 1. If the
             processor cropped it, pass the part that it kept.
-        scores: a score for each patch, (rows, columns), as :meth:`captum_norm.Patches.scores` selects.
+        scores: a score for each patch, (rows, columns): a tensor, as :meth:`captum_norm.Patches.scores` selects, an
+            array or lists.
         unit: the label of the colour bar.
         title: the title above both.
         opacity: of the heat map, from 0 to 1.
@@ -58,10 +61,9 @@ def draw_patches(picture: Any, scores: Tensor, *, unit: str = "score", title: st
         axes.imshow(pixels if index == 0 else _grey(pixels), extent=(0, width, height, 0))
     top = float(np.abs(values).max()) or 1.0
     signed = bool((values < 0).any())
-    colors = [color_table(below=True)[::-1], color_table()] if signed else [color_table()]
     heat = axes.imshow(
         values,
-        cmap=ListedColormap(np.concatenate(colors) / 255, name="captum_norm"),
+        cmap=color_map(signed=signed),
         norm=Normalize(-top if signed else 0.0, top),
         alpha=opacity,
         extent=(0, width, height, 0),
@@ -103,10 +105,9 @@ def _grey(pixels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _values(scores: Any) -> npt.NDArray[np.float64]:
-    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.numel() == 0:
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else shown(scores)
-        raise InvalidInputError(f"got scores {got}; expected a tensor (rows, columns), a score for each patch")
-    values: npt.NDArray[np.float64] = scores.detach().double().cpu().numpy()
+    values = as_array(scores, "scores")
+    if values.ndim != 2 or values.size == 0:
+        raise InvalidInputError(f"got scores {values.shape}; expected (rows, columns), a score for each patch")
     if not np.isfinite(values).all():
         raise InvalidInputError("got scores with NaN or infinity; expected finite numbers")
     return values

@@ -3,16 +3,17 @@
 import html
 from collections.abc import Sequence
 
+import torch
 from captum.attr import visualization
-from torch import Tensor
 
 from captum_norm.characters import spelled_out
 from captum_norm.errors import InvalidInputError
+from captum_norm.visualization.arrays import Numbers, as_array
 from captum_norm.visualization.text import printable, same_length
 
 
 def text_record(
-    tokens: Sequence[str], scores: Tensor, *, label: str, convergence_delta: float | None = None
+    tokens: Sequence[str], scores: Numbers, *, label: str, convergence_delta: float | None = None
 ) -> visualization.VisualizationDataRecord:
     """Create a row for ``captum.attr.visualization.visualize_text``.
 
@@ -22,7 +23,7 @@ def text_record(
 
     Args:
         tokens: the texts of the S tokens.
-        scores: (S,), not negative, in any unit.
+        scores: (S,), a tensor, an array or a list, not negative, in any unit.
         label: the text in the columns for classes, such as the method's name.
         convergence_delta: the method's relative completeness error; 0 if it has none.
 
@@ -37,10 +38,10 @@ def text_record(
         >>> text_record(["<s>", "hi"], torch.tensor([0.5, 2.0]), label="norm").word_attributions.tolist()
         [0.25, 1.0]
     """
-    if scores.dim() != 1:
-        raise InvalidInputError(f"scores have shape {tuple(scores.shape)}; expected (S,), one example at a time")
-    same_length(tokens, scores.shape[0], "scores")
-    values = scores.detach().float().cpu()
+    values = torch.from_numpy(as_array(scores, "scores")).float()
+    if values.dim() != 1:
+        raise InvalidInputError(f"scores have shape {tuple(values.shape)}; expected (S,), one example at a time")
+    same_length(tokens, values.shape[0], "scores")
     top = values.max() if values.numel() else values.new_ones(())
     escaped = html.escape(spelled_out(label))
     return visualization.VisualizationDataRecord(

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "alignment"
 LAYERS = (
     {"links", "pieces", "tokenization", "word_maps"},
     {"lexicon", "scored"},
-    {"decoding", "formats", "normalization", "settings", "subwords", "symmetrization", "teacher_forcing"},
+    {"alignments", "decoding", "formats", "normalization", "settings", "subwords", "symmetrization", "teacher_forcing"},
     {"aer", "corpora", "fairseq", "gradients", "huggingface", "pipeline", "recipes", "selection", "translation"},
     {"calibration", "extraction", "plausibility", "shipped", "significance"},
     {"text_aligner"},

@@ -81,7 +81,7 @@ def test_a_picture_may_come_in_any_form(form: str) -> None:
         (np.full((4, 4, 3), -1.5), torch.ones(2, 2), {}, "not the pixel values that a processor normalised"),
         (np.full((4, 4, 3), np.nan), torch.ones(2, 2), {}, "numbers from nan"),
         ("photo.png", torch.ones(2, 2), {}, "expected an array"),
-        (np.zeros((4, 4, 3)), torch.ones(4), {}, r"got scores \(4,\); expected a tensor \(rows, columns\)"),
+        (np.zeros((4, 4, 3)), torch.ones(4), {}, r"got scores \(4,\); expected \(rows, columns\)"),
         (np.zeros((4, 4, 3)), torch.full((2, 2), torch.inf), {}, "NaN or infinity"),
         (np.zeros((4, 4, 3)), torch.ones(2, 2), {"opacity": 2}, "got opacity=2"),
     ],
