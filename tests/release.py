@@ -14,6 +14,7 @@ import venv
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.metadata import Metadata
 
@@ -28,9 +29,9 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def run(words: Sequence[str | Path], **options: object) -> None:
+def run(words: Sequence[str | Path], **options: Any) -> None:
     """Run a command; end with its exit status when it fails."""
-    if status := subprocess.run([str(word) for word in words], check=False, **options).returncode:  # type: ignore[call-overload]
+    if status := subprocess.run([str(word) for word in words], check=False, **options).returncode:
         sys.exit(f"this ended with {status}: {' '.join(map(str, words))}")
 
 

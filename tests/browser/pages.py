@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ ROW = 4
 """The row that is explained."""
 
 
-def numbers(seed: int, *shape: int) -> npt.NDArray[np.float32]:
+def numbers(seed: int, *shape: int) -> npt.NDArray[Any]:
     """Random numbers above zero, no two alike in four digits."""
     count = int(np.prod(shape))
     return (np.random.default_rng(seed).permutation(count).reshape(shape) + 1).astype(np.float32) / count
@@ -83,7 +84,7 @@ def flow() -> Example:
     """Two layers: 23 % of the output come from the first token, 30 % from the second, 28 % from the third."""
     inputs = [("encoder", -1, "input", place) for place in range(3)]
     nodes = [*inputs, ("encoder", 0, "attention", 1), ("encoder", 0, "attention", 2), ("encoder", 1, "attention", 2)]
-    edges = [
+    edges: list[tuple[int, int, str, int | None, float]] = [
         (0, 3, "attention", 0, 0.3),
         (1, 3, "residual", None, 0.6),
         (0, 4, "attention", 1, 0.2),

@@ -19,7 +19,7 @@ def executable(playwright: Playwright) -> str | None:
     """The Chromium that the variable names, else the first one on PATH, else Playwright's own if it is installed."""
     if named := os.environ.get(VARIABLE):
         return named
-    on_path = next(filter(None, map(shutil.which, _NAMES)), None)
+    on_path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     own = playwright.chromium.executable_path
     return on_path or (own if Path(own).exists() else None)
 
@@ -108,4 +108,4 @@ class Visits:
 def violations(page: Page) -> str:
     """What axe-core finds wrong with the page as it is shown now, in full; nothing: an empty string."""
     results = Axe().run(page)
-    return results.generate_report() if results.violations_count else ""
+    return str(results.generate_report()) if results.violations_count else ""
