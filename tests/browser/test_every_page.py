@@ -1,6 +1,5 @@
 """What holds for every page: it stays in its place, is accessible, fits the screen, and stands what texts may be."""
 
-import html
 import re
 from collections.abc import Callable, Iterator
 
@@ -9,6 +8,7 @@ from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 
 from captum_norm.visualization.page import Page, render
+from captum_norm.visualization.page.frame import framed
 from tests.browser import pages
 from tests.browser.visits import Visits, violations
 
@@ -83,11 +83,7 @@ def test_colours_are_those_that_the_reader_prefers_and_paper_is_light(visit: Vis
 @every_page
 def test_pages_live_in_a_sandboxed_frame(visit: Visits, name: str) -> None:
     """As in notebooks: of an origin of its own, without an address to keep the view in."""
-    inside = html.escape(render(PAGES[name]()), quote=True)
-    tab = visit(
-        f'<!doctype html><html lang="en"><title>notebook</title><iframe sandbox="allow-scripts" srcdoc="{inside}" '
-        'width="1000" height="700"></iframe>'
-    )
+    tab = visit(f'<!doctype html><html lang="en"><title>notebook</title>{framed(PAGES[name]())}')
     frame = tab.frame_locator("iframe")
     expect(frame.get_by_role("heading", level=1)).to_have_count(1)
     if PAGES[name]().examples:
