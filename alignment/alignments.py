@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from captum_norm.visualization.page import Page
 
 
-class Alignments(list[Alignment], Result):
+class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, it has no hash
     """A list of alignments that knows the words aligned, and that a notebook shows.
 
     Args:

@@ -145,7 +145,7 @@ def dataset_of(stacks: Sequence[MapStack], others: Mapping[str, tuple[Sequence[s
     try:
         import xarray as xr
     except ModuleNotFoundError as error:
-        raise InvalidInputError("labelled arrays need xarray: pip install xarray") from error
+        raise InvalidInputError("labelled arrays need xarray: pip install 'captum-norm[tables]'") from error
     coordinates: dict[str, Any] = {}
     for stack in stacks:
         for side, names in (("query", stack.queries), ("key", stack.keys)):

@@ -221,7 +221,8 @@ class AttributionMaps(Result):
         Raises:
             InvalidInputError: there is no such example.
         """
-        return example_of(self, example)
+        found: AttributionMaps = example_of(self, example)
+        return found
 
     def __iter__(self) -> Iterator["AttributionMaps"]:
         return (self[example] for example in range(len(self)))
@@ -235,7 +236,8 @@ class AttributionMaps(Result):
         Raises:
             InvalidInputError: a stack has no such layer.
         """
-        return layer_of(self, index)
+        found: AttributionMaps = layer_of(self, index)
+        return found
 
     def stacks(self) -> list[MapStack]:
         """Return the maps of each stack with the tokens of their rows and columns."""
@@ -258,8 +260,8 @@ class AttributionMaps(Result):
             side = f"{name}_" if several else ""
             stacks.append(MapStack(name, "entry", values, rows, texts, padded(own, queries), real_keys, side))
         for name, values in self.towers.items():
-            sizes = [torch.ones(len(values), size, dtype=torch.bool) for size in values.shape[-2:]]
-            stacks.append(MapStack(name, "entry", values, None, None, *sizes, f"{name}_"))
+            rows_real, keys_real = (torch.ones(len(values), size, dtype=torch.bool) for size in values.shape[-2:])
+            stacks.append(MapStack(name, "entry", values, None, None, rows_real, keys_real, f"{name}_"))
         return stacks
 
     def top(self, count: int = 10) -> list[Entry]:
@@ -286,7 +288,8 @@ class AttributionMaps(Result):
                 "got maps of segments, of an encoder–decoder model, or without tokens; expected those of a model with "
                 "one stack and its tokens, as a method's maps() returns for texts; or give them: with_tokens(...)"
             )
-        return joined([words_of_maps(one, own, score) for one, own in zip(self, words, strict=True)])
+        found: AttributionMaps = joined([words_of_maps(one, own, score) for one, own in zip(self, words, strict=True)])
+        return found
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each entry: example, stack, layer, head, query, key, value.

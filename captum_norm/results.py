@@ -191,7 +191,8 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value):
-        return type(value)(**{name: _mapped(part, change) for name, part in contents(value).items()})
+        kind: Any = type(value)
+        return kind(**{name: _mapped(part, change) for name, part in contents(value).items()})
     if isinstance(value, Mapping):
         return {name: _mapped(part, change) for name, part in value.items()}
     if isinstance(value, list | tuple):

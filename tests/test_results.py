@@ -40,7 +40,7 @@ TEXTS = ["a dog sees the cat", "the cat runs"]
 @pytest.fixture(scope="module")
 def bert() -> Any:
     torch.manual_seed(0)
-    return transformers.BertModel(bert_config()).eval()
+    return transformers.BertModel(bert_config()).train(False)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def results(bert: Any) -> dict[type[Result], Result]:
         cross=torch.rand(2, 1, 7, 7).bfloat16(),
         decoder_real=maps.real.clone(),
         towers={"vision": torch.rand(3, 2, 4, 4), "audio": torch.rand(1, 2, 2, 2)},
-        modality=[["text", "image"] * 3 + ["text"]] * 2,
+        modality=[("text", "image", "text", "image", "text", "audio", "video")] * 2,
         patches=[Patches(0, 0, torch.tensor([[1, 2]])), Patches(1, 1, torch.tensor([[3], [4]]))],
         virtual=2,
         cached=3,
@@ -245,7 +245,7 @@ def test_stacks_of_an_encoder_decoder_model_lose_their_own_padding() -> None:
         vocab_size=20, d_model=8, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=12,
     )  # fmt: skip
-    method = NormAttribution(transformers.BartModel(config).eval())
+    method = NormAttribution(transformers.BartModel(config).train(False))
     ids, target = torch.tensor([[5, 6, 7, 8], [5, 6, 1, 1]]), torch.tensor([[2, 9, 1, 1], [2, 9, 4, 3]])
     inputs = {"input_ids": ids, "attention_mask": ids.ne(1).long(), "decoder_input_ids": target}
     both = method.maps(inputs | {"decoder_attention_mask": target.ne(1).long()})
@@ -278,7 +278,7 @@ def test_a_layer_is_that_of_all_layers(bert: Any) -> None:
     assert method.maps(TEXTS).layer(-1) == method.maps(TEXTS, layers=[1])
     meter = NormMeter(bert, tokenizer=tokenizer())
     options: dict[str, Any] = {"scopes": ["attn"], "weights": True}
-    every, last = (meter.measure(TEXTS, **options, **some)["encoder"] for some in ({}, {"layers": [1]}))
+    every, last = (meter.measure(TEXTS, **options, layers=layers)["encoder"] for layers in (None, [1]))
     assert every.layer(-1) == last
 
 
@@ -344,5 +344,5 @@ def test_tables_and_labelled_arrays_hold_the_maps(bert: Any) -> None:
 def test_without_pandas_or_xarray_an_error_says_what_to_install(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[0])
     monkeypatch.setitem(__import__("sys").modules, "xarray", None)
-    with pytest.raises(InvalidInputError, match="labelled arrays need xarray: pip install xarray"):
+    with pytest.raises(InvalidInputError, match=r"labelled arrays need xarray: pip install .captum-norm.tables"):
         maps.to_xarray()

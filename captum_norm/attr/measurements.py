@@ -161,7 +161,9 @@ class Measurements(Result):
 
     def stacks(self) -> list[MapStack]:
         """Return all maps with the tokens of their rows and columns: ``weights``, one of each scope, ``head_norms``."""
-        given = {"weights": self.weights, **self.norms, "head_norms": self.head_norms}
+        given: dict[str, Tensor | None] = {"weights": self.weights}
+        given |= {str(scope): values for scope, values in self.norms.items()}
+        given["head_norms"] = self.head_norms
         found = {name: values for name, values in given.items() if values is not None}
         stacks = []
         for name, values in found.items():
@@ -192,8 +194,10 @@ class Measurements(Result):
         Raises:
             InvalidInputError: xarray is not installed.
         """
-        by_query = {f"mixing_ratio_{name}": values for name, values in self.mixing_ratio.items()}
-        by_query |= {name: getattr(self, name) for name in ("residual_norm", "norm_scale")}
+        by_query: dict[str, Tensor | None] = {
+            f"mixing_ratio_{name}": values for name, values in self.mixing_ratio.items()
+        }
+        by_query |= {"residual_norm": self.residual_norm, "norm_scale": self.norm_scale}
         others: dict[str, tuple[Sequence[str], Tensor]] = {
             name: (("example", "layer", "query"), values) for name, values in by_query.items() if values is not None
         }

@@ -99,9 +99,9 @@ def explain(
     subject = _subject(model, tokenizer, method, target, name)
     inputs = tokenized(subject.model, listed, subject.tokenizer)
     _refuse_without_tokens(listed, subject)
-    named = isinstance(method, str) and METHODS[method].maps and isinstance(model or DEFAULT_MODEL, str)
-    if position is None and named:
-        position = default_position(subject.model, model or DEFAULT_MODEL)
+    place = DEFAULT_MODEL if model is None else model
+    if position is None and isinstance(place, str) and isinstance(method, str) and METHODS[method].maps:
+        position = default_position(subject.model, place)
     target = numbered(subject.model, subject.tokenizer, subject.target)
     task = _task(method, subject, inputs, target, position, options)
     if words is not None:
@@ -153,8 +153,8 @@ class _Task:
     projection: bool
 
 
-def _checked(texts: str | Sequence[str]) -> list[str]:
-    listed = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else []
+def _checked(texts: Any) -> list[str]:
+    listed: list[Any] = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else []
     if not listed or not all(isinstance(text, str) for text in listed):
         raise InvalidInputError(f"got the texts {shown(texts)}; expected a text or a list of texts")
     for index, text in enumerate(listed):
@@ -262,7 +262,7 @@ def _explained(
         if layer is not None or per_head:
             given = "per_head=True" if layer is None else f"layer={layer}"
             raise InvalidInputError(f"got {given}; the method {task.name} has no layers")
-        layers, maps = (), None
+        layers, maps = [], None
         scores, delta = _tokenwise(task, inputs)
     size = scores.shape[1]
     virtual = size - real.shape[1]
@@ -313,7 +313,8 @@ def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
     if not -count <= as_index("head", head) < count:
         raise InvalidInputError(f"got head {head}; the layer has {count} heads, 0 to {count - 1}")
     name = "encoder" if maps.decoder is None else "decoder"
-    return replace(maps, **{name: maps.self_attention[:, :, head % count]}, mixing_ratio=None), head % count
+    own: dict[str, Any] = {name: maps.self_attention[:, :, head % count]}
+    return replace(maps, **own, mixing_ratio=None), head % count
 
 
 def _with_norms(found: Explanation, subject: _Subject, task: _Task) -> Explanation:
@@ -360,7 +361,8 @@ def _tokenwise(task: _Task, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor |
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
         if isinstance(task.method, TokenAttribution) and task.method.has_convergence_delta():
-            return task.method.attribute(inputs, **options, return_convergence_delta=True)
+            scores, delta = task.method.attribute(inputs, **options, return_convergence_delta=True)
+            return scores, delta
         return task.method.attribute(inputs, **options), None
 
 

@@ -20,20 +20,20 @@ TEXTS = ["a dog sees the cat", "the cat runs"]
 @pytest.fixture(scope="module")
 def bert() -> Any:
     torch.manual_seed(0)
-    return transformers.BertModel(bert_config()).eval()
+    return transformers.BertModel(bert_config()).train(False)
 
 
 @pytest.fixture(scope="module")
 def classifier() -> Any:
     torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(bert_config()).eval()
+    return transformers.BertForSequenceClassification(bert_config()).train(False)
 
 
 @pytest.fixture(scope="module")
 def gpt2() -> Any:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=3, n_head=2, n_positions=12)
-    return transformers.GPT2LMHeadModel(config).eval()
+    return transformers.GPT2LMHeadModel(config).train(False)
 
 
 def test_several_texts_are_explained_as_each_alone(classifier: Any, gpt2: Any) -> None:

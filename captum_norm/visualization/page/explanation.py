@@ -5,7 +5,7 @@ from itertools import chain
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
-from captum_norm.visualization.page.document import Column, Example, Maps, Page, Scores, Table
+from captum_norm.visualization.page.document import Column, Example, Maps, Page, Scores, Stack, Table
 from captum_norm.visualization.page.flow import flow_graph
 from captum_norm.visualization.page.html import render
 from captum_norm.visualization.page.tokens import tokens_of
@@ -83,7 +83,7 @@ def _maps(name: str, explanation: Explanation) -> list[Maps]:
     squares, maps = explanation.squares, explanation.maps
     if squares is None or maps is None:
         return []
-    stack = "encoder" if maps.decoder is None else "decoder"
+    stack: Stack = "encoder" if maps.decoder is None else "decoder"
     signed = bool((squares < 0).any())
     layers = list(explanation.layers)
     return [Maps(name, explanation.map_unit, squares[0], layers, stack, signed, _has_residual(explanation))]
