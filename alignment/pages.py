@@ -160,7 +160,8 @@ def _swept(sweep: Sweep, index: int, rate: float) -> Example:
     """One sentence pair: the maps of norms and weights in both settings, and their links where ``auto`` reads."""
     corpus, chosen = sweep.corpus, sweep.chosen[AUTO]
     source = corpus.sources[index]
-    maps, links = {}, {}
+    maps: dict[str, list[Any]] = {}
+    links: dict[str, Alignment] = {}
     methods: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
     for setting in (chosen.setting, *(other for other in SETTINGS if other != chosen.setting)):
         for method in methods:

@@ -16,7 +16,7 @@ def flow_graph(graph: FlowGraph, method: str = "information-flow") -> Graph:
     """
     index = {node: place for place, node in enumerate(graph.nodes)}
     return Graph(
-        [tuple(node) for node in graph.nodes],
+        graph.nodes,
         [
             (index[edge.source], index[edge.target], edge.part, edge.head, float(f"{edge.importance:.6g}"))
             for edge in graph.edges

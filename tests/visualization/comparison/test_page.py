@@ -39,9 +39,11 @@ def test_agreement_refusals_and_signatures_are_tables(found: Comparison) -> None
     values = [row[1:] for row in tables["Agreement"].rows]
     np.testing.assert_array_equal(np.array(values, dtype=float), found.agreement.numpy()[order][:, order])
     assert [column.meaning for column in tables["Agreement"].columns[1:]] == found.ranking
-    assert dict(tables["Signatures"].rows) == {name: one.signature for name, one in found.results.items()}
+    assert {row[0]: row[1] for row in tables["Signatures"].rows} == {
+        name: one.signature for name, one in found.results.items()
+    }
     refused = tables.get("Methods that were refused")
-    assert dict(refused.rows if refused else []) == dict(found.refused)
+    assert {row[0]: row[1] for row in (refused.rows if refused else [])} == dict(found.refused)
 
 
 def test_texts_have_every_method_and_only_removable_tokens_count(found: Comparison) -> None:

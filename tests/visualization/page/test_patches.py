@@ -24,7 +24,7 @@ TOKENS = [["[CLS]", *"------"], ["a", "b", *"----", "c"]]
 def page(**changes: Any) -> Any:
     stack = torch.rand(2, 3, 7, 7)
     maps = AttributionMaps(None, stack, None, None, None, torch.ones(2, 7, dtype=torch.bool), TOKENS)
-    given = {"pictures": PICTURES, "scores": SCORES, "patches": PATCHES, "maps": maps, "tokens": None}
+    given: dict[str, Any] = {"pictures": PICTURES, "scores": SCORES, "patches": PATCHES, "maps": maps, "tokens": None}
     return maps, patches_page(**given | {"method": "m", "unit": "u", "title": "t"} | changes)
 
 
