@@ -133,8 +133,10 @@ class TextAligner(ABC):
         """Like :meth:`align_each`, with probabilities."""
         if not self.count_text:
             for index, word_map in self.map_each(pairs, known):
-                failed = isinstance(word_map, InvalidInputError)
-                yield index, word_map if failed else self.read(word_map, *pairs[index], self.lexicon)
+                if isinstance(word_map, InvalidInputError):
+                    yield index, word_map
+                else:
+                    yield index, self.read(word_map, *pairs[index], self.lexicon)
             return
         maps = dict(self.map_each(pairs))
         lexicon = self.begun_lexicon()
@@ -145,8 +147,10 @@ class TextAligner(ABC):
                 owns[index] = self.counted(word_map)
                 lexicon.count(*pairs[index], owns[index])
         for index, word_map in maps.items():
-            failed = isinstance(word_map, InvalidInputError)
-            yield index, word_map if failed else self.read(word_map, *pairs[index], lexicon, owns[index])
+            if isinstance(word_map, InvalidInputError):
+                yield index, word_map
+            else:
+                yield index, self.read(word_map, *pairs[index], lexicon, owns[index])
 
     def begun_lexicon(self) -> Lexicon:
         """The lexicon that a text's own word pairs are added to: a copy of the given one, or an empty one."""

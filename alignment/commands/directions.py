@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alignment.commands import aligners, models
 from alignment.symmetrization import COMBINATIONS
@@ -76,7 +76,7 @@ def load(options: argparse.Namespace, device: str) -> tuple["TextAligner", dict[
 
     reverse = _reverse_options(options)
     _check(options, reverse)
-    lexicon = {"lexicon": _lexicon(options), "count_text": options.lexicon}
+    lexicon: dict[str, Any] = {"lexicon": _lexicon(options), "count_text": options.lexicon}
     model, tokenizer = models.load(options, device)
     identity: dict[str, str | int | None] = dict(models.identity(options, model, tokenizer, device))
     identity |= {"lexicon": _identity_of(options)}
@@ -158,7 +158,7 @@ def _reverse_options(options: argparse.Namespace) -> argparse.Namespace | None:
     if name in (None, NONE):
         return None
     given = vars(options)
-    changed = {
+    changed: dict[str, Any] = {
         "model": name,
         "codes": options.codes and options.codes[::-1],
         "source_language": options.target_language,

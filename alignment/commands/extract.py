@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from alignment.commands import aligners, directions, models, running
 from alignment.formats import Output, OutputStyle, TextSource, split_words
@@ -25,6 +25,7 @@ from captum_norm.urls import is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
+    from alignment.normalization import Language
     from alignment.scored import ScoredAlignment
     from alignment.text_aligner import TextAligner
     from alignment.word_maps import WordMap
@@ -234,7 +235,7 @@ def _splits(options: argparse.Namespace) -> Splits:
 
     if options.model not in shipped_models():
         raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
-    source, target = options.model.split("-")
+    source, target = (cast("Language", code) for code in options.model.split("-"))
     return partial(tokenize, language=source), partial(tokenize, language=target)
 
 

@@ -151,8 +151,8 @@ def _own(options: argparse.Namespace) -> ParallelGold:
         targets=read_sentences(options.target),
     )
     gold = [pair for pair in found.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
-    sides = [[split_words(line or "") for line in side or ()] for side in (found.sources, found.targets)]
-    return ParallelGold(Path(options.gold).name, *_UNNAMED, *sides, gold)
+    sources, targets = ([split_words(line or "") for line in side or ()] for side in (found.sources, found.targets))
+    return ParallelGold(Path(options.gold).name, *_UNNAMED, sources, targets, gold)
 
 
 def _given(texts: Sequence[str]) -> list[ParallelGold]:

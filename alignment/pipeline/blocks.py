@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from alignment.formats import read_parallel, split_words
 from alignment.links import Alignment
+from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Part, Record
 from captum_norm.texts import error_at
@@ -30,7 +31,18 @@ class SteadyAligner(Protocol):
         ...
 
 
-Aligner = Callable[[Pairs], Sequence[Answer]] | SteadyAligner
+@runtime_checkable
+class ReadingAligner(Protocol):
+    """An aligner that yields scored alignments, such as :class:`alignment.WordAligner`."""
+
+    def read_each(
+        self, pairs: Pairs, known: Container[int]
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        """Yield each pair's index and its alignment, or an error that says why there is none."""
+        ...
+
+
+Aligner = Callable[[Pairs], Sequence[Answer]] | SteadyAligner | ReadingAligner
 """Aligns a batch of (source words, target words): returns each pair's alignment, or an error that says why not."""
 
 _Reason = Literal["unreadable", "empty", "too_long", "refused", "set_aside"]

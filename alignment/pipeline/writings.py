@@ -11,22 +11,11 @@ import numpy as np
 
 from alignment.formats.output import Output
 from alignment.lexicon import Lexicon
-from alignment.pipeline.blocks import Aligner, Pairs, SteadyAligner, Written
+from alignment.pipeline.blocks import Aligner, Answer, Pairs, ReadingAligner, SteadyAligner, Written
 from alignment.scored import ScoredAlignment
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 from captum_norm.runs import Record
-
-
-@runtime_checkable
-class ReadingAligner(Protocol):
-    """An aligner that yields scored alignments, such as :class:`alignment.WordAligner`."""
-
-    def read_each(
-        self, pairs: Pairs, known: Container[int]
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and its alignment, or an error that says why there is none."""
-        ...
 
 
 @runtime_checkable
@@ -69,8 +58,10 @@ class LinkWriting:
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Align the pairs, and yield what is written."""
         for index, found in _scored_each(align, pairs, known, scored=self.form.scored):
-            failed = isinstance(found, InvalidInputError)
-            yield index, found if failed else self.written(numbers[index], *pairs[index], found)
+            if isinstance(found, InvalidInputError):
+                yield index, found
+            else:
+                yield index, self.written(numbers[index], *pairs[index], found)
 
     def written(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> Written:
         """What is written of an alignment."""
@@ -91,6 +82,7 @@ def _scored_each(
         return
     if scored:
         raise InvalidInputError(f"got a {type(align).__name__}, which has no scores; give a WordAligner")
+    each: Iterator[tuple[int, Answer]]
     if isinstance(align, SteadyAligner):
         each = align.align_each(pairs, known)
     else:
