@@ -9,7 +9,7 @@ tokenizer takes together. A token is never divided: words that share one are one
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -440,7 +440,7 @@ def _by_ends(tokens: Sequence[str]) -> Iterator[bytes]:
         begins = ends
 
 
-_SURFACES = {
+_SURFACES: Mapping[str, Callable[[str], bytes]] = {
     "byte-level": _byte_level,
     "sentencepiece": _sentencepiece,
     "wordpiece": _wordpiece,

@@ -40,7 +40,7 @@ def _bytes(*, trim: bool, size: int = 290) -> Any:
     """Byte-level BPE; GPT-2's and RoBERTa's offsets leave the space before a word out, those of others do not."""
     core = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(" ?[^\\s\\p{L}\\p{M}]| ?[\\p{L}\\p{M}]+|\\s", "isolated")
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[call-arg]
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.pre_tokenizer = pre_tokenizers.Sequence([split, level])
     core.decoder = decoders.ByteLevel()
     core.post_processor = processors.ByteLevel(trim_offsets=trim)
@@ -303,7 +303,7 @@ def test_norms_of_words_are_those_of_vectors_added_slowly(name: str) -> None:
             queries = [query for query, number in enumerate(words.numbers) if number == row]
             for column in range(len(words.texts)):
                 keys = [key for key, number in enumerate(words.numbers) if number == column]
-                norms = [sum(vectors[query, key] for key in keys).norm() for query in queries]
+                norms = [torch.stack([vectors[query, key] for key in keys]).sum(0).norm() for query in queries]
                 expected[row, column] = sum(norms) / len(norms)
         torch.testing.assert_close(found[index], expected, rtol=1e-6, atol=1e-6 * float(expected.max()))
         single = layer.vectors("attn")[0][0].norm(dim=-1)

@@ -148,8 +148,8 @@ def compare(
     batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
     forward = forward_seconds(batches)
     ready, refused = prepared(chosen, make, model, batches, seed, mean=explained == PROJECTION)
-    removal = forward * faithfulness.passes * len(ready)
-    work = removal + sum(method.seconds * len(examples) for method in ready.values())
+    removing = forward * faithfulness.passes * len(ready)
+    work = removing + sum(method.seconds * len(examples) for method in ready.values())
     with bar("comparing", work, "") as progress:
         scored, failed = run_methods(ready, batches, progress.update)
         refused |= failed
@@ -160,8 +160,8 @@ def compare(
         scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
         removable = gathered([one.removable for one in bound], order, width)
         by_batch = {label: method.scores for label, method in scored.items()}
-        progress.update(work - removal - progress.n)
-        each = removal / len(examples)
+        progress.update(work - removing - progress.n)
+        each = removing / len(examples)
         faithful = _faithfulness(faithfulness, batches, by_batch, order, lambda count: progress.update(count * each))
     found = [one.target for one in bound if one.target is not None]
     if explained == PROJECTION or not found:

@@ -1,5 +1,6 @@
 """``captum-norm explain`` of several texts, words, heads, dtypes, by every method that ``compare`` has."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_several_texts_and_lines_of_files(bert: str, tmp_path: Path, capsys: pyt
     lines = str(tmp_path / "lines.txt")
     assert explained("--lines", "--model", bert, "--out", files[1], text=lines) == 0
     assert explained("--model", bert, "--out", files[2], text=lines) == 0
-    two, own = [written(Path(name)) for name in files[:2]]
+    two, own = (json.loads(Path(name).read_text(encoding="utf-8")) for name in files[:2])
     assert two == own
     assert [one["text"] for one in own] == [TEXT, "the cat runs"]
     for one in own:
@@ -64,9 +65,8 @@ def test_words_have_the_scores_of_their_tokens(tmp_path: Path, given: list[str],
     expected = words.scores(tokens.scores, score)[0]
     torch.testing.assert_close(torch.tensor(content["scores"]), expected)
     maps = torch.tensor(content["map"]["values"])
-    torch.testing.assert_close(
-        maps, words.maps(NormAttribution(model).maps(tokenizer(SENTENCE, return_tensors="pt")).encoder, score)[0]
-    )
+    of_tokens = NormAttribution(model).maps(tokenizer(SENTENCE, return_tensors="pt")).self_attention
+    torch.testing.assert_close(maps, words.maps(of_tokens, score)[0])
     assert len(Path(files[1]).read_text(encoding="utf-8").splitlines()) == 1 + len(WORDS)
     page = Path(files[2]).read_text(encoding="utf-8")
     assert "unbelievably" in page
