@@ -37,6 +37,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_in_temp = True
+nb_merge_streams = True
 nb_output_stderr = "remove"  # progress bars, and what libraries log as they are imported
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # no page asks another host
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")

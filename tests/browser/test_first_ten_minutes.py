@@ -68,7 +68,7 @@ def test_the_passage_that_an_answer_rests_on(visit: Visits) -> None:
     assert max(numbers, key=lambda line: numbers[line]).startswith("Clara")
 
 
-def test_the_word_alignments_of_two_files() -> None:
+def test_the_word_alignments_of_two_files(visit: Visits) -> None:
     story = load_alibi("blue-beard")
     for name, sentences in {"story.fr": story.sources, "story.en": story.targets}.items():
         Path(name).write_text("".join(f"{' '.join(words)}\n" for words in sentences[:12]), encoding="utf-8")
@@ -79,3 +79,5 @@ def test_the_word_alignments_of_two_files() -> None:
         (story.sources[1][i], story.targets[1][j]) for i, j in (map(int, pair.split("-")) for pair in lines[1].split())
     }
     assert pairs >= {("homme", "man"), ("ville", "town")}
+    tab = visit(Path("links.html").read_text(encoding="utf-8"))
+    expect(tab.get_by_role("heading", name="Links")).to_be_visible()
