@@ -34,7 +34,7 @@ def blocks(document: Path, language: str) -> list[str]:
 def commands(document: Path) -> list[list[str]]:
     """The words of every command in the console blocks, after the prompt and before a redirection."""
     lines = "".join(blocks(document, "console")).replace("\\\n", " ").splitlines()
-    shown = [line[2:].partition(" < ")[0] for line in lines if line.startswith("$ ")]
+    shown = [re.split(" [<>] ", line[2:])[0] for line in lines if line.startswith("$ ")]
     return [shlex.split(command, comments=True) for command in shown]
 
 
