@@ -297,7 +297,7 @@ class Lexicon:
 def _summed(keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     """Sorted keys, each once, and the sums of their counts."""
     unique, places = np.unique(keys, return_inverse=True)
-    return unique, np.bincount(places, counts, len(unique))
+    return unique, np.bincount(places, counts, len(unique)).astype(np.float64)
 
 
 def _matrix(values: ArrayLike, source: Sequence[str], target: Sequence[str]) -> WordMap:

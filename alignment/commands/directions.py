@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from alignment.commands import aligners, models
 from alignment.symmetrization import COMBINATIONS
+from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def load(options: argparse.Namespace, device: str) -> tuple["TextAligner", dict[
     identity |= {"lexicon": _identity_of(options)}
     if reverse is None:
         return aligners.word_aligner(model, tokenizer, options, **lexicon), identity
+    other_tokenizer: IdentifiedTokenizer
     if reverse.model == options.model and options.source_language:
         from alignment.huggingface import HuggingFaceTokenizer
 

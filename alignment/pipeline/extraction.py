@@ -10,7 +10,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal, cast, get_args
 
 from alignment.formats import TextSource, split_words
 from alignment.formats.output import Output
@@ -122,9 +122,8 @@ def extract(
             "multiply or mutual"
         )
     writing = LinkWriting(form)
-    counting = (
-        Counting(align, writing, save_lexicon) if isinstance(align, CountingAligner) and align.count_text else None
-    )
+    counts = getattr(align, "count_text", False)
+    counting = Counting(cast(CountingAligner, align), writing, save_lexicon) if counts else None
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
     aligner = BlockAligner(align, writing if counting is None else MapWriting(), max_words, bad_lines == "stop", splits)

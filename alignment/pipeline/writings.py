@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from captum_norm import InvalidInputError
 from captum_norm.runs import Record
 
 
-@runtime_checkable
 class CountingAligner(Protocol):
     """An aligner that may count the text's own word pairs, such as :class:`alignment.WordAligner`.
 
@@ -100,13 +99,13 @@ class MapWriting:
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Compute the maps, and yield what is written."""
         del numbers
-        assert isinstance(align, CountingAligner)
-        for index, word_map in align.map_each(pairs, known):
+        counting = cast(CountingAligner, align)
+        for index, word_map in counting.map_each(pairs, known):
             if isinstance(word_map, InvalidInputError):
                 yield index, word_map
             else:
                 source, target = pairs[index]
-                arrays = {"map": _text_of(word_map), "counted": _text_of(align.counted(word_map))}
+                arrays = {"map": _text_of(word_map), "counted": _text_of(counting.counted(word_map))}
                 line = json.dumps({"source": source, "target": target, **arrays}, ensure_ascii=False)
                 yield index, Written(f"{line}\n", 0)
 

@@ -44,12 +44,11 @@ PAIRS = list(zip(SOURCES, TARGETS, strict=True))
 
 
 @cache
-def maps(recipe: str) -> list[tuple[WordMap, WordMap]]:
+def maps(recipe: str) -> Any:
     """Forward and reverse maps, each as its own aligner sees them."""
     forward = dict(one(1, recipe).map_each(PAIRS))
     reverse = dict(one(2, recipe).map_each([(target, source) for source, target in PAIRS]))
-    both: Any = [(forward[index], reverse[index]) for index in range(len(PAIRS))]
-    return both
+    return [(forward[index], reverse[index]) for index in range(len(PAIRS))]
 
 
 def expected(combine: str, forward: WordMap, reverse: WordMap) -> Alignment:
@@ -106,6 +105,7 @@ def test_probabilities_are_those_of_the_combined_map() -> None:
     for scored, (forward, reverse) in zip(found, maps("hmm"), strict=True):
         both = sinkhorn(forward + reverse.T, null=False)
         probabilities = link_probabilities(both, jump_penalty=options["jump_penalty"], null=False)
+        assert scored.probabilities is not None
         assert np.array_equal(scored.probabilities, probabilities)
         assert all(probabilities[target, source] > options["min_probability"] for source, target in scored.links)
     merged = BidirectionalAligner(one(1), one(2), "union").align_scored(SOURCES, TARGETS)
@@ -139,8 +139,8 @@ def lexical(pairs: Any, both: Any, lexicon: Lexicon, counted: bool) -> list[Alig
         for (source, target), own in zip(pairs, owns, strict=True):
             lexicon.count(source, target, own)
     after = [
-        lexicon.applied(word_map, *pair, own if counted else None)
-        for word_map, pair, own in zip(before, pairs, owns, strict=True)
+        lexicon.applied(word_map, source, target, own if counted else None)
+        for word_map, (source, target), own in zip(before, pairs, owns, strict=True)
     ]
     return [LEXICAL.decode(word_map).links for word_map in after]
 
@@ -159,17 +159,17 @@ def test_two_passes(given: bool, counted: bool) -> None:
     aligner = BidirectionalAligner(one(1), one(2), lexicon=used, count_text=counted)
     found = aligner.align_scored(SOURCES, TARGETS)
     assert {scored.corpus_statistics for scored in found} == {aligner.corpus_statistics} == {given or counted}
-    links = [scored.links for scored in found]
+    written = [scored.links for scored in found]
     if given or counted:
         begun = Lexicon() if used is None else used.copy()
-        assert links == lexical(PAIRS, maps("hmm"), begun, counted)
+        assert written == lexical(PAIRS, maps("hmm"), begun, counted)
     without = BidirectionalAligner(one(1), one(2)).align(SOURCES, TARGETS)
 
     def right_links(alignments: list[Alignment]) -> int:
-        return sum(len(one & gold) for one, gold in zip(alignments, GOLD, strict=True))
+        return sum(len(links & gold) for links, gold in zip(alignments, GOLD, strict=True))
 
     if given:
-        assert right_links(links) > right_links(without)
+        assert right_links(written) > right_links(without)
         assert used is not None
         assert len(used) == before
 
@@ -181,7 +181,8 @@ def test_one_direction_with_a_lexicon() -> None:
     owns = [link_probabilities(word_map, jump_penalty=0.2, null=False) for word_map in before]
     for pair, own in zip(PAIRS, owns, strict=True):
         lexicon.count(*pair, own)
-    after = [lexicon.applied(*rest) for rest in zip(before, SOURCES, TARGETS, owns, strict=True)]
+    rows = zip(before, SOURCES, TARGETS, owns, strict=True)
+    after = [lexicon.applied(word_map, source, target, own) for word_map, source, target, own in rows]
     assert alone.align(SOURCES, TARGETS) == [LEXICAL.decode(word_map).links for word_map in after]
     assert alone.align([[], *SOURCES[:1]], [["A"], *TARGETS[:1]])[0] == Alignment()
 
@@ -199,6 +200,7 @@ def test_a_multilingual_model_serves_both(tmp_path: Any) -> None:
     found = BidirectionalAligner(forward, reverse).align_scored(*pairs)
     separate = BidirectionalAligner(forward, WordAligner(model, turned, layer=0, recipe="hmm")).align_scored(*pairs)
     assert found[0].probabilities is not None
+    assert separate[0].probabilities is not None
     assert np.array_equal(found[0].probabilities, separate[0].probabilities)
     with pytest.raises(InvalidInputError, match=r"got a reverse model that translates de–en beside .* de–en; .* en–de"):
         BidirectionalAligner(forward, forward)

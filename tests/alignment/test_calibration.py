@@ -27,7 +27,7 @@ def test_calibrated_log_odds() -> None:
 def scored_text(seed: int) -> tuple[list[Scores], list[GoldAlignment]]:
     """Links that are right as often as their scores say."""
     generator = random.Random(seed)
-    scores, gold = [], []
+    scores, gold = list[Scores](), list[GoldAlignment]()
     for _ in range(400):
         links = {(i, j): generator.random() for i in range(6) for j in range(4) if generator.random() < 0.4}
         right = [link for link, score in links.items() if generator.random() < score]
@@ -115,7 +115,7 @@ def test_formats_are_read_back() -> None:
         ({"style": "tsv", "scores": True}, {"format": "tsv"}),
         ({"scores": True, "base": 1}, {"format": "talp", "base": 1}),
     ):
-        text = Output(**options).text(1, SOURCE, TARGET, FOUND)  # type: ignore[arg-type]
+        text = Output(**options).text(1, SOURCE, TARGET, FOUND)
         assert read_gold(io.StringIO(text), **read) == [GoldAlignment(FOUND.links)]
     record = json.loads(Output("matrix").text(1, SOURCE, TARGET, FOUND))
     assert record == {

@@ -59,7 +59,8 @@ def test_the_formula_written_out(seed: int, left_out: bool) -> None:
     lexicon = lexicon_of(pairs)
     word_map = np.random.default_rng(seed + 100).random((len(pairs[0][1]), len(pairs[0][0])))
     source, target, own = pairs[0]
-    dice, product = [], []
+    dice: list[list[float]] = []
+    product: list[list[float]] = []
     for row, t in enumerate(target):
         dice.append([])
         for column, s in enumerate(source):

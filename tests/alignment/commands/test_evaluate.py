@@ -246,11 +246,8 @@ def test_scores_give_curves_and_a_calibration_error(run: Run) -> None:
         rows = [row for row in csv.DictReader(file) if row["system"] == "scored"]
     assert [float(row["min_score"]) for row in rows] == [round(0.05 * step, 2) for step in range(20)]
     at = {float(row["min_score"]): row for row in rows}
-    assert [(int(at[least]["links"]), float(at[least]["precision"])) for least in (0.0, 0.3, 0.35)] == [
-        (5, pytest.approx(60)),
-        (3, pytest.approx(100)),
-        (2, pytest.approx(100)),
-    ]
+    assert [int(at[least]["links"]) for least in (0.0, 0.3, 0.35)] == [5, 3, 2]
+    assert [float(at[least]["precision"]) for least in (0.0, 0.3, 0.35)] == pytest.approx([60, 100, 100])
     with Path("bins.csv").open(encoding="utf-8", newline="") as file:
         assert [int(row["links"]) for row in csv.DictReader(file)] == [0, 0, 2, 2, 0, 0, 0, 0, 0, 1] * 2
     assert "calibration error" in run("scored", "--reliability=bins.csv")

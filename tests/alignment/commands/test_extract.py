@@ -445,7 +445,7 @@ def test_a_multilingual_model_is_loaded_once_for_both_directions(capsys: pytest.
     ]
     write("pairs", [f"{source} ||| {target}" for source, target in zip(SOURCES, TARGETS, strict=True)])
     sides = ([line.split() for line in text] for text in (SOURCES, TARGETS))
-    expected = list(map(format_pharaoh, BidirectionalAligner(*aligners, "multiply").align(*sides)))
+    expected = list(map(format_pharaoh, BidirectionalAligner(aligners[0], aligners[1], "multiply").align(*sides)))
     languages = [f"--source-language={codes[0]}", f"--target-language={codes[1]}"]
     words = ["extract", "pairs", "--model=model", "--layer=0", "--head=all", "--combine=multiply", "--quiet"]
     assert cli.main([*words, *languages]) == 0
@@ -521,7 +521,7 @@ def test_exchanged_sides_are_refused(
 def test_raw_text_in_small_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     raw = ["C’est l’heure.", "La maison est petite."], ["It is time.", "The house is small."]
     write("raw", [" ||| ".join(pair) for pair in zip(*raw, strict=True)])
-    words = [[tokenize(text, language) for text in side] for side, language in zip(raw, ("fr", "en"), strict=True)]
+    words = [[tokenize(text, "fr") for text in raw[0]], [tokenize(text, "en") for text in raw[1]]]
     aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
     links = aligner.align(*words)
     options = ["--layer=0", "--head=2", "--reverse-model=none", "--block-lines=1", "--quiet"]
