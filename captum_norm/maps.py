@@ -275,7 +275,7 @@ class AttributionMaps(Result):
 
         Args:
             score: how a column comes from its tokens': ``"sum"``, ``"mean"`` or ``"max"``.
-            words: the words of each example's tokens without padding, see :func:`captum_norm.words.words_of`; None to
+            words: the words of each example's tokens without padding, see :func:`captum_norm.words_of`; None to
                 find them by the marks of :attr:`tokens`.
 
         Raises:

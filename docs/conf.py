@@ -20,7 +20,7 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # The build works offline, without intersphinx: other projects' names are plain text. Overloads and quoted annotations
 # show names as written; a type variable has no page.
-_ELSEWHERE = r"(argparse|captum|collections|matplotlib|numpy|os|pathlib|pd|re|rich|sacrebleu|torch|transformers)\..*"
+_ELSEWHERE = r"(argparse|captum|collections|matplotlib|numpy|os|pathlib|pd|re|rich|sacrebleu|torch|transformers|xr)\..*"
 _TYPE_VARIABLES = r"alignment\.subwords\.Piece|captum_norm\.(loading|runs)\.\w+\.(Model|Result)|Method"
 # The reference names internals of the engine where methods meet them, but does not document them.
 _ENGINE = r"captum_norm\.(models|forward|memory|urls)\.\w+(\.\w+)*"
