@@ -158,3 +158,11 @@ def test_it_is_silent_again_afterwards() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not is_asked()
+
+
+def test_a_bar_of_expected_seconds_shows_only_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(delay=0), bar("comparing", 4.5, "") as shown:
+        shown.update(1.5)
+        shown.refresh()
+    lines = capsys.readouterr().err.split("\r")
+    assert re.fullmatch(r"comparing: +33%\|.*\| 00:00 left *", lines[2]), lines

@@ -218,7 +218,7 @@ def test_a_bar_shows_the_time_that_is_left(classifier: str, capsys: pytest.Captu
         compare(model, inputs, methods=METHODS, tokenizer=tokenizer)
     shown = [line for line in re.split(r"[\r\n]", capsys.readouterr().err) if line.startswith("comparing")]
     assert all(re.fullmatch(r"comparing: +\d+%\|.*\| (\?|[\d:]+) left *", line) for line in shown), shown
-    assert len(shown) >= 2
+    assert shown, "at least when it begins"
 
 
 def test_dtype(classifier: str, tmp_path: Path) -> None:
