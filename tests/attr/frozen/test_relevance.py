@@ -268,7 +268,7 @@ def test_bad_requests_are_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"the readout returned \(3, 11, 3\) for 3 examples"):
         METHODS[name](method.model, readout=lambda output, _: output.logits[:, None].expand(-1, 11, -1)).decompose(ids)
     with pytest.raises(InvalidInputError, match="got 2 values of each example; attribute and maps explain one"):
-        method.attribute(ids, [[0, 1]] * 3)  # type: ignore[arg-type]
+        method.attribute(ids, [[0, 1]] * 3)
     default, delta = method.attribute(ids, return_convergence_delta=True)
     predicted = method.model(ids).logits.argmax(1)
     assert torch.equal(method.attribute(ids, predicted), default)
