@@ -40,10 +40,11 @@ def decoded(array: EncodedArray) -> np.ndarray[Any, Any]:
     """The array as its docstring defines it."""
     raw = np.frombuffer(zlib.decompress(base64.b64decode(array["data"])), "u1")
     width = {"f4": 4, "f2": 2, "i1": 1}[array["dtype"]]
-    entries = np.frombuffer(raw.reshape(width, -1).T.tobytes(), f"<{array['dtype']}")
+    entries: np.ndarray[Any, Any] = np.frombuffer(raw.reshape(width, -1).T.tobytes(), f"<{array['dtype']}")
     if array["dtype"] == "i1":
         *leading, rows, columns = array["shape"]
-        largest = np.array(array["max"]).reshape([*leading, 1, 1])
-        return entries.reshape([*leading, columns, rows]).swapaxes(-1, -2) / 127 * largest
+        largest: np.ndarray[Any, Any] = np.array(array["max"]).reshape([*leading, 1, 1])
+        shares: np.ndarray[Any, Any] = entries.reshape([*leading, columns, rows]).swapaxes(-1, -2) / 127
+        return shares * largest
     exact = entries.reshape(array["shape"])
     return exact if array["dtype"] == "f4" else exact.astype("f8") * array["max"][0]

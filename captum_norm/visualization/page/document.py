@@ -128,7 +128,8 @@ class Links:
 
     def check(self, rows: int, columns: int) -> None:
         """Check that all links are between so many outputs and inputs."""
-        for output, given, *_ in (*self.links, *(self.sure or ()), *(self.possible or ())):
+        found = [(output, given) for output, given, _ in self.links]
+        for output, given in (*found, *(self.sure or ()), *(self.possible or ())):
             if not (0 <= output < rows and 0 <= given < columns):
                 raise InvalidInputError(
                     f"the link ({output}, {given}) is not between {rows} outputs and {columns} inputs; count from 0, "
