@@ -25,7 +25,7 @@ _TYPE_VARIABLES = r"alignment\.subwords\.Piece|captum_norm\.(loading|runs)\.\w+\
 # The reference names internals of the engine where methods meet them, but does not document them.
 _ENGINE = r"captum_norm\.(models|forward|memory|urls)\.\w+(\.\w+)*"
 # "(Any, optional)" is in a docstring of Captum that a class here inherits.
-_QUOTED = r"optional|Figure|io\.BufferedWriter|tqdm|nn\.Module|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
+_QUOTED = r"optional|Figure|Page|io\.BufferedWriter|tqdm|nn\.Module|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
 nitpick_ignore_regex = [("py:.*", rf"{_ELSEWHERE}|{_TYPE_VARIABLES}|{_ENGINE}|{_QUOTED}")]
 
 myst_enable_extensions = ["deflist", "dollarmath"]
