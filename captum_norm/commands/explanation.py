@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from captum_norm.attr.flow_graph import FlowGraph
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import Explanation
-    from captum_norm.models.objects import Explainable
 
 
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
@@ -46,7 +45,7 @@ def beside(explanation: "Explanation", again: "Callable[..., Explanation]") -> "
     return found
 
 
-def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) -> "FlowGraph | None":
+def flow_of(model: Any, explanation: "Explanation", tokenizer: Any) -> "FlowGraph | None":
     """Follow information flow routes for a page; None for other methods, or if several positions are explained."""
     from captum_norm.attr import InformationFlow
     from captum_norm.models.objects import tokenized
@@ -54,11 +53,10 @@ def flow_of(model: "Explainable", explanation: "Explanation", tokenizer: Any) ->
     together = explanation.layer is not None or explanation.position == "mean" or len(explanation) > 1
     if explanation.method != InformationFlow.name or together:
         return None
-    inputs = tokenized(model, explanation.texts, tokenizer)
+    inputs = tokenized(model, list(explanation.texts), tokenizer)
     # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
-    followed = InformationFlow(model).graphs(
-        inputs, position=explanation.position, threshold=_LEAST_IMPORTANCE, per_head=False
-    )
+    place: Any = explanation.position
+    followed = InformationFlow(model).graphs(inputs, position=place, threshold=_LEAST_IMPORTANCE, per_head=False)
     return followed[0]
 
 
