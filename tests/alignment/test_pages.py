@@ -55,11 +55,14 @@ def test_an_aligners_page_has_the_maps_and_probabilities_that_it_reads() -> None
     aligner = WordAligner(model, tokenizer, layer=0, head=2, recipe="hmm")
     examples = aligner_page(aligner, pairs).examples
     assert len(examples) == 3
-    maps, answers = dict(aligner.map_each(pairs[:3])), dict(aligner.read_each(pairs[:3]))
+    maps: Any = dict(aligner.map_each(pairs[:3]))
+    answers = dict(aligner.read_each(pairs[:3]))
     for index, example in enumerate(examples):
         found = answers[index]
         assert isinstance(found, ScoredAlignment)
-        assert example.links[0].links == [(j, i, pytest.approx(score)) for (i, j), score in found.scored_links()]
+        assert list[object](example.links[0].links) == [
+            (j, i, pytest.approx(score)) for (i, j), score in found.scored_links()
+        ]
         np.testing.assert_allclose(example.maps[0].values[0], maps[index], rtol=1e-3, atol=1e-6)
     with pytest.raises(InvalidInputError, match="counts a whole text"):
         aligner_page(WordAligner(model, tokenizer, recipe="hmm", count_text=True), pairs)

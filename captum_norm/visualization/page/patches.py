@@ -129,5 +129,5 @@ def _png(picture: Any) -> bytes:
     pixels = pixels_of(picture)
     step = -(-max(pixels.shape[:2]) // _MOST_PIXELS)
     buffer = io.BytesIO()
-    imsave(buffer, pixels[::step, ::step], format="png", metadata={"Software": None})
+    imsave(buffer, pixels[::step, ::step], format="png", metadata={"Software": ""})
     return buffer.getvalue()
