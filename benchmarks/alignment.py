@@ -84,9 +84,10 @@ def both_directions(repeats: int, copies: int) -> None:
                 model(**batch.inputs)
 
     def align(count_text: bool) -> None:
-        heads = zip(loaded, (2, 0), strict=True)
-        both = [WordAligner(*one, layer=0, head=head, recipe="hmm") for one, head in heads]
-        BidirectionalAligner(*both, count_text=count_text).align(*zip(*pairs, strict=True))
+        fr_en, en_fr = (
+            WordAligner(*one, layer=0, head=head, recipe="hmm") for one, head in zip(loaded, (2, 0), strict=True)
+        )
+        BidirectionalAligner(fr_en, en_fr, count_text=count_text).align(*zip(*pairs, strict=True))
 
     runs: dict[str, Run] = {"two forward passes": forward}
     runs |= {"both directions": partial(align, False), "with a lexicon": partial(align, True)}

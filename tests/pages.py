@@ -45,6 +45,7 @@ def decoded(array: EncodedArray) -> np.ndarray[Any, Any]:
         *leading, rows, columns = array["shape"]
         largest: np.ndarray[Any, Any] = np.array(array["max"]).reshape([*leading, 1, 1])
         shares: np.ndarray[Any, Any] = entries.reshape([*leading, columns, rows]).swapaxes(-1, -2) / 127
-        return shares * largest
-    exact = entries.reshape(array["shape"])
-    return exact if array["dtype"] == "f4" else exact.astype("f8") * array["max"][0]
+        scaled: np.ndarray[Any, Any] = shares * largest
+        return scaled
+    exact: np.ndarray[Any, Any] = entries.reshape(array["shape"])
+    return exact if array["dtype"] == "f4" else np.asarray(exact.astype("f8") * array["max"][0])

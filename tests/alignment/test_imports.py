@@ -57,7 +57,7 @@ WITHOUT_TORCH = {
 }
 """Those that read, write, decode and score without a model, and which other distributions they may import."""
 
-NO_TORCH = {"InvalidInputError", "bars", "characters", "files", "identity", "runs", "tables", "texts", "urls"}
+NO_TORCH = {"InvalidInputError", "bars", "characters", "files", "identity", "runs", "tables", "texts", "urls", "words"}
 """What they may import of captum_norm."""
 
 

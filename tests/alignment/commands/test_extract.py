@@ -28,8 +28,8 @@ from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribu
 from captum_norm.runs import RayBackend, journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
+from tests.pages import content as content_of
 from tests.runs.damage import tree
-from tests.visualization.page.test_page import content as content_of
 
 PAIRS = [f"{source} ||| {target}" for source, target in zip(FRENCH, ENGLISH, strict=True)]
 MUTUAL = ("--recipe=mutual", "--head=all")

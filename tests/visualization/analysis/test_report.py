@@ -14,7 +14,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.visualization import write_report
 from captum_norm.visualization.analysis.report import analysis_page
 from tests.analysis.results import LAYERS, LINE, RESULT, WORDS
-from tests.visualization.page.test_page import content
+from tests.pages import content
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ TEXTS = ["a dog sees the cat", "the cat runs"]
 @pytest.fixture(scope="module")
 def bert() -> Any:
     torch.manual_seed(0)
-    return transformers.BertModel(bert_config()).eval()
+    return transformers.BertModel(bert_config()).eval()  # type: ignore[no-untyped-call]
 
 
 def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
@@ -54,7 +54,7 @@ def test_the_explained_row_is_marked(bert: Any, position: Any, row: int | None) 
 def test_negative_scores_of_causal_models_diverge() -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=2, n_head=2, n_positions=12)
-    model = transformers.GPT2LMHeadModel(config).eval()
+    model = transformers.GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
     (example,) = explanation_page(explain(TEXTS[0], model, tokenizer(), method="decompx", target=5)).examples
     assert example.scores[0].signed
     assert [maps.stack for maps in example.maps] == ["decoder"]
