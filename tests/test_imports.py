@@ -19,6 +19,7 @@ FILES = {
 
 LAYERS = (
     {"bars", "characters", "errors", "functional", "memory", "versions"},
+    {"pieces"},
     {"words"},
     {"aggregation", "arguments", "tables", "urls"},
     {"files", "map_parts", "map_stacks", "texts"},
@@ -52,6 +53,7 @@ THIRD_PARTY = {
     "maps": {"matplotlib", "pandas", "torch", "xarray"},
     "memory": {"torch"},
     "methods": set(),
+    "pieces": set(),
     "results": {"safetensors", "torch"},
     "runs": {"filelock", "numpy", "ray", "torch", "tqdm"},
     "tables": {"pandas"},

@@ -57,7 +57,7 @@ WITHOUT_TORCH = {
 }
 """Those that read, write, decode and score without a model, and which other distributions they may import."""
 
-NO_TORCH = {"InvalidInputError", "bars", "characters", "files", "identity", "runs", "tables", "texts", "urls", "words"}
+NO_TORCH = {"InvalidInputError", "bars", "characters", "files", "identity", "pieces", "runs", "tables", "texts", "urls"}
 """What they may import of captum_norm."""
 
 
