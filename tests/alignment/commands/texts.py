@@ -23,6 +23,19 @@ ENGLISH = [
     "The vote will take place tomorrow .",
     "We have adopted the motion for a resolution .",
 ]
+PAIRS = [f"{source} ||| {target}" for source, target in zip(FRENCH, ENGLISH, strict=True)]
+
+
+def write_texts() -> None:
+    """Writes the sentences into the current folder: ``fr``, ``en``, and ``pairs`` of both."""
+    write("fr", FRENCH)
+    write("en", ENGLISH)
+    write("pairs", PAIRS)
+
+
+def lines(name: str) -> list[str]:
+    """Reads the lines of a file of links."""
+    return Path(name).read_text(encoding="ascii").splitlines()
 
 
 def write(name: str, lines: Iterable[str | bytes]) -> None:
