@@ -70,7 +70,7 @@ def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
         desc=description,
         total=total,
         unit=f" {unit}",
-        bar_format=None if total is None else f"{{l_bar}}{{bar}}| {counts}{{remaining}} left",
+        bar_format=None if total is None else f"{{l_bar}}{{bar}}| {counts}{{remaining}} left{{postfix}}",
         unit_scale=True,
         disable=silent,
         delay=0 if asked is None else asked.delay,

@@ -96,8 +96,8 @@ def test_output_has_the_table_the_definition_and_both_colourings(findings: demo.
 def test_figure_shows_both_maps(findings: demo.Findings) -> None:
     figure = demo.draw(findings)
     weights, norms = (axes for axes in figure.axes if axes.images)
-    torch.testing.assert_close(torch.as_tensor(weights.images[0].get_array()), findings.weights)
-    torch.testing.assert_close(torch.as_tensor(norms.images[0].get_array()), findings.norms)
+    torch.testing.assert_close(torch.as_tensor(weights.images[0].get_array()), findings.weights.double())
+    torch.testing.assert_close(torch.as_tensor(norms.images[0].get_array()), findings.norms.double())
     assert "layer 4" in figure.get_suptitle()
 
 

@@ -114,7 +114,7 @@ def test_8192_tokens_on_the_command_line(
     tmp_path: Path, bert: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "captum_norm.commands.explain.show", lambda *_: None
+        "captum_norm.commands.explain.show", lambda *_, **__: None
     )  # a table of so many rows takes ten seconds
     folder = tiny.save_tiny(bert, tmp_path / "model")
     words = " ".join(["a dog sees the cat ."] * 1365)

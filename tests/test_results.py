@@ -150,9 +150,12 @@ def test_shapes_and_the_largest_delta_are_told(bert: Any) -> None:
     )
 
 
-def test_bad_files_are_one_sentence(results: dict[type[Result], Result], tmp_path: Path) -> None:
+def test_bad_files_are_one_sentence(
+    results: dict[type[Result], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     maps: Any = results[AttributionMaps]
-    path = tmp_path / "maps.safetensors"
+    path = Path("maps.safetensors")
 
     def fails(content: bytes | None = None) -> str:
         if content is not None:

@@ -148,6 +148,8 @@ def _mapped(function: Callable[[Any], Any], target: Any) -> Any:
 
 def _listed(value: Any) -> Any:
     """Turn tensors, arrays and tuples into lists."""
+    if getattr(value, "is_meta", False):
+        return value  # has no numbers, and is refused where they are read
     value = value.tolist() if hasattr(value, "tolist") else value
     return list(value) if isinstance(value, tuple) else value
 

@@ -207,7 +207,7 @@ def test_quantised_weights(quantization: str, tmp_path: Path, capsys: pytest.Cap
     links = WordAligner(model, family.tokenizer, layer=0).align(sources, targets)
     file = tmp_path / "pairs"
     file.write_text("".join(f"{s} ||| {t}\n" for s, t in zip(SOURCES, TARGETS, strict=True)), encoding="utf-8")
-    words = ["extract", str(file), f"--model={folder}", "--layer=0"]
+    words = ["extract", str(file), f"--model={folder}", "--layer=0", "--recipe=paper"]
     assert printed(capsys, *words, f"--quantize={quantization}").splitlines() == list(map(format_pharaoh, links))
     # Eight bits round the inputs, too; four bits are multiplied in bfloat16 on some processors, where bitsandbytes
     # dequantises a model rightly only before it has run.

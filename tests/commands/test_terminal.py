@@ -32,6 +32,7 @@ from captum_norm.visualization.figures import figure_bytes
 from tests.tiny import bert_config
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = (ROOT / "captum_norm/visualization/page/assets/page.js").read_text(encoding="utf-8").strip()
 HOSTILE = "\x1b[31m\x1b]8;;http://e.x\x07\x9b31m\u202e\u200b[red]a[/red]:smile:<b>\u2028"
 SPELLED = "\\x1b[31m\\x1b]8;;http://e.x\\x07\\x9b31m\\u202e\\u200b[red]a[/red]:smile:<b>\\u2028"
 NAMED = HOSTILE.replace("/", "|")
@@ -129,7 +130,11 @@ def test_what_commands_print_and_write(
     said = "".join(capsys.readouterr())
     assert SPELLED.replace("/", "|") in said
     assert is_safe(said)
-    written = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir() if path.suffix != ".png"}
+    written = {
+        path.name: path.read_text(encoding="utf-8").replace(SCRIPT, "")
+        for path in tmp_path.iterdir()
+        if path.suffix != ".png"
+    }
     assert len(written) == len(kinds) - ("png" in kinds) + (words[0] == "compare")
     assert all(map(is_safe, written.values()))
     for path in tmp_path.glob("*.json"):
@@ -199,6 +204,7 @@ def test_commands_print_through_the_terminal_alone() -> None:
     """The places that write anywhere else are known, and what they write is spelled or data."""
     streams = {
         "captum_norm/commands/program.py": 2,  # where standard output is opened and flushed, and complaints
+        "captum_norm/commands/completion.py": 1,  # a script for the shell
         "alignment/commands/evaluate.py": 2,  # JSON and CSV
     }
     for path in [*ROOT.glob("captum_norm/**/*.py"), *ROOT.glob("alignment/**/*.py")]:
