@@ -6,6 +6,7 @@
 import argparse
 import io
 import os
+import runpy
 import shlex
 import sys
 import tempfile
@@ -37,6 +38,7 @@ offline, with models that come with the packages.
 PROGRAMS: Mapping[str, Callable[[list[str]], int]] = {
     "captum-norm": captum_norm.cli.main,
     "norm-align": alignment.cli.main,
+    "python": lambda arguments: bool(runpy.run_path(arguments[0]) is None),
 }
 FILES = {
     "prompt.txt": """\
@@ -45,6 +47,26 @@ Clara found a tiny silver ring in the garden. Nobody knows why.
 Victor works as a baker near the market of Rome. There is more to say.
 What did Clara find? Clara found""",
     "sentences.txt": "A man is playing a guitar on stage.\nTwo dogs run along the beach in the sun.\n",
+    "patches.py": """\
+import torch
+from transformers import ViTConfig, ViTModel
+
+from captum_norm import NormAttribution, Patches
+from captum_norm.visualization import render_patches, write_page
+
+torch.manual_seed(0)
+sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 192, "patch_size": 16}
+model = ViTModel(ViTConfig(**sizes, initializer_range=0.2)).eval()
+down, across = torch.meshgrid(torch.linspace(-1, 1, 192), torch.linspace(-1, 1, 192), indexing="ij")
+disc = ((down - 0.2) ** 2 + (across + 0.2) ** 2 < 0.2).float()
+picture = torch.stack([0.2 + 0.8 * disc, 0.5 + 0.2 * down, 0.6 - 0.4 * disc])
+
+maps = NormAttribution(model).maps(picture[None])
+scores = maps.encoder[:, -1, 0]  # what [CLS] takes up in the last layer
+patches = [Patches(example=0, picture=0, positions=torch.arange(1, 145).reshape(12, 12))]
+page = render_patches([picture], scores, patches, maps=maps, method="norm", unit="norm")
+write_page("patches.html", page)
+""",
 }
 
 
@@ -150,6 +172,15 @@ SHOTS = (
         (1080, 900),
     ),
     Shot(
+        "image",
+        "Patches of a picture",
+        "What `[CLS]` takes up from each patch, over the picture: an untrained model, to show the view.",
+        "python patches.py",
+        "patches.html",
+        "views=picture&layer=1&pins=output:0",
+        (1080, 1000),
+    ),
+    Shot(
         "dark",
         "In the dark",
         "Pages follow the reader's system, and what is on them follows the address: a finding can be linked.",
@@ -243,6 +274,7 @@ def gallery() -> str:
             f"## {shot.title}\n\n{shot.text}{address}\n\n![{shot.title}](_static/gallery/{shot.name}.png)\n\n"
             f"```console\n$ {shot.command}\n```\n"
         )
+        parts += [f"```python\n{FILES[name]}```\n" for name in shot.command.split() if name.endswith(".py")]
     return "\n".join(parts)
 
 
