@@ -1,4 +1,4 @@
-"""Parts of :class:`captum_norm.AttributionMaps`: of one example, of one layer, of words; and joined examples."""
+"""Parts of :class:`captum_norm.AttributionMaps`: of one example, or of one layer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_norm.arguments import as_index
 from captum_norm.errors import InvalidInputError
-from captum_norm.words import Words, WordScore
+from captum_norm.map_layers import STACKS, place_of_layer
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ def example_of(maps: Any, example: int) -> Any:
         return own if maps.segmented else kept(own, -1, queries if keys is None else keys)
 
     tokens = None if maps.tokens is None else [kept_entries(maps.tokens[place], real)]
+    decoder_tokens = None if maps.decoder_tokens is None else [kept_entries(maps.decoder_tokens[place], rows)]
     pictures = [one for one in maps.patches if one.example == place]
     return replace(
         maps,
@@ -39,6 +40,7 @@ def example_of(maps: Any, example: int) -> Any:
         convergence_delta=None if maps.convergence_delta is None else maps.convergence_delta[place : place + 1],
         real=real[real][None],
         tokens=tokens,
+        decoder_tokens=decoder_tokens,
         decoder_real=None if decoder_real is None else decoder_real[decoder_real][None],
         towers=_own_towers(maps, place, [one.picture for one in pictures]),
         modality=None if maps.modality is None else [kept_entries(maps.modality[place], real)],
@@ -46,15 +48,15 @@ def example_of(maps: Any, example: int) -> Any:
     )
 
 
-def layer_of(maps: Any, index: int) -> Any:
+def layer_of(maps: Any, layer: int) -> Any:
     """Return maps of one layer in each stack."""
-    stacks = {name: stack for name in ("encoder", "decoder", "cross") if (stack := getattr(maps, name)) is not None}
+    stacks = {name: stack for name in STACKS if (stack := getattr(maps, name)) is not None}
     stacks = stacks or dict(maps.towers)
-    counts = {name: stack.shape[1] for name, stack in stacks.items()}
-    places = {name: place_of("layer", index, count) for name, count in counts.items()}
-    starts = accumulate(counts.values(), initial=0)
+    numbers = {name: maps.layers[name] for name in stacks}
+    places = {name: place_of_layer(f"the {name} maps", layer, own) for name, own in numbers.items()}
+    starts = accumulate(map(len, numbers.values()), initial=0)
     rows = [start + place for start, place in zip(starts, places.values(), strict=False)]
-    ratios = next(iter(places.values()))
+    first = next(iter(places.values()))
     delta, ratio = maps.convergence_delta, maps.mixing_ratio
     chosen = {name: stack[:, places[name], None] for name, stack in stacks.items()}
     return replace(
@@ -62,74 +64,8 @@ def layer_of(maps: Any, index: int) -> Any:
         **{name: stack for name, stack in chosen.items() if name not in maps.towers},
         towers={name: stack for name, stack in chosen.items() if name in maps.towers},
         convergence_delta=None if delta is None else delta[:, rows],
-        mixing_ratio=None if ratio is None else ratio[:, ratios, None],
-    )
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """Join maps of single examples to a batch, padded on the right."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-
-    def all_of(name: str, axes: int) -> Tensor | None:
-        found = [getattr(part, name) for part in parts]
-        return None if found[0] is None else stacked(found, axes)
-
-    length = max(part.real.shape[1] for part in parts)
-    before = {len(row) - part.real.shape[1] for part in parts for row in part.tokens or []}
-    width = length + max(before, default=0)
-    tokens = (
-        None
-        if first.tokens is None
-        else [[*row, *[""] * (width - len(row))] for part in parts for row in part.tokens or []]
-    )
-    return replace(
-        first,
-        encoder=all_of("encoder", 2),
-        decoder=all_of("decoder", 2),
-        mixing_ratio=all_of("mixing_ratio", 1),
-        convergence_delta=all_of("convergence_delta", 0),
-        real=stacked([part.real for part in parts], 1),
-        tokens=tokens,
-    )
-
-
-def stacked(parts: Sequence[Tensor], axes: int) -> Tensor:
-    """Concatenate examples, (1, ...) each, padded with zeros at the end of the last axes."""
-    most = [max(part.shape[-axis] for part in parts) for axis in range(1, axes + 1)]
-    return torch.cat(
-        [
-            torch.nn.functional.pad(
-                part, [pad for axis, size in enumerate(most, 1) for pad in (0, size - part.shape[-axis])]
-            )
-            for part in parts
-        ]
-    )
-
-
-def words_of_maps(maps: Any, words: Words, score: WordScore) -> Any:
-    """Return the maps of one example's words."""
-    stack = maps.self_attention
-    queries, keys = stack.shape[-2:]
-    if len(words.numbers) != keys:
-        raise InvalidInputError(
-            f"got the words of {len(words.numbers)} tokens for maps of {keys} keys; expected as many"
-        )
-    own = words.numbers[keys - queries :]
-    rows = Words(words.texts[own[0] :], tuple(number - own[0] for number in own), words.pieces[keys - queries :])
-    of_words = rows.rows(words.scores(stack, score))
-    ratio = maps.mixing_ratio
-    return replace(
-        maps,
-        **{"encoder" if maps.decoder is None else "decoder": of_words},
-        mixing_ratio=None if ratio is None else rows.scores(ratio, "mean"),
-        real=maps.real.new_ones(1, len(rows.texts)),
-        tokens=[words.texts],
-        cached=own[0] if maps.cached else 0,
-        modality=None,
-        patches=(),
-        towers={},
+        mixing_ratio=None if ratio is None else ratio[:, first, None],
+        layers={name: [own[places[name]]] for name, own in numbers.items()},
     )
 
 
@@ -142,7 +78,7 @@ def padded(real: Tensor, size: int) -> Tensor:
 
 
 def place_of(what: str, index: int, count: int) -> int:
-    """The index from 0 of one of ``count`` examples or layers."""
+    """The index from 0 of one of ``count`` examples."""
     number = as_index(what, index)
     if not -count <= number < count:
         raise InvalidInputError(f"got {what} {number}; expected 0 to {count - 1}")

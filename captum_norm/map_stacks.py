@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from captum_norm.arguments import as_count
-from captum_norm.errors import InvalidInputError
-from captum_norm.tables import data_frame
+from captum_norm.map_layers import STACKS, named_layers
+from captum_norm.map_parts import padded
+from captum_norm.map_words import first_row
+from captum_norm.tables import data_frame, data_set
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +25,7 @@ class Entry(NamedTuple):
         value: the entry.
         query: the token of its row, which receives.
         key: the token of its column, which gives.
-        layer: the index of the layer among those in the maps.
+        layer: the number of the layer.
         head: the index of the head; None without heads.
         row: the query's position.
         column: the key's position.
@@ -50,6 +52,7 @@ class MapStack:
         name: the name of the stack, or of what is measured.
         unit: what the entries are.
         values: the maps, (B, L, [H,] Q, K).
+        layers: the numbers of the L layers.
         queries: the texts of the Q rows of each example; None for their numbers.
         keys: the texts of the K columns; None for their numbers.
         real_queries: True at rows that are no padding, (B, Q).
@@ -60,6 +63,7 @@ class MapStack:
     name: str
     unit: str
     values: Tensor
+    layers: Sequence[int]
     queries: Sequence[Sequence[str]] | None
     keys: Sequence[Sequence[str]] | None
     real_queries: Tensor
@@ -80,10 +84,52 @@ class MapStack:
         return found[..., self.real_queries[example].cpu(), :][..., self.real_keys[example].cpu()]
 
     @property
+    def summary(self) -> str:
+        """Its name, shape and layers."""
+        return f"{self.name} {tuple(self.values.shape)} of {named_layers(self.layers)}"
+
+    @property
     def dims(self) -> tuple[str, ...]:
         """The names of the axes."""
         head = ["head"] * (self.values.dim() - 4)
         return ("example", *(f"{self.side}{name}" for name in ("layer", *head, "query", "key")))
+
+
+def stacks_of(maps: Any) -> list[MapStack]:
+    """Return the maps of each stack and tower of :class:`captum_norm.AttributionMaps`."""
+    found = {name: stack for name in STACKS if (stack := getattr(maps, name)) is not None}
+    several = len(found) + len(maps.towers) > 1
+    two = maps.decoder_real is not None
+    stacks = []
+    for name, values in found.items():
+        queries, keys = values.shape[-2:]
+        own = maps.decoder_real if two and name != "encoder" else maps.real
+        texts = maps.decoder_tokens if two and name == "decoder" else maps.tokens
+        stacks.append(
+            MapStack(
+                name,
+                "entry",
+                values,
+                maps.layers[name],
+                _row_texts(maps, maps.decoder_tokens if two and name != "encoder" else maps.tokens, queries),
+                None if texts is None or maps.segmented or any(len(row) != keys for row in texts) else texts,
+                padded(own, queries),
+                torch.ones(len(own), keys, dtype=torch.bool)
+                if maps.segmented
+                else padded(maps.real if name == "cross" else own, keys),
+                f"{name}_" if several else "",
+            )
+        )
+    for name, values in maps.towers.items():
+        rows, columns = (torch.ones(len(values), size, dtype=torch.bool) for size in values.shape[-2:])
+        stacks.append(MapStack(name, "entry", values, maps.layers[name], None, None, rows, columns, f"{name}_"))
+    return stacks
+
+
+def _row_texts(maps: Any, texts: Sequence[Sequence[str]] | None, queries: int) -> Sequence[Sequence[str]] | None:
+    """The texts of rows, which are those of the last keys."""
+    first = None if not texts else first_row(maps, len(texts[0]), queries)
+    return None if first is None or first < 0 else [row[first:] for row in texts or ()]
 
 
 def top_entries(stacks: Sequence[MapStack], count: int) -> list[Entry]:
@@ -95,8 +141,8 @@ def top_entries(stacks: Sequence[MapStack], count: int) -> list[Entry]:
             values, rows, columns = stack.of(example), stack.rows(example), stack.columns(example)
             best = values.flatten().topk(min(count, values.numel()))
             for value, place in zip(best.values.tolist(), best.indices, strict=True):
-                layer, *head, row, column = (int(index) for index in torch.unravel_index(place, values.shape))
-                number = head[0] if head else None
+                index, *head, row, column = (int(index) for index in torch.unravel_index(place, values.shape))
+                layer, number = stack.layers[index], head[0] if head else None
                 found.append(Entry(value, rows[row], columns[column], layer, number, row, column, stack.name, example))
     return sorted(found, key=lambda entry: -entry.value)[:count]
 
@@ -118,11 +164,11 @@ def _records(stacks: Sequence[MapStack]) -> Iterator[dict[str, Any]]:
         for example in range(len(stack.values)):
             values, rows, columns = stack.of(example), stack.rows(example), stack.columns(example)
             places = torch.cartesian_prod(*(torch.arange(size) for size in values.shape)).tolist()
-            for (layer, *head, row, column), value in zip(places, values.flatten().tolist(), strict=True):
+            for (index, *head, row, column), value in zip(places, values.flatten().tolist(), strict=True):
                 yield {
                     "example": example,
                     "stack": stack.name,
-                    "layer": layer,
+                    "layer": stack.layers[index],
                     "head": head[0] if head else None,
                     "query": row,
                     "key": column,
@@ -133,7 +179,7 @@ def _records(stacks: Sequence[MapStack]) -> Iterator[dict[str, Any]]:
 
 
 def dataset_of(stacks: Sequence[MapStack], others: Mapping[str, tuple[Sequence[str], Tensor]]) -> "xr.Dataset":
-    """Make a dataset of xarray: maps by name with named axes, and tokens as coordinates.
+    """Make a dataset of xarray: maps by name with named axes, and layers and tokens as coordinates.
 
     Args:
         stacks: the maps, padding included.
@@ -142,12 +188,9 @@ def dataset_of(stacks: Sequence[MapStack], others: Mapping[str, tuple[Sequence[s
     Raises:
         InvalidInputError: xarray is not installed.
     """
-    try:
-        import xarray as xr
-    except ModuleNotFoundError as error:
-        raise InvalidInputError("labelled arrays need xarray: pip install 'captum-norm[tables]'") from error
     coordinates: dict[str, Any] = {}
     for stack in stacks:
+        coordinates[f"{stack.side}layer"] = list(stack.layers)
         for side, names in (("query", stack.queries), ("key", stack.keys)):
             if names is not None:
                 coordinates[f"{stack.side}{side}_token"] = (
@@ -155,9 +198,8 @@ def dataset_of(stacks: Sequence[MapStack], others: Mapping[str, tuple[Sequence[s
                     [list(n) for n in names],
                 )
     variables = {stack.name: (stack.dims, _array(stack.values), {"unit": stack.unit}) for stack in stacks}
-    return xr.Dataset(
-        {**variables, **{name: (axes, _array(values)) for name, (axes, values) in others.items()}}, coordinates
-    )
+    measured = {name: (axes, _array(values)) for name, (axes, values) in others.items()}
+    return data_set({**variables, **measured}, coordinates)
 
 
 def _array(values: Tensor) -> Any:

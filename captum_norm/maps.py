@@ -3,16 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.map_parts import example_of, joined, layer_of, padded, words_of_maps
-from captum_norm.map_stacks import Entry, MapStack, dataset_of, frame_of, top_entries
+from captum_norm.map_layers import STACKS, numbered
+from captum_norm.map_parts import example_of, layer_of
+from captum_norm.map_stacks import Entry, MapStack, dataset_of, frame_of, stacks_of, top_entries
+from captum_norm.map_words import joined, words_of_maps, words_of_side
 from captum_norm.results import Result
-from captum_norm.words import Words, WordScore, words_of_tokens
+from captum_norm.words import Words, WordScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,8 +95,8 @@ class Patches:
 class AttributionMaps(Result):
     """Maps of all layers of a model for one batch.
 
-    ``maps[0]`` are those of the first example without padding, ``maps.layer(4)`` those of the fifth layer. A notebook
-    shows the maps as a page.
+    ``maps[0]`` are those of the first example without padding, ``maps.layer(4)`` those of layer 4, the model's fifth.
+    A notebook shows the maps as a page.
 
     Rows are queries (receiving positions), columns are keys (contributing positions). Entries at padded queries and
     keys are exactly 0. Keys of virtual tokens and of a cache come first, those of the inputs last: a query's own key is
@@ -112,7 +113,8 @@ class AttributionMaps(Result):
             only these were requested; None for methods without one.
         real: (B, Q), True at real (unpadded) input positions.
         tokens: the texts of the keys of each example, if the inputs have their tokens; with ``[virtual 1]``, … or
-            ``[cached 1]``, … before these.
+            ``[cached 1]``, … before these. Of an encoder–decoder model those of the source, if the tokenizer is known,
+            unless the decoder alone is explained.
         decoder_real: ``real`` for the decoder's positions of an encoder–decoder model, else None.
         towers: the maps of a model's towers that were requested, by name: ``"vision"``, (N, L, [H,] Q, K), with the N
             pictures (images, tiles) that the tower reads instead of the examples. Pictures packed into one sequence
@@ -126,6 +128,8 @@ class AttributionMaps(Result):
         cached: the number of positions without rows, columns of the decoder alone: those in the cache passed, and those
             before the last ones if only these were requested.
         segmented: whether columns are segments of keys, (B, L, Q, G), and rows may be one for all queries together.
+        decoder_tokens: the texts of the keys of the decoder's self-attention in an encoder–decoder model.
+        layers: the numbers of the L layers of each stack and tower, from 0; 0 to L − 1 if they are not given.
     """
 
     encoder: Tensor | None
@@ -142,6 +146,8 @@ class AttributionMaps(Result):
     virtual: int = 0
     cached: int = 0
     segmented: bool = False
+    decoder_tokens: Sequence[Sequence[str]] | None = None
+    layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     axes = MappingProxyType(
         {
@@ -153,9 +159,20 @@ class AttributionMaps(Result):
             "real": ("BQ",),
             "tokens": ("B",),
             "decoder_real": ("B.",),
+            "decoder_tokens": ("B",),
             "modality": ("B",),
         }
     )
+
+    def __post_init__(self) -> None:
+        found = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None} | dict(self.towers)
+        layers = {name: numbered(name, self.layers.get(name), stack.shape[1]) for name, stack in found.items()}
+        object.__setattr__(self, "layers", layers)
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
+        return content if version > 1 else content | {"decoder_tokens": None, "layers": {}}
 
     @property
     def before(self) -> int:
@@ -190,7 +207,7 @@ class AttributionMaps(Result):
             InvalidInputError: if a stack is missing, or the decoder's layers do not have one cross-attention each.
         """
         if self.encoder is None or self.decoder is None or self.cross is None:
-            found = [name for name in ("encoder", "decoder", "cross") if getattr(self, name) is not None]
+            found = [name for name in STACKS if getattr(self, name) is not None]
             raise InvalidInputError(
                 f"got maps of the stacks {', '.join(found)}; expected encoder, decoder and cross, which are aggregated "
                 "together, or one of them: scores(maps(..., stacks=['decoder']))"
@@ -203,7 +220,7 @@ class AttributionMaps(Result):
         return self.encoder, self.decoder, self.cross
 
     def __repr__(self) -> str:
-        parts = [f"{stack.name} {tuple(stack.values.shape)}" for stack in self.stacks()]
+        parts = [stack.summary for stack in self.stacks()]
         if self.mixing_ratio is not None:
             parts.append(f"mixing ratio {tuple(self.mixing_ratio.shape)}")
         if self.convergence_delta is not None and self.convergence_delta.numel():
@@ -227,69 +244,59 @@ class AttributionMaps(Result):
     def __iter__(self) -> Iterator["AttributionMaps"]:
         return (self[example] for example in range(len(self)))
 
-    def layer(self, index: int) -> "AttributionMaps":
-        """Return the maps of one layer in each stack, (B, 1, [H,] Q, K).
+    def layer(self, layer: int) -> "AttributionMaps":
+        """Return the maps of one layer in each stack, (B, 1, [H,] Q, K), without those of towers beside them.
 
         Args:
-            index: its place among the layers in these maps, from 0, or from −1 backwards.
+            layer: its number, from 0, as in :attr:`layers`; or from −1 backwards among these.
 
         Raises:
-            InvalidInputError: a stack has no such layer.
+            InvalidInputError: a stack has no maps of this layer.
         """
-        found: AttributionMaps = layer_of(self, index)
+        found: AttributionMaps = layer_of(self, layer)
         return found
 
     def stacks(self) -> list[MapStack]:
         """Return the maps of each stack with the tokens of their rows and columns."""
-        given = {name: getattr(self, name) for name in ("encoder", "decoder", "cross")}
-        found = {name: stack for name, stack in given.items() if stack is not None}
-        several = len(found) + len(self.towers) > 1
-        stacks = []
-        for name, values in found.items():
-            queries, keys = values.shape[-2:]
-            # The texts are those of the encoder's keys in an encoder–decoder model.
-            own = self.real if name == "encoder" or self.decoder_real is None else self.decoder_real
-            texts = self.tokens if name != "decoder" or self.decoder_real is None else None
-            texts = None if texts is None or self.segmented or any(len(row) != keys for row in texts) else texts
-            rows = None if name == "cross" or texts is None else [row[keys - queries :] for row in texts]
-            real_keys = (
-                torch.ones(len(own), keys, dtype=torch.bool)
-                if self.segmented
-                else padded(self.real if name == "cross" else own, keys)
-            )
-            side = f"{name}_" if several else ""
-            stacks.append(MapStack(name, "entry", values, rows, texts, padded(own, queries), real_keys, side))
-        for name, values in self.towers.items():
-            rows_real, keys_real = (torch.ones(len(values), size, dtype=torch.bool) for size in values.shape[-2:])
-            stacks.append(MapStack(name, "entry", values, None, None, rows_real, keys_real, f"{name}_"))
-        return stacks
+        return stacks_of(self)
 
     def top(self, count: int = 10) -> list[Entry]:
         """Return the largest entries of the maps, largest first."""
         return top_entries(self.stacks(), count)
 
-    def words(self, score: WordScore = "sum", words: Sequence[Words] | None = None) -> "AttributionMaps":
+    def words(
+        self,
+        score: WordScore = "sum",
+        words: Sequence[Words] | None = None,
+        decoder_words: Sequence[Words] | None = None,
+    ) -> "AttributionMaps":
         """Return the maps of words: a column is that of its tokens together, a row the mean of theirs.
 
-        Norms of vectors that are added first are another thing: pass ``segments=`` to a method's ``maps``.
+        In an encoder–decoder model, the words of the source and those of the decoder's input, each where its tokens
+        are. Columns of segments stay. Norms of vectors that are added first are another thing: pass ``segments=`` to a
+        method's ``maps``.
 
         Args:
             score: how a column comes from its tokens': ``"sum"``, ``"mean"`` or ``"max"``.
             words: the words of each example's tokens without padding, see :func:`captum_norm.words_of`; None to
                 find them by the marks of :attr:`tokens`.
+            decoder_words: the same for :attr:`decoder_tokens`.
 
         Raises:
-            InvalidInputError: the tokens are not known, or the maps are of segments or of an encoder–decoder model.
+            InvalidInputError: the tokens are not known, or the words do not fit.
         """
-        if words is None:
-            words = [words_of_tokens(one.tokens[0]) for one in self if one.tokens is not None]
-        if self.decoder_real is not None or self.segmented or len(words) != len(self):
-            raise InvalidInputError(
-                "got maps of segments, of an encoder–decoder model, or without tokens; expected those of a model with "
-                "one stack and its tokens, as a method's maps() returns for texts; or give them: with_tokens(...)"
-            )
-        found: AttributionMaps = joined([words_of_maps(one, own, score) for one, own in zip(self, words, strict=True)])
+        targets: Sequence[Words | None] = [None] * len(self)
+        sources = words_of_side("maps", self._texts_alone("tokens"), words, len(self))
+        if self.decoder_real is not None:
+            texts = self._texts_alone("decoder_tokens")
+            targets = words_of_side("maps of a decoder", texts, decoder_words, len(self))
+        parts = zip(self, sources, targets, strict=True)
+        found: AttributionMaps = joined([words_of_maps(one, own, target, score) for one, own, target in parts])
         return found
+
+    def _texts_alone(self, name: str) -> list[Sequence[str]] | None:
+        """The tokens of each example without padding, if they are known."""
+        return None if getattr(self, name) is None else [getattr(one, name)[0] for one in self]
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each entry: example, stack, layer, head, query, key, value.
@@ -302,8 +309,9 @@ class AttributionMaps(Result):
     def to_xarray(self) -> "xr.Dataset":
         """Return a dataset of xarray: maps by stack with the axes ``example``, ``layer``, ``head``, ``query``, ``key``.
 
-        Tokens are the coordinates ``query_token`` and ``key_token``. If there are several stacks, their axes begin with
-        their names: ``decoder_query``.
+        The coordinate ``layer`` has the layers' numbers, ``query_token`` and ``key_token`` the tokens. If there are
+        several stacks, the names of their axes begin with theirs: ``decoder_query``; then ``checked_layer`` are the
+        layers of all stacks, of which each has a completeness error.
 
         Raises:
             InvalidInputError: xarray is not installed.
@@ -312,13 +320,14 @@ class AttributionMaps(Result):
         if self.mixing_ratio is not None:
             *_, query, _ = stacks[0].dims
             others["mixing_ratio"] = ((*stacks[0].dims[:2], query), self.mixing_ratio)
-        if self.convergence_delta is not None:
-            several = len({stack.values.shape[1] for stack in stacks}) > 1 or self.decoder_real is not None
-            others["convergence_delta"] = (
-                ("example", "checked_layer" if several else stacks[0].dims[1]),
-                self.convergence_delta,
-            )
-        return dataset_of(stacks, others)
+        if self.convergence_delta is None:
+            return dataset_of(stacks, others)
+        # Those of towers are checked only alone.
+        checked = [stack for stack in stacks if stack.name in STACKS] or stacks
+        axis = checked[0].dims[1] if len(checked) == 1 else "checked_layer"
+        names = [f"{stack.name} {layer}" for stack in checked for layer in stack.layers]
+        found = dataset_of(stacks, others | {"convergence_delta": (("example", axis), self.convergence_delta)})
+        return found if len(checked) == 1 else found.assign_coords(checked_layer=names)
 
     def plot(self) -> "Figure":
         """Draw the maps of the only example, the mean over heads; a notebook shows the figure.
@@ -336,9 +345,18 @@ class AttributionMaps(Result):
 
         return maps_page(self)
 
-    def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "AttributionMaps":
-        """Return the same maps with the texts of the tokens, a sequence for each example."""
-        return replace(self, tokens=tokens)
+    def with_tokens(
+        self, tokens: Sequence[Sequence[str]], decoder_tokens: Sequence[Sequence[str]] | None = None
+    ) -> "AttributionMaps":
+        """Return the same maps with the texts of the tokens, a sequence for each example.
+
+        Args:
+            tokens: those of the inputs.
+            decoder_tokens: those of the decoder's inputs in an encoder–decoder model; None for those known.
+        """
+        return replace(
+            self, tokens=tokens, decoder_tokens=self.decoder_tokens if decoder_tokens is None else decoder_tokens
+        )
 
 
 def only_layer(stack: Tensor) -> Tensor:

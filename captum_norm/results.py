@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Result"]
 
-VERSION = 1
-"""The version of the files that :meth:`Result.save` writes."""
+VERSION = 2
+"""The version of the files that :meth:`Result.save` writes; files of earlier ones are read, too."""
 
 _DAMAGED = (CaptumNormError, LookupError, ValueError, TypeError, AttributeError, RecursionError, struct.error)
 _NUMBERS = ("nan", "inf", "-inf")
@@ -120,17 +120,24 @@ class Result:
             metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
             if metadata.get("format") != "captum-norm":
                 raise InvalidInputError(f"cannot load {called}: it is a safetensors file, but not of captum-norm")
-            if metadata["version"] != str(VERSION):
+            versions = [str(version) for version in range(1, VERSION + 1)]
+            if metadata["version"] not in versions:
                 raise InvalidInputError(
                     f"cannot load {called}: it has version {named(metadata['version'])} of the format, expected "
-                    f"{VERSION}; take the version of captum-norm that wrote it"
+                    f"{' or '.join(versions)}; take the version of captum-norm that wrote it"
                 )
             if metadata["result"] != cls.__name__:
                 found = named(metadata["result"])
                 raise InvalidInputError(f"cannot load {called}: it holds {found}; expected {cls.__name__}")
-            values = _fields(json.loads(metadata["content"]), hints_of(cls), tensors)
+            content = cls.upgraded(json.loads(metadata["content"]), int(metadata["version"]))
+            values = _fields(content, hints_of(cls), tensors)
             _check_axes(cls, values)
             return cls(**values)
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003 - of classes that changed
+        """Return the content of a file of an earlier version with the fields of this one."""
+        return content
 
     def page(self) -> "Page":
         """Return what a notebook shows, as the data of a page."""

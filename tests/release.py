@@ -18,7 +18,6 @@ from typing import Any
 
 from packaging.metadata import Metadata
 
-from tests.browser.test_first_ten_minutes import PROMPT
 from tests.test_readme import PROGRAMS, ROOT, blocks, commands, write_story
 
 README = ROOT / "README.md"
@@ -82,7 +81,6 @@ def install(wheel: Path, environment: Path) -> None:
 
 def follow_readme(environment: Path, folder: Path) -> None:
     """Run the README's commands and Python in a folder that has but the reader's own files."""
-    (folder / "prompt.txt").write_text(PROMPT, encoding="utf-8")
     write_story(folder, "story")
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     path = f"{environment / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin"

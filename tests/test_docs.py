@@ -1,4 +1,7 @@
-"""The documentation builds without a warning, runs its notebooks, has every public name and needs no network."""
+"""The documentation builds without a warning, runs its notebooks, has every public name and needs no network.
+
+No page of the reference is longer than three screens.
+"""
 
 import re
 import subprocess
@@ -11,6 +14,7 @@ from sphinx.util.inventory import InventoryFile
 import alignment
 import captum_norm
 from captum_norm import comparison, evaluation, functional, models, runs, visualization
+from tests.browser.visits import started
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +48,22 @@ def test_links_are_not_loaded() -> None:
     )
 
 
+def tall_pages(folder: Path) -> dict[str, float]:
+    """The heights, in screens of a laptop, of the pages taller than three; none where there is no browser."""
+    width, height = 1280, 900
+    tall = dict[str, float]()
+    with started() as browser:
+        if browser is None:
+            return tall
+        tab = browser.new_page(viewport={"width": width, "height": height})
+        for path in sorted(folder.glob("*.html")):
+            tab.goto(path.as_uri())
+            screens = tab.locator("article").bounding_box()["height"] / height  # type: ignore[index]
+            if screens > 3:
+                tall[path.name] = round(screens, 2)
+    return tall
+
+
 def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) -> None:
     # A process of its own: Sphinx changes global state, and its extensions warn about each other.
     build = subprocess.run(
@@ -67,3 +87,4 @@ def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) 
     assert formulas.count("<math ") > 100
     notebook = (tmp_path / "tutorials" / "weights-and-norms.html").read_text(encoding="utf-8")
     assert len(re.findall(r'<img [^>]*src="\.\./_images/', notebook)) >= 3
+    assert tall_pages(tmp_path / "reference") == {}

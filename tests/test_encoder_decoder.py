@@ -279,7 +279,7 @@ def test_a_decoder_that_reads_another_sequence_without_its_encoder_is_refused() 
 @pytest.mark.parametrize("as_tuple", [False, True])
 def test_the_output_of_an_encoder_that_has_run(method: Any, as_tuple: bool) -> None:
     """Of several examples, whose calls are cut and repeated; the encoder's own layers are then unknown."""
-    model, whole = encoder_decoders.build("bart"), encoder_decoders.inputs("bart")
+    model, whole = encoder_decoders.build("bart", dtype=torch.float64), encoder_decoders.inputs("bart")
     with torch.no_grad():
         encoded: Any = model.get_encoder()(
             whole["input_ids"], whole.get("attention_mask"), output_hidden_states=True, return_dict=True
@@ -288,6 +288,6 @@ def test_the_output_of_an_encoder_that_has_run(method: Any, as_tuple: bool) -> N
     given["encoder_outputs"] = encoded.to_tuple() if as_tuple else encoded
     found, expected = (method(model).maps(inputs, stacks=["decoder", "cross"]) for inputs in (given, whole))
     for stack in ("decoder", "cross"):
-        assert_near(getattr(found, stack), getattr(expected, stack).double(), 1e-5)
+        assert_near(getattr(found, stack), getattr(expected, stack), 1e-11)
     with pytest.raises(UnsupportedModelError, match=r"no attention of the stack encoder was seen.*stacks=\['decoder'"):
         method(model).maps(given)

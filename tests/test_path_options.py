@@ -32,6 +32,8 @@ REFUSED = [
     "norm-align extract text text --model LONG",
     "norm-align extract text text --model LONG.pt --data .",
     "norm-align extract text text --model text.pt --data LONG",
+    "norm-align extract text text --page LONG.html",
+    "norm-align extract text text --page page.html --gold LONG --gold-base 0",
     "norm-align evaluate LONG text --gold-base 0",
     "norm-align evaluate text LONG --gold-base 0",
     "norm-align evaluate text text --gold-base 0 --source LONG",
@@ -40,6 +42,7 @@ REFUSED = [
     "norm-align sweep --model LONG",
     "norm-align translate LONG",
     "norm-align translate text --model LONG",
+    "norm-align translate text --page LONG.html",
 ]
 
 

@@ -59,6 +59,8 @@ def results(bert: Any) -> dict[type[Result], Result]:
         virtual=2,
         cached=3,
         segmented=True,
+        decoder_tokens=[["▁le", "▁chien"], ["▁un"]],
+        layers={"encoder": [3, 5], "cross": [7], "vision": [2, 4]},
     )
     measured = NormMeter(bert, tokenizer=known).measure(
         TEXTS, scopes=["attn", "attn_res_ln", "atb_ff"], weights=True, head_norms=True
@@ -72,7 +74,7 @@ def results(bert: Any) -> dict[type[Result], Result]:
     return {
         AttributionMaps: full,
         Measurements: replace(measured, virtual=1, cached=2, modality=full.modality, patches=full.patches),
-        Explanation: replace(explanation, changes=changes, graph=graph, target="a"),
+        Explanation: replace(explanation, changes=changes, graphs=[graph], target="a"),
         Comparison: compare(bert, TEXTS, tokenizer=known, methods=["norm", "globenc", "gim"], steps=2),
         GenerationResult: GenerationAttribution(DecompX(model), passages).attribute(prompt, **options),
     }
@@ -98,7 +100,8 @@ def test_maps_differ_in_any_field(results: dict[type[Result], Result]) -> None:
     maps: Any = results[AttributionMaps]
     for field in fields(AttributionMaps):
         value = getattr(maps, field.name)
-        changed = value + 1 if isinstance(value, int) and not isinstance(value, bool) else None
+        changed: Any = value + 1 if isinstance(value, int) and not isinstance(value, bool) else None
+        changed = {**value, "encoder": [1, 4]} if field.name == "layers" else {} if field.name == "towers" else changed
         assert maps != replace(maps, **{field.name: changed}), field.name
     assert maps != replace(maps, encoder=maps.encoder + 1e-6)
     assert maps != replace(maps, encoder=maps.encoder.double())
@@ -145,7 +148,7 @@ def test_shapes_and_the_largest_delta_are_told(bert: Any) -> None:
     maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
     assert maps.convergence_delta is not None
     assert repr(maps) == (
-        "AttributionMaps(encoder (2, 2, 2, 7, 7), mixing ratio (2, 2, 7), convergence delta "
+        "AttributionMaps(encoder (2, 2, 2, 7, 7) of layers 0, 1, mixing ratio (2, 2, 7), convergence delta "
         f"{maps.convergence_delta.max():.1e})"
     )
 
@@ -175,7 +178,9 @@ def test_bad_files_are_one_sentence(
     maps.save(path)
     tensors, metadata = _read(path.read_bytes())
     content = json.loads(metadata["content"])
-    assert fails(save(tensors, metadata | {"version": "2"})).startswith("it has version 2 of the format, expected 1")
+    newer = fails(save(tensors, metadata | {"version": "3"}))
+    assert newer.startswith("it has version 3 of the format, expected 1 or 2; take the version of captum-norm")
+    assert fails(save(tensors, metadata | {"version": "0"})).startswith("it has version 0 of the format")
     for name, value in (
         ("encoder", "text"),
         ("encoder", {"tensor": "no such"}),
@@ -189,6 +194,9 @@ def test_bad_files_are_one_sentence(
         ("modality", [["smell"]]),
         ("segmented", 1),
         ("encoder", {"tensor": "real"}),
+        ("layers", {"encoder": [1]}),
+        ("layers", {"encoder": [-1, 1]}),
+        ("layers", [[1, 2]]),
     ):
         text = json.dumps(content | {name: value})
         assert "the file is damaged (" in fails(save(tensors, metadata | {"content": text})), (name, value)
@@ -272,7 +280,7 @@ def test_stacks_of_an_encoder_decoder_model_lose_their_own_padding() -> None:
     assert torch.equal(last.convergence_delta, both.convergence_delta[:, [0, 2, 3]])
     dataset = both.to_xarray()
     assert dataset["cross"].dims == ("example", "cross_layer", "cross_query", "cross_key")
-    with pytest.raises(InvalidInputError, match="got layer 1; expected 0 to 0"):
+    with pytest.raises(InvalidInputError, match=r"^got layer 1; the decoder maps are of layer 0$"):
         both.layer(1)
 
 
@@ -303,7 +311,7 @@ def test_words_add_columns_and_average_rows(bert: Any) -> None:
             part = found[example]
             np.testing.assert_allclose(part.self_attention[0], expected, rtol=1e-5)
             assert part.tokens == [list(words_of_tokens(maps[example].tokens[0]).texts)]  # type: ignore[index]
-    with pytest.raises(InvalidInputError, match="or without tokens"):
+    with pytest.raises(InvalidInputError, match=r"^got maps without tokens; give them by with_tokens"):
         replace(maps, tokens=None).words()
     with pytest.raises(InvalidInputError, match="got the words of 2 tokens for maps of 7 keys"):
         maps[0].words(words=[words_of_tokens(["a", "b"])])

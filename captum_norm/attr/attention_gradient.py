@@ -138,19 +138,21 @@ class AttentionTimesGradient(AttentionMapAttribution):
             number = explained_number(scores, chosen_target(request.target, scores))
             expect_number(self.model, number)
             kept = {
-                role: [layers[index] for index in layer_indices(request.layers, len(layers))]
+                role: [(index, layers[index]) for index in layer_indices(request.layers, len(layers))]
                 for role, layers in every.items()
                 if request.has_stack(role)
             }
-            weights = [layer for layers in kept.values() for layer in layers]
+            weights = [layer for layers in kept.values() for _, layer in layers]
             gradients = self._gradients(number, weights)
             given = iter(gradients)
             maps = {
-                role: [self._map(layer, next(given), call, per_head=request.per_head) for layer in layers]
+                role: [
+                    (index, self._map(layer, next(given), call, per_head=request.per_head)) for index, layer in layers
+                ]
                 for role, layers in kept.items()
             }
         if not differentiable:
-            maps = {role: [layer.detach() for layer in layers] for role, layers in maps.items()}
+            maps = {role: [(index, layer.detach()) for index, layer in layers] for role, layers in maps.items()}
         return of_last_rows(asked, stacked_maps(call, maps, {}, causal=stacks.causal))
 
     def _gradients(self, number: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

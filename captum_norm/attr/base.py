@@ -158,8 +158,8 @@ class AttentionMapAttribution(MapsInterface):
             blocks,
             feed_forward=feed_forward,
         )
-        maps = {role: [made.map for (made,) in layers] for role, layers in stacks.items()}
-        deltas = {role: [made.delta for (made,) in layers] for role, layers in stacks.items()}
+        maps = {role: [(number, made.map) for number, (made,) in layers] for role, layers in stacks.items()}
+        deltas = {role: [made.delta for _, (made,) in layers] for role, layers in stacks.items()}
         segmented = request.segments is not None
         return stacked_maps(call, maps, deltas if self.decomposes else {}, causal=causal, segmented=segmented)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.measurements import LayerResults
+from captum_norm.attr.layer_results import LayerResults
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.forward.session import LayerTask

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -71,46 +71,76 @@ class FlowEdge(NamedTuple):
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """The routes by which information flows to one output position [Ferrando & Voita 2024].
+    """The routes by which information flows to output positions [Ferrando & Voita 2024].
 
     Attributes:
-        nodes: every stream on a route, from the output down.
-        edges: every part above the threshold, in the order of their targets.
-        output: the node that the routes lead to.
+        nodes: every stream on a route, from the outputs down.
+        edges: every part above the threshold, in the order of their targets, from the outputs down.
+        outputs: the nodes that the routes lead to.
         threshold: the importance that every edge exceeds.
         tokens: the texts of the tokens that the model's first stack reads, if they are known.
 
     Example:
         >>> source, target = FlowNode("decoder", -1, "input", 0), FlowNode("decoder", 0, "attention", 0)
-        >>> graph = FlowGraph((target, source), (FlowEdge(source, target, "residual", None, 0.7),), target, 0.1)
+        >>> graph = FlowGraph((target, source), (FlowEdge(source, target, "residual", None, 0.7),), (target,), 0.1)
         >>> graph.inputs(), graph.edges[0].block
         ({FlowNode(stack='decoder', layer=-1, block='input', position=0): 0.7}, 'attention')
     """
 
     nodes: tuple[FlowNode, ...]
     edges: tuple[FlowEdge, ...]
-    output: FlowNode
+    outputs: tuple[FlowNode, ...]
     threshold: float
     tokens: Sequence[str] | None = None
 
+    @property
+    def output(self) -> FlowNode:
+        """The node that the routes lead to, if there is only one.
+
+        Raises:
+            InvalidInputError: there are several.
+        """
+        if len(self.outputs) != 1:
+            raise InvalidInputError(f"got a graph to {len(self.outputs)} outputs; take one of them: graph.to(position)")
+        return self.outputs[0]
+
+    def to(self, *positions: int) -> "FlowGraph":
+        """Keep the routes to some of the output positions.
+
+        Raises:
+            InvalidInputError: the graph does not lead to one of them.
+        """
+        places = {node.position: node for node in self.outputs}
+        for position in positions or (None,):
+            if position not in places:
+                known = ", ".join(map(str, places))
+                raise InvalidInputError(f"got position {position}; the graph leads to the positions {known}")
+        outputs = tuple(places[position] for position in dict.fromkeys(positions))
+        nodes, edges = dict.fromkeys(outputs), list[FlowEdge]()
+        for edge in self.edges:
+            if edge.target in nodes:
+                edges.append(edge)
+                nodes[edge.source] = None
+        return replace(self, nodes=tuple(nodes), edges=tuple(edges), outputs=outputs)
+
     def inputs(self) -> dict[FlowNode, float]:
-        """Add up the products of importances along all routes from each input, by node.
+        """Add up the products of importances along all routes from each input, by node; the mean of several outputs.
 
         Without a threshold these are the scores of the method's ``attribute``.
         """
         reached = dict.fromkeys(self.nodes, 0.0)
-        reached[self.output] = 1.0
+        reached |= dict.fromkeys(self.outputs, 1 / len(self.outputs))
         for edge in self.edges:
             reached[edge.source] += reached[edge.target] * edge.importance
         return {node: share for node, share in reached.items() if node.block == "input"}
 
     def token(self, node: FlowNode) -> str | None:
         """Return the text of a node's token, if it is known."""
-        first = "encoder" if any(node.stack == "encoder" for node in self.nodes) else self.output.stack
+        first = "encoder" if any(node.stack == "encoder" for node in self.nodes) else self.outputs[0].stack
         return self.tokens[node.position] if self.tokens and node.stack == first else None
 
     def to_networkx(self) -> Any:
-        """Make a directed NetworkX multigraph, from inputs to the output.
+        """Make a directed NetworkX multigraph, from inputs to the outputs.
 
         Nodes are :class:`FlowNode` with the attributes ``stack``, ``layer``, ``block``, ``position`` and ``token``;
         edges have ``part``, ``head``, ``layer``, ``block``, ``query``, ``key`` and ``importance``.
@@ -133,11 +163,11 @@ class FlowGraph:
         return graph
 
     def to_json(self) -> str:
-        """Format as JSON: ``nodes``, and ``edges`` between indices of nodes, ``source`` and ``target``."""
+        """Format as JSON: ``nodes``, indices of those that are ``outputs``, and ``edges`` from index to index."""
         index = {node: place for place, node in enumerate(self.nodes)}
         content = {
             "threshold": self.threshold,
-            "output": index[self.output],
+            "outputs": [index[node] for node in self.outputs],
             "nodes": [{**node._asdict(), "token": self.token(node)} for node in self.nodes],
             "edges": [
                 {"source": index[edge.source], "target": index[edge.target], **_facts(edge)} for edge in self.edges

@@ -77,17 +77,17 @@ class FlowRoutes:
     def graph(
         self,
         example: int,
-        position: int,
+        positions: Sequence[int],
         *,
         names: dict[str, str],
         shifts: dict[str, int],
         tokens: Sequence[str] | None,
     ) -> FlowGraph:
-        """Follow an example's edges from an output position down.
+        """Follow an example's edges from output positions down.
 
         Args:
             example: its index.
-            position: the position, in the sequence that the model received.
+            positions: the positions, in the sequence that the model received.
             names: what the stacks are called.
             shifts: how far each stack's positions were shifted left.
             tokens: texts of the first stack's tokens.
@@ -99,10 +99,10 @@ class FlowRoutes:
             return FlowNode(names[stack], layer, block, place + shifts[stack])
 
         top = self._blocks[-1].stack
-        output = node(last[top], position)
+        outputs = tuple(node(last[top], position) for position in positions)
         reached: dict[str, set[int]] = {stack: set() for stack in last}
-        reached[top].add(position)
-        nodes, edges = dict.fromkeys([output]), list[FlowEdge]()
+        reached[top].update(positions)
+        nodes, edges = dict.fromkeys(outputs), list[FlowEdge]()
         for block, source, target in zip(reversed(self._blocks), reversed(before), reversed(behind), strict=True):
             queries, own = sorted(reached[block.stack]), set[int]()
             across = last["encoder"] if block.across else source
@@ -119,7 +119,7 @@ class FlowRoutes:
                     edges.append(FlowEdge(node(across, key), node(target, query), "attention", head, importance))
             reached[block.stack] = own
         nodes |= dict.fromkeys(edge.source for edge in edges)
-        return FlowGraph(tuple(nodes), tuple(edges), output, self.threshold, tokens)
+        return FlowGraph(tuple(nodes), tuple(edges), outputs, self.threshold, tokens)
 
     def _attended(self, block: _Block, example: int, queries: set[int]) -> dict[int, list[_Edge]]:
         found: dict[int, list[_Edge]] = {}

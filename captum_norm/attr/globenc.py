@@ -6,7 +6,7 @@ from typing import Unpack, cast
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.measurements import LayerResults
+from captum_norm.attr.layer_results import LayerResults
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.errors import UnsupportedModelError

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,17 +72,18 @@ class InformationFlow(AttentionMapAttribution):
         inputs: Inputs,
         additional_forward_args: Any = None,
         *,
-        position: Position = None,
+        position: Position | Literal["all"] = None,
         threshold: float = 0.04,
         per_head: bool = True,
     ) -> list[FlowGraph]:
-        """Follow the routes to one output position of each example.
+        """Follow the routes to one output position of each example, or to all.
 
         Args:
             inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
             additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
-            position: the output position: an index, one for each example, ``"first"`` or ``"last"``. None: the last of
-                a causal model or of a decoder, else the one position that the head reads.
+            position: the output position: an index, one for each example, ``"first"`` or ``"last"``; ``"all"`` for
+                every real position, from which :meth:`captum_norm.FlowGraph.to` chooses. None: the last of a
+                causal model or of a decoder, else the one position that the head reads.
             threshold: drop parts whose importance does not exceed it; 0 keeps all that have some.
             per_head: whether each head's vector is an edge of its own; False adds up the importances of a key's heads,
                 as the authors' tool does, before the threshold.
@@ -100,14 +101,17 @@ class InformationFlow(AttentionMapAttribution):
         if not 0 <= limit < 1:
             raise InvalidInputError(f"got threshold={threshold}; expected a number from 0 to 1, such as 0.04")
         apart = as_truth("per_head", per_head)
-        call, request = self.call_of(inputs, additional_forward_args, Request(position=position))
+        every = isinstance(position, str) and position == "all"
+        asked = Request(position=None if every else position)
+        call, request = self.call_of(inputs, additional_forward_args, asked)
         refuse_mixing(self.model)
         if call.before.past or call.before.virtual:
             raise InvalidInputError(
                 "got virtual tokens or cached positions, which have no streams to follow; pass the whole sequence, or "
                 "take attribute() or maps()"
             )
-        return self.session.explain(lambda: self._graphs(call, request, FlowRoutes(limit, apart)))
+        routes = FlowRoutes(limit, apart)
+        return self.session.explain(lambda: self._graphs(call, request, routes, every=every))
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Add up the importances of one layer by key, (B, Q, K)."""
@@ -138,7 +142,7 @@ class InformationFlow(AttentionMapAttribution):
             return super().chain(maps)
         return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
-    def _graphs(self, call: ModelCall, request: Request, routes: FlowRoutes) -> list[FlowGraph]:
+    def _graphs(self, call: ModelCall, request: Request, routes: FlowRoutes, *, every: bool) -> list[FlowGraph]:
         blocks = self.session.blocks(call, feed_forward=True)
         crossed = call.encoder is not None
 
@@ -159,7 +163,11 @@ class InformationFlow(AttentionMapAttribution):
         _, causal = self.session.reduce(call, Request(weights=True), make, blocks, feed_forward=True)
         positions = call.output_positions
         shown = positions.shift_back(real_positions(call), 1)
-        output = positions_of_examples(self._read(request.position, causal=causal or crossed), shown).tolist()
+        if every:
+            outputs = [row.nonzero().flatten().tolist() for row in shown]
+        else:
+            chosen = self._read(request.position, causal=causal or crossed)
+            outputs = [[place] for place in positions_of_examples(chosen, shown).tolist()]
         roles: tuple[Role, ...] = ("encoder", "decoder") if crossed else ("self",)
         shifts = {role: call.positions_of(role)[0].shift for role in roles}
         names = {role: stack_name(role, causal=causal) for role in roles}
@@ -167,9 +175,9 @@ class InformationFlow(AttentionMapAttribution):
         found = []
         for example in range(call.batch):
             own = {role: 0 if shift is None else int(shift[example]) for role, shift in shifts.items()}
-            place = output[example] - own[top]
+            places = [place - own[top] for place in outputs[example]]
             tokens = None if texts is None else texts[example]
-            found.append(routes.graph(example, place, names=names, shifts=own, tokens=tokens))
+            found.append(routes.graph(example, places, names=names, shifts=own, tokens=tokens))
         return found
 
     def _read(self, position: Position, *, causal: bool) -> Any:
@@ -179,7 +187,7 @@ class InformationFlow(AttentionMapAttribution):
             chosen = "last" if causal else read_position(self.model, causal=False)
         if chosen is None or chosen == "mean" or (isinstance(chosen, str) and chosen not in ("first", "last")):
             raise InvalidInputError(
-                f'got position={position!r}; a graph leads to one position: pass its index, "first" or "last"'
+                f'got position={position!r}; a graph leads to one position: pass its index, "first" or "last", or "all"'
             )
         return chosen
 

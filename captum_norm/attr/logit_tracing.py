@@ -259,7 +259,7 @@ class Tracing:
         chosen = layer_indices(request.layers, self.depth)
         stack = self._roles[0]
         queries = self._streams[stack].shape[1]
-        maps: dict[Role, list[Tensor]] = {}
+        maps: dict[Role, list[tuple[int, Tensor]]] = {}
         deltas: dict[Role, list[Tensor]] = {}
         for index in chosen:
             tokens = torch.stack(
@@ -275,7 +275,7 @@ class Tracing:
             delta = torch.maximum(delta.amax(0), self.delta.to(rows.device))
             for role, (half, _) in zip((stack, "cross"), self._halves(rows), strict=False):
                 if request.has_stack(role):
-                    maps.setdefault(role, []).append(half)
+                    maps.setdefault(role, []).append((index, half))
                     deltas.setdefault(role, []).append(delta)
         if not maps:
             raise InvalidInputError(

@@ -1,24 +1,21 @@
-"""Combines the measurements of single layers, by stack."""
+"""Results of one forward pass for one stack of layers: norms, mixing ratios and weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from captum_norm.forward.stacking import real_keys, real_queries, stacked
+from captum_norm.attr.measured_words import words_of_measurements
 from captum_norm.functional import Baseline
+from captum_norm.map_layers import numbered, place_of_layer
 from captum_norm.map_parts import kept, kept_entries, own_patches, padded, place_of
 from captum_norm.map_stacks import Entry, MapStack, dataset_of, frame_of, top_entries
-from captum_norm.maps import AttributionMaps, Modality, Patches
-from captum_norm.models.blocks import Block
-from captum_norm.models.call import ModelCall
+from captum_norm.maps import Modality, Patches
 from captum_norm.models.layouts import Layout, Scope
-from captum_norm.models.positions import Positions
-from captum_norm.models.stacks import STACKS, Role, StackName
 from captum_norm.results import Result
+from captum_norm.words import Words, WordScore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +29,8 @@ if TYPE_CHECKING:
 class Measurements(Result):
     """Results of one forward pass for one stack of layers; every entry at a padded position is exactly 0.
 
-    ``measured[0]`` are those of the first example without padding, ``measured.layer(4)`` those of the fifth layer. A
-    notebook shows all maps as a page.
+    ``measured[0]`` are those of the first example without padding, ``measured.layer(4)`` those of layer 4, the model's
+    fifth. A notebook shows all maps as a page.
 
     In cross-attention, keys are the encoder's positions, queries the decoder's. There the residual stream belongs to
     no key: norms at ``attn_res`` are those at ``attn``, and mixing ratios compare all that attention adds with it.
@@ -50,7 +47,7 @@ class Measurements(Result):
         norm_scale: 1/σ of the normalisation of that sum, (B, L, Q); None without a scope that includes one.
         convergence_delta: relative completeness error, (B, L); None if only weights were requested.
         real: True at real query positions, (B, Q).
-        tokens: see :class:`captum_norm.AttributionMaps`.
+        tokens: the texts of the keys, see :class:`captum_norm.AttributionMaps`.
         baseline: start of the integrated-gradients paths; None without scopes through a feed-forward network.
         layer_names: names of the L modules that contain the blocks; empty without scopes.
         layouts: the arrangement of each of them.
@@ -61,6 +58,8 @@ class Measurements(Result):
         cached: see :class:`captum_norm.AttributionMaps`.
         real_keys: True at real key positions, (B, K); None if all are.
         crosses: whether keys are other positions than queries, those of the encoder.
+        query_tokens: the texts of the decoder's keys in cross-attention, the last of which are the queries'.
+        layers: the numbers of the L layers, from 0; 0 to L − 1 if they are not given.
     """
 
     weights: Tensor | None
@@ -83,6 +82,8 @@ class Measurements(Result):
     cached: int = 0
     real_keys: Tensor | None = None
     crosses: bool = False
+    query_tokens: Sequence[Sequence[str]] | None = None
+    layers: Sequence[int] = ()
 
     axes = MappingProxyType(
         {
@@ -95,11 +96,27 @@ class Measurements(Result):
             "real": ("BQ",),
             "real_keys": ("BK",),
             "tokens": ("B",),
+            "query_tokens": ("B",),
         }
     )
 
+    def __post_init__(self) -> None:
+        counts = [len(self.layers)]
+
+        def count(values: Tensor, axes: str) -> Tensor:
+            counts.extend(values.shape[1:2] if "L" in axes else ())
+            return values
+
+        self.changed(count)
+        object.__setattr__(self, "layers", numbered("measurements", self.layers, counts[-1]))
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
+        return content if version > 1 else content | {"query_tokens": None, "layers": []}
+
     def __repr__(self) -> str:
-        parts = [f"{stack.name} {tuple(stack.values.shape)}" for stack in self.stacks()]
+        parts = [stack.summary for stack in self.stacks()]
         if self.mixing_ratio:
             parts.append(f"mixing ratios of {', '.join(self.mixing_ratio)}")
         if self.convergence_delta is not None and self.convergence_delta.numel():
@@ -127,11 +144,13 @@ class Measurements(Result):
         tokens = None if self.tokens is None else [self.tokens[place]]
         if tokens is not None and keys is not None:
             tokens = [kept_entries(tokens[0], keys)]
+        rows = None if self.query_tokens is None else [kept_entries(self.query_tokens[place], queries)]
         modality = None if self.modality is None else [kept_entries(self.modality[place], queries)]
         return replace(
             self,
-            **self._changed(own),
+            **self.changed(own),
             tokens=tokens,
+            query_tokens=rows,
             modality=modality,
             patches=own_patches(self.patches, place, queries),
         )
@@ -139,24 +158,23 @@ class Measurements(Result):
     def __iter__(self) -> Iterator["Measurements"]:
         return (self[example] for example in range(len(self)))
 
-    def layer(self, index: int) -> "Measurements":
+    def layer(self, layer: int) -> "Measurements":
         """Return the results of one layer, with an axis L of 1.
 
         Args:
-            index: its place among the layers measured, from 0, or from −1 backwards.
+            layer: its number, from 0, as in :attr:`layers`; or from −1 backwards among these.
 
         Raises:
-            InvalidInputError: there is no such layer.
+            InvalidInputError: it was not measured.
         """
-        counts = {stack.values.shape[1] for stack in self.stacks()} | {len(self.layer_names or [0])}
-        place = place_of("layer", index, max(counts))
+        place = place_of_layer("the measurements", layer, self.layers)
 
         def own(values: Tensor, axes: str) -> Tensor:
             return values[:, place, None] if "L" in axes else values
 
-        of_layers = {name: getattr(self, name) for name in ("layer_names", "layouts", "layer_scopes")}
+        of_layers = {name: getattr(self, name) for name in ("layer_names", "layouts", "layer_scopes", "layers")}
         return replace(
-            self, **self._changed(own), **{name: found[place : place + 1] for name, found in of_layers.items() if found}
+            self, **self.changed(own), **{name: found[place : place + 1] for name, found in of_layers.items() if found}
         )
 
     def stacks(self) -> list[MapStack]:
@@ -170,15 +188,39 @@ class Measurements(Result):
             queries, keys = values.shape[-2:]
             texts = self.tokens if self.tokens is None or all(len(row) == keys for row in self.tokens) else None
             real_keys = self.real.new_ones(len(self), keys) if self.real_keys is None else padded(self.real_keys, keys)
-            # Rows of cross-attention are the decoder's positions, whose texts are not known.
-            rows = None if texts is None or self.crosses else [row[keys - queries :] for row in texts]
+            own = self.query_tokens if self.crosses else texts
+            rows = None if own is None else [row[len(row) - queries :] for row in own]
             unit = "attention weight" if name == "weights" else "norm"
-            stacks.append(MapStack(name, unit, values, rows, texts, padded(self.real, queries), real_keys))
+            real = padded(self.real, queries)
+            stacks.append(MapStack(name, unit, values, self.layers, rows, texts, real, real_keys))
         return stacks
 
     def top(self, count: int = 10) -> list[Entry]:
         """Return the largest entries of the maps, largest first."""
         return top_entries(self.stacks(), count)
+
+    def words(
+        self,
+        score: WordScore = "sum",
+        words: Sequence[Words] | None = None,
+        query_words: Sequence[Words] | None = None,
+    ) -> "Measurements":
+        """Return the measurements of words: a key's is that of its tokens together, a query's the mean of theirs.
+
+        See :meth:`captum_norm.AttributionMaps.words`: norms are of tokens; those of a word's vectors, which are added
+        first, are another thing.
+
+        Args:
+            score: how a column comes from its tokens': ``"sum"``, ``"mean"`` or ``"max"``.
+            words: the words of each example's tokens without padding; None to find them by the marks of
+                :attr:`tokens`.
+            query_words: in cross-attention, the same for :attr:`query_tokens`.
+
+        Raises:
+            InvalidInputError: the tokens are not known, or the words do not fit.
+        """
+        found: Measurements = words_of_measurements(self, words, query_words, score)
+        return found
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each entry, see :meth:`captum_norm.AttributionMaps.to_frame`.
@@ -223,7 +265,7 @@ class Measurements(Result):
 
         return measurements_page(self)
 
-    def _changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
+    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Change all tensors; the function also gets the letters of their axes."""
         patterns = self.axes
         found: dict[str, Any] = {}
@@ -234,109 +276,3 @@ class Measurements(Result):
         found["norms"] = {scope: change(values, "BLQK") for scope, values in self.norms.items()}
         found["mixing_ratio"] = {name: change(values, "BLQ") for name, values in self.mixing_ratio.items()}
         return found
-
-
-@dataclass(eq=False)
-class LayerResults:
-    """Results of one layer, filled in by its reducers: as in :class:`Measurements`, without the axis L.
-
-    Attributes:
-        block: the attention block; None for attention weights alone.
-        queries: Q.
-        deltas: completeness errors, (B,) each.
-    """
-
-    block: Block | None = None
-    queries: int = 0
-    weights: Tensor | None = None
-    norms: dict[Scope, Tensor] = field(default_factory=dict)
-    head_norms: Tensor | None = None
-    transformed_norms: Tensor | None = None
-    mixing_ratio: dict[str, Tensor] = field(default_factory=dict)
-    residual_norm: Tensor | None = None
-    norm_scale: Tensor | None = None
-    deltas: list[Tensor] = field(default_factory=list)
-
-
-def assemble(
-    call: ModelCall,
-    role: Role,
-    layers: Sequence[LayerResults],
-    scopes: Sequence[Scope],
-    baseline: Baseline | None,
-) -> Measurements:
-    """Stack the results of layers, one of which may come several times.
-
-    Each layer's maps are freed once copied, so not all of them are held twice.
-    """
-    results = list(dict.fromkeys(layers))
-    places = [[place for place, layer in enumerate(layers) if layer is one] for one in results]
-    queries, keys = call.positions_of(role)
-    by_pair, by_query, by_key = {-2: queries, -1: keys}, {-1: queries}, {-1: keys}
-
-    def field_of(name: str, axes: Mapping[int, Positions]) -> Tensor | None:
-        if any(getattr(layer, name) is None for layer in results):
-            return None
-        return stacked((vars(layer).pop(name) for layer in results), axes, places)
-
-    blocks = [layer.block for layer in layers if layer.block is not None]
-    deltas = [torch.stack(layer.deltas).amax(0) for layer in results if layer.deltas]
-    return Measurements(
-        weights=field_of("weights", by_pair),
-        norms={
-            scope: stacked((layer.norms.pop(scope) for layer in results), by_pair, places)
-            for scope in scopes
-            if scope in results[0].norms
-        },
-        head_norms=field_of("head_norms", by_pair),
-        transformed_norms=field_of("transformed_norms", by_key),
-        mixing_ratio={
-            name: stacked([layer.mixing_ratio[name] for layer in results], by_query, places)
-            for name in (*scopes, "weights", "weights_res")
-            if name in results[0].mixing_ratio
-        },
-        residual_norm=field_of("residual_norm", by_query),
-        norm_scale=field_of("norm_scale", by_query),
-        convergence_delta=stacked(deltas, {}, places) if deltas else None,
-        real=real_queries(call, role, results[0].queries),
-        real_keys=real_keys(call, role),
-        crosses=role == "cross",
-        tokens=call.key_texts,
-        virtual=call.before.virtual_tokens,
-        cached=call.without_rows,
-        baseline=baseline,
-        layer_names=tuple(block.name for block in blocks),
-        layouts=tuple(block.layout for block in blocks),
-        layer_scopes=tuple(block.scopes for block in blocks),
-        modality=call.pictures.modality,
-        patches=call.pictures.patches,
-    )
-
-
-def maps_of_stacks(
-    measured: Mapping[StackName, Measurements],
-    choose: Callable[[StackName, Measurements], tuple[Tensor, Tensor | None]],
-) -> AttributionMaps:
-    """Combine the maps of all stacks; ``choose`` takes maps and mixing ratio from one stack's measurements."""
-    chosen = {name: choose(name, stack) for name, stack in measured.items()}
-    maps = {name: stack for name, (stack, _) in chosen.items()}
-    # A tower has pictures for examples.
-    main = {name: stack for name, stack in measured.items() if name in STACKS} or measured
-    ratios = [chosen[name][1] for name in main]
-    deltas = [m.convergence_delta for m in main.values() if m.convergence_delta is not None]
-    inputs, *_ = main.values()
-    return AttributionMaps(
-        encoder=maps.get("encoder"),
-        decoder=maps.get("decoder"),
-        cross=maps.get("cross"),
-        mixing_ratio=ratios[0] if len(ratios) == 1 else None,
-        convergence_delta=torch.cat([delta.to(deltas[0].device) for delta in deltas], 1) if deltas else None,
-        real=inputs.real,
-        decoder_real=measured["cross"].real if "cross" in measured else None,
-        tokens=inputs.tokens,
-        towers={name: stack for name, stack in maps.items() if name not in STACKS},
-        modality=inputs.modality,
-        patches=inputs.patches,
-        virtual=inputs.virtual,
-        cached=inputs.cached,
-    )

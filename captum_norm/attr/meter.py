@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import as_truth, entries, shown
 from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
-from captum_norm.attr.measurements import LayerResults, Measurements, assemble
+from captum_norm.attr.layer_results import LayerResults, assemble
+from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import expect_finite, finite_results
@@ -223,7 +224,7 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
     baseline = session.baseline if feed_forward else None
     measured: dict[StackName, Measurements] = {}
     for role, layers in stacks.items():
-        results = [reducers[0].results for reducers in layers]
+        results = [(number, reducers[0].results) for number, reducers in layers]
         measured[stack_name(role, causal=causal)] = assemble(call, role, results, request.scopes, baseline)
     return measured
 

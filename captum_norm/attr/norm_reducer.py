@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from captum_norm.attr.carried_projection import carried_projection, carried_rows
 from captum_norm.attr.feed_forward_reducer import parallel_part
-from captum_norm.attr.measurements import LayerResults
+from captum_norm.attr.layer_results import LayerResults
 from captum_norm.errors import IncompleteDecompositionError
 from captum_norm.forward.checks import TOLERANCE, expect_complete, expect_finite
 from captum_norm.forward.recording import BlockTensors

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from captum_norm.aggregation import add_half_identity, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.measurements import Measurements, maps_of_stacks
+from captum_norm.attr.layer_results import maps_of_stacks
+from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.attr.segments import LayerSegments, segment_norms
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
@@ -46,7 +47,7 @@ class ScopedNorms(AttentionMapAttribution):
             maps = stack.norms[self.scope] if stack.head_norms is None else stack.head_norms
             return maps, stack.mixing_ratio[self.scope]
 
-        return maps_of_stacks(measure(self.session, call, request), choose)
+        return maps_of_stacks(call, measure(self.session, call, request), choose)
 
     def segment_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms of the segments' sums at a scope up to the end of the attention block."""

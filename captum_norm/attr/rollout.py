@@ -1,13 +1,14 @@
 """Computes attention rollout over the layers."""
 
 from dataclasses import replace
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor
 
 from captum_norm.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
-from captum_norm.attr.measurements import Measurements, maps_of_stacks
+from captum_norm.attr.layer_results import maps_of_stacks
+from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
 from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
@@ -69,12 +70,17 @@ class AttentionRollout(AttentionWeights):
             )
         rolled = _rolled({name: with_residual(name, stack) for name, stack in measured.items()})
 
-        def choose(name: StackName, _: Measurements) -> tuple[Tensor, None]:
-            maps = rolled[name]
-            return maps if layers is None else maps[:, layer_indices(layers, maps.shape[1])], None
+        def of_layers(stack: Measurements, maps: Tensor) -> Measurements:
+            indices = layer_indices(layers, len(stack.layers))
+            kept = maps if layers is None else maps[:, indices]
+            return replace(stack, weights=kept, mixing_ratio={}, layers=indices)
 
-        chosen = {name: stack for name, stack in measured.items() if alone or requested is None or name in requested}
-        return of_last_rows(asked, maps_of_stacks(chosen, choose))
+        chosen = {
+            name: of_layers(stack, rolled[name])
+            for name, stack in measured.items()
+            if alone or requested is None or name in requested
+        }
+        return of_last_rows(asked, maps_of_stacks(call, chosen, lambda _, stack: (cast(Tensor, stack.weights), None)))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, the product of all layers."""

@@ -86,7 +86,7 @@ class ValueZeroing(AttentionMapAttribution):
             for role, layers in stacks.items()
             if request.has_stack(role)
         }
-        maps: dict[Role, list[Tensor]] = {}
+        maps: dict[Role, list[tuple[int, Tensor]]] = {}
         counts = {role: layers[0][0].output.shape[1] for role, layers in stacks.items() if role != "cross"}
         # Without its layers, the encoder's output is the input.
         counts["cross"] = counts.get("encoder", call.positions.length or 0)
@@ -97,7 +97,7 @@ class ValueZeroing(AttentionMapAttribution):
                 for place, one, common in layers:
                     examples = (one.example(example, call.batch, common) for example in range(call.batch))
                     found = [self._distances(call, example, place, counts[role], shown.update) for example in examples]
-                    maps.setdefault(role, []).append(torch.cat(found))
+                    maps.setdefault(role, []).append((place.index, torch.cat(found)))
         return of_last_rows(asked, stacked_maps(call, maps, {}, causal=causal))
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from captum_norm.aggregation import add_half_identity, replaced
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.measurements import Measurements, maps_of_stacks
+from captum_norm.attr.layer_results import maps_of_stacks
+from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.attr.segments import summed_columns
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
@@ -68,7 +69,7 @@ class AttentionWeights(AttentionMapAttribution):
                 return cast(Tensor, stack.weights), stack.mixing_ratio["weights"]
             return with_residual(name, stack), stack.mixing_ratio["weights_res"]
 
-        return maps_of_stacks(measured, choose)
+        return maps_of_stacks(call, measured, choose)
 
     def segment_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Add the maps' columns of each segment, and rows of queries together."""
@@ -79,7 +80,7 @@ class AttentionWeights(AttentionMapAttribution):
         }
         towers = {name: summed_columns(stack, segments) for name, stack in maps.towers.items()}
         ratio = None if segments.together else maps.mixing_ratio
-        return replace(maps, **stacks, towers=towers, mixing_ratio=ratio, tokens=None, segmented=True)
+        return replace(maps, **stacks, towers=towers, mixing_ratio=ratio, segmented=True)
 
 
 def with_residual(name: StackName, stack: Measurements) -> Tensor:

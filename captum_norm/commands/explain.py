@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
 from captum_norm.commands.command import Command
-from captum_norm.commands.explanation import REPORTS, beside, flow_of, show
+from captum_norm.commands.explanation import REPORTS, beside, flows_of, show
 from captum_norm.commands.generation import add_generation, explain_generation, is_generation
 from captum_norm.commands.numbers import positive
 from captum_norm.commands.options import (
@@ -135,7 +135,7 @@ def _run(options: argparse.Namespace) -> None:
         changes = contextualization_change(model, tokenized(model, texts, tokenizer))
         explanation = replace(explanation, changes=changes)
     if pages and not norms:
-        explanation = replace(explanation, graph=flow_of(model, explanation, tokenizer))
+        explanation = replace(explanation, graphs=flows_of(model, explanation, tokenizer))
     by_word = explanation.words(options.word_score or "sum") if options.words and not norms else explanation
     # A page has both, tokens and words.
     contents = {

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
 _MOST_ENTRIES = 1_000_000
-# What a page can show at most; it begins with the authors' threshold.
-_LEAST_IMPORTANCE = 0.01
+LEAST_IMPORTANCE = 0.01
+"""What the flow on a page can show at most; it begins with the authors' threshold."""
 
 
 def beside(explanation: "Explanation", again: "Callable[..., Explanation]") -> "list[Explanation]":
@@ -45,19 +45,20 @@ def beside(explanation: "Explanation", again: "Callable[..., Explanation]") -> "
     return found
 
 
-def flow_of(model: Any, explanation: "Explanation", tokenizer: Any) -> "FlowGraph | None":
-    """Follow information flow routes for a page; None for other methods, or if several positions are explained."""
+def flows_of(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[FlowGraph]":
+    """Follow information flow routes to every position of each text, for a page; none by another method."""
     from captum_norm.attr import InformationFlow
     from captum_norm.models.objects import tokenized
 
-    together = explanation.layer is not None or explanation.position == "mean" or len(explanation) > 1
-    if explanation.method != InformationFlow.name or together:
-        return None
-    inputs = tokenized(model, list(explanation.texts), tokenizer)
-    # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
-    place: Any = explanation.position
-    followed = InformationFlow(model).graphs(inputs, position=place, threshold=_LEAST_IMPORTANCE, per_head=False)
-    return followed[0]
+    if explanation.method != InformationFlow.name or explanation.layer is not None:
+        return []
+    method = InformationFlow(model)
+    found: list[FlowGraph] = []
+    for text in explanation.texts:
+        inputs = tokenized(model, [text], tokenizer)
+        # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
+        found += method.graphs(inputs, position="all", threshold=LEAST_IMPORTANCE, per_head=False)
+    return found
 
 
 def show(explanation: "Explanation", console: "Terminal", *, top: int | None = None) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 from captum_norm.bars import progress
+from captum_norm.commands.explanation import LEAST_IMPORTANCE
 from captum_norm.commands.options import check_dtype, declare_layouts, placed
 from captum_norm.commands.outputs import write_outputs
 from captum_norm.commands.text_argument import given_text
@@ -73,9 +74,15 @@ def explain_generation(options: argparse.Namespace) -> None:
         options.method, model, removal=None, tokenizer=tokenizer, keep_special=False, readout=None, batch_size=16
     )
     gen_args = None if options.generate is None else {"max_new_tokens": options.generate, "do_sample": False}
+    followed = options.method == "information-flow" and any(path.suffix.lower() == ".html" for path in options.out)
     with progress(terminal_only=True):
         result = GenerationAttribution(method, tokenizer).attribute(
-            prompt, options.answer, gen_args=gen_args, segments=segments, contrast=options.contrast
+            prompt,
+            options.answer,
+            gen_args=gen_args,
+            segments=segments,
+            contrast=options.contrast,
+            graph_threshold=LEAST_IMPORTANCE if followed else None,
         )
     result.explained = replace(result.explained, method=options.method)
     contents = {path: _REPORTS[path.suffix.lower()](result) for path in options.out}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +14,8 @@ from captum_norm.comparison.measures import MEASURES
 from captum_norm.comparison.significance import undefeated
 from captum_norm.errors import InvalidInputError
 from captum_norm.evaluation import FaithfulnessScores
-from captum_norm.map_parts import kept_entries
+from captum_norm.evaluation.correlation import agreement
+from captum_norm.map_parts import kept_entries, place_of
 from captum_norm.map_stacks import dataset_of
 from captum_norm.results import Result
 from captum_norm.tables import csv_records, data_frame, json_text
@@ -59,7 +60,8 @@ class Comparison(Result):
     """The result of :func:`captum_norm.compare`: several methods on the same model and inputs.
 
     :func:`~captum_norm.visualization.draw_comparison`, :func:`~captum_norm.visualization.render_comparison` and
-    :func:`~captum_norm.visualization.show_comparison` show it.
+    :func:`~captum_norm.visualization.show_comparison` show it. ``comparison[0]`` is that of the first example, without
+    padding.
 
     Attributes:
         model: the name of the model or its class.
@@ -73,7 +75,8 @@ class Comparison(Result):
         agreement: Spearman's ρ of two methods' scores of removable tokens, averaged over examples, (M, M), in the order
             of ``results``.
         forward_seconds: the time of the plain forward pass of all examples, without gradients.
-        accuracy: the share of examples that the model classifies correctly; None without labels.
+        accuracy: the share of examples that the model classifies correctly; None without labels, and for one of several
+            examples.
         signature: all choices that change numbers, and the versions of the packages.
     """
 
@@ -100,10 +103,43 @@ class Comparison(Result):
         size = f"{self.examples} examples, {self.real.shape[1]} tokens"
         return f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})"
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, example: int) -> "Comparison":
+        """Return the comparison on one example, without padding; times stay those of all examples.
+
+        Raises:
+            InvalidInputError: there is no such example.
+        """
+        place = place_of("example", example, len(self))
+        one, real = slice(place, place + 1), self.real[place]
+        names = [field.name for field in fields(FaithfulnessScores)]
+
+        def own(result: MethodResult) -> MethodResult:
+            scores = FaithfulnessScores(**{name: getattr(result.faithfulness, name)[one] for name in names})
+            return replace(result, scores=result.scores[one, real], faithfulness=scores)
+
+        results = {name: own(result) for name, result in self.results.items()}
+        removable = self.removable[one, real]
+        return replace(
+            self,
+            targets=self.targets[one],
+            tokens=[kept_entries(self.tokens[place], real)],
+            real=self.real[one, real],
+            removable=removable,
+            results=results,
+            agreement=agreement({name: result.scores for name, result in results.items()}, removable).cpu(),
+            accuracy=self.accuracy if len(self) == 1 else None,
+        )
+
+    def __iter__(self) -> Iterator["Comparison"]:
+        return (self[example] for example in range(len(self)))
+
     @property
     def examples(self) -> int:
         """The number of examples."""
-        return len(self.tokens)
+        return len(self)
 
     @property
     def ranking(self) -> list[str]:

@@ -13,6 +13,8 @@ from captum_norm.arguments import as_count, as_index
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.words import by_words
+from captum_norm.map_layers import STACKS
+from captum_norm.map_stacks import dataset_of
 from captum_norm.maps import AttributionMaps
 from captum_norm.results import Result
 from captum_norm.tables import csv_text, data_frame, json_text
@@ -21,6 +23,7 @@ from captum_norm.words import Words, WordScore
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
     from matplotlib.figure import Figure
 
     from captum_norm.visualization.heatmap import Panel
@@ -47,13 +50,12 @@ class Explanation(Result):
         real: True at tokens, False at padding, (B, S).
         scores: a score for each token, (B, S), 0 at padding.
         unit: what the scores are.
-        layers: the indices of the L layers that have maps.
         maps: their maps; None if the method has none.
         map_unit: what the entries of the maps are.
         convergence_delta: the completeness error of each text, (B,): for methods with maps the largest of the layers,
             relative to what they computed; None if the method has none.
         changes: how much each component changes the map of each layer, if requested.
-        graph: the routes of information to the position, if requested.
+        graphs: the routes of information in each text without padding, if requested.
         words_of_tokens: the words of each text's tokens, without padding.
     """
 
@@ -69,16 +71,28 @@ class Explanation(Result):
     real: Tensor
     scores: Tensor
     unit: str
-    layers: Sequence[int] = ()
     maps: AttributionMaps | None = None
     map_unit: str = ""
     convergence_delta: Tensor | None = None
     changes: ContextualizationChange | None = None
-    graph: FlowGraph | None = None
+    graphs: Sequence[FlowGraph] = ()
     words_of_tokens: Sequence[Words] = ()
     head: int | None = None
 
     axes = MappingProxyType({"texts": ("B",), "tokens": ("B",), "real": ("BS",), "scores": ("BS",)})
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the content of a file of version 1: the numbers of layers beside their maps, a graph to one output."""
+        if version > 1:
+            return content
+        graph = content.pop("graph")
+        content["graphs"] = [] if graph is None else [{"outputs": [graph.pop("output")], **graph}]
+        layers, maps = content.pop("layers"), content["maps"]
+        if maps is not None:
+            numbers = {name: layers for name in STACKS if maps[name] is not None}
+            content["maps"] = AttributionMaps.upgraded(maps, version) | {"layers": numbers}
+        return content
 
     def __repr__(self) -> str:
         count = "1 text" if len(self) == 1 else f"{len(self)} texts"
@@ -110,6 +124,7 @@ class Explanation(Result):
             scores=self.scores[number][None, real],
             maps=None if self.maps is None else self.maps[number],
             convergence_delta=None if delta is None else delta[number : number + 1],
+            graphs=self.graphs[number : number + 1],
             words_of_tokens=self.words_of_tokens[number : number + 1],
         )
 
@@ -129,6 +144,11 @@ class Explanation(Result):
         """
         found: Explanation = by_words(self, score)
         return found
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The numbers of the layers that have maps."""
+        return () if self.maps is None else next(iter(self.maps.layers.values()))
 
     @property
     def squares(self) -> Tensor | None:
@@ -165,6 +185,23 @@ class Explanation(Result):
             InvalidInputError: pandas is not installed.
         """
         return data_frame(self._rows())
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: ``score`` (example, key), and ``map`` if there are some, with layers and tokens.
+
+        The axes of ``map`` are ``example``, ``layer``, ``head``, ``query`` and ``key``.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        tokens = [list(row) for row in self.tokens]
+        others: dict[str, tuple[Sequence[str], Tensor]] = {"score": (("example", "key"), self.scores)}
+        coordinates: dict[str, Any] = {"key_token": (("example", "key"), tokens)}
+        if self.squares is not None:
+            head = ["head"] * (self.squares.dim() - 4)
+            others["map"] = (("example", "layer", *head, "query", "key"), self.squares)
+            coordinates |= {"layer": list(self.layers), "query_token": (("example", "query"), tokens)}
+        return dataset_of([], others).assign_coords(coordinates)
 
     def to_csv(self) -> str:
         """Format the scores as CSV; of several texts with the number of each."""

@@ -262,7 +262,7 @@ def _explained(
         if layer is not None or per_head:
             given = "per_head=True" if layer is None else f"layer={layer}"
             raise InvalidInputError(f"got {given}; the method {task.name} has no layers")
-        layers, maps = [], None
+        maps = None
         scores, delta = _tokenwise(task, inputs)
     size = scores.shape[1]
     virtual = size - real.shape[1]
@@ -286,7 +286,6 @@ def _explained(
         real=real,
         scores=scores.detach().cpu(),
         unit=_unit(task, maps, layer),
-        layers=layers if maps is not None else (),
         maps=None if maps is None else maps.with_tokens(_key_tokens(maps, subject, inputs)),
         map_unit=method.units.entry if maps is not None else "",
         convergence_delta=None if delta is None else delta.detach().cpu(),

@@ -42,9 +42,10 @@ def refuse_encoder_decoder(model: nn.Module) -> None:
     """
     if encoder_of(model) is not None:
         raise InvalidInputError(
-            f"got the encoder–decoder model {type(model).__name__}; this explains models with one stack of layers. In "
-            "Python maps() of NormAttribution, AttentionBlockAttribution, ALTI, InformationFlow, ValueZeroing, "
-            "DecompX, AttentionWeights and AttentionRollout explains all three stacks of it"
+            f"got the encoder–decoder model {type(model).__name__}; this explains models with one stack of layers. "
+            "Its answers are explained with --generate N or --answer TEXT, in Python by GenerationAttribution; there "
+            "maps() of NormAttribution, AttentionBlockAttribution, ALTI, InformationFlow, ValueZeroing, DecompX, "
+            "AttentionWeights and AttentionRollout explains all three stacks of it"
         )
 
 

@@ -63,7 +63,7 @@ def with_words(explanation: Any, scores: Sequence[Tensor], squares: Sequence[Ten
         real=real,
         scores=torch.stack([pad(own, (0, size - len(own))) for own in scores]),
         maps=maps,
-        graph=None,
+        graphs=(),
         words_of_tokens=[Words(own.texts, tuple(range(len(own.texts))), own.texts) for own in words],
     )
 

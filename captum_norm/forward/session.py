@@ -218,7 +218,7 @@ class Session:
         *,
         feed_forward: bool = False,
         twice: bool = False,
-    ) -> tuple[dict[Role, list[Sequence[Kind]]], bool]:
+    ) -> tuple[dict[Role, list[tuple[int, Sequence[Kind]]]], bool]:
         """Run the model once and reduce the layers requested, each as soon as its tensors exist.
 
         Args:
@@ -230,8 +230,8 @@ class Session:
             twice: whether the reducers compute attention a second time, for the progress bar.
 
         Returns:
-            for each stack requested, its layers' reducers in the order of the request; and whether the model is causal,
-            False for an encoder–decoder model.
+            for each stack requested, its layers in the order of the request: their numbers and reducers; and whether
+            the model is causal, False for an encoder–decoder model.
 
         Raises:
             NotEnoughMemoryError: the maps requested take more memory than is free.
@@ -257,7 +257,7 @@ class Session:
         for role, layers in found.items():
             if request.has_stack(role):
                 indices = layer_indices(chosen, len(layers))
-                kept[role] = [layers[index] for index in indices]
+                kept[role] = [(index, layers[index]) for index in indices]
                 for index in indices:
                     for reducer in layers[index]:
                         reducer.check(self.model, Place(role, index))

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from captum_norm.arguments import as_index, as_truth, shown
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.flow_graph import FlowGraph
+from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.generation.hops import handed_on
 from captum_norm.generation.prompts import Prompt, check_ids, read_answer, read_prompt, span_of
@@ -94,6 +96,7 @@ class GenerationAttribution(Attribution):
         hops: int = 0,
         keep_template: bool = False,
         per_token: bool = True,
+        graph_threshold: float | None = None,
     ) -> GenerationResult:
         """Explain an answer, generated or given.
 
@@ -116,6 +119,7 @@ class GenerationAttribution(Attribution):
             per_token: False explains the outputs together alone, in one backward pass of a method that has them. A
                 method that averages the layers' maps of vectors then adds the vectors of all outputs before it takes
                 norms or distances: the span scores of FlashTrace [Pan et al. 2026] with ``ALTI``.
+            graph_threshold: also follow the routes to the outputs, above this importance, with ``InformationFlow``.
 
         Returns:
             the scores.
@@ -146,6 +150,7 @@ class GenerationAttribution(Attribution):
         template = torch.tensor(read.template + [False] * (len(tokens) - len(read.ids)))
         hidden = torch.zeros_like(template) if as_truth("keep_template", keep_template) else template
         scores = _of_inputs(rows.scores, hidden)
+        graph = None if graph_threshold is None else self._graph(example, end - start, graph_threshold)
         whole = scores.sum(0)
         if hops:
             between = _of_inputs(answer_rows(self.method, example, slice(0, start)).scores, hidden)
@@ -173,6 +178,7 @@ class GenerationAttribution(Attribution):
             segments=None if grouped is None else grouped.names,
             segment_attr=segment_attr,
             convergence_delta=None if rows.deltas is None else float(rows.deltas.abs().max()),
+            graph=graph,
         )
 
     def _answer(self, prompt: Prompt, target: Any, gen_args: Mapping[str, Any] | None) -> list[int]:
@@ -235,6 +241,15 @@ class GenerationAttribution(Attribution):
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         inputs["decoder_input_ids"] = self._tensor([begin, *answer[:-1]])
         return Example(inputs, answer)
+
+    def _graph(self, example: Example, count: int, threshold: float) -> FlowGraph:
+        """Follow the routes to the last outputs, heads added up."""
+        if not isinstance(self.method, InformationFlow):
+            raise InvalidInputError(
+                f"got graph_threshold=, but {type(self.method).__name__} follows no routes; take InformationFlow"
+            )
+        (found,) = self.method.graphs(dict(example.inputs), position="all", threshold=threshold, per_head=False)
+        return found.to(*(node.position for node in found.outputs[-count:]))
 
     def _segment_norms(self, example: Example, segments: Segments, count: int) -> Tensor:
         """Score segments by the norms of their vectors' sum for the last outputs, averaged over layers, (G,)."""

@@ -1,7 +1,7 @@
 """What a generated answer rests on: the result of :class:`captum_norm.GenerationAttribution`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,9 @@ from captum.attr import LLMAttributionResult
 from torch import Tensor
 
 from captum_norm.arguments import as_count, shown
+from captum_norm.attr.flow_graph import FlowGraph
+from captum_norm.errors import InvalidInputError
+from captum_norm.map_parts import place_of
 from captum_norm.map_stacks import dataset_of
 from captum_norm.results import Result
 from captum_norm.tables import csv_text, data_frame, json_text
@@ -50,6 +53,8 @@ class Explained:
 class GenerationResult(Result, LLMAttributionResult):
     """Scores of the inputs of a language model for each token of an answer, as Captum's result for language models.
 
+    ``result[2]`` is what the third of the tokens explained rests on.
+
     Attributes:
         input_tokens: texts of the K inputs: the prompt's N tokens, then the answer's before the last one explained; of
             an encoder–decoder model the source's, then the decoder's.
@@ -64,6 +69,7 @@ class GenerationResult(Result, LLMAttributionResult):
         segment_attr: the score of each segment for the R tokens together, (G,); None without segments.
         convergence_delta: the largest completeness error of the rows; None for a method without one.
         explained: what was explained, and how.
+        graph: the routes to the R tokens, if they were requested; of an encoder–decoder model in both stacks.
     """
 
     axes = MappingProxyType(
@@ -78,6 +84,11 @@ class GenerationResult(Result, LLMAttributionResult):
         }
     )
 
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the content of a file of version 1, which has no graph."""
+        return content if version > 1 else content | {"graph": None}
+
     def __init__(
         self,
         *,
@@ -91,6 +102,7 @@ class GenerationResult(Result, LLMAttributionResult):
         segments: Sequence[str] | None = None,
         segment_attr: Tensor | None = None,
         convergence_delta: float | None = None,
+        graph: FlowGraph | None = None,
     ) -> None:
         super().__init__(
             input_tokens=input_tokens, output_tokens=output_tokens, seq_attr=seq_attr, token_attr=token_attr
@@ -101,6 +113,7 @@ class GenerationResult(Result, LLMAttributionResult):
         self.segments = None if segments is None else tuple(segments)
         self.segment_attr = segment_attr
         self.convergence_delta = convergence_delta
+        self.graph = graph
 
     def __repr__(self) -> str:
         """Summarise the result: the method, the answer and what it rests on most."""
@@ -109,6 +122,39 @@ class GenerationResult(Result, LLMAttributionResult):
         ends = "" if delta is None else f"; convergence delta {delta:.1e}"
         answer = shown(self.explained.answer)
         return f"GenerationResult({self.explained.method}: {rows} tokens of {answer} rest on {best}{ends})"
+
+    def __len__(self) -> int:
+        return len(self.output_tokens)
+
+    def __getitem__(self, token: int) -> "GenerationResult":
+        """Return the same for one of the tokens explained, or one of their words: its own scores, without hops.
+
+        Segments and the graph, which are of all of them together, are left out.
+
+        Raises:
+            InvalidInputError: there is no such token, or only the whole was explained.
+        """
+        place = place_of("token", token, len(self))
+        if self.token_attr is None:
+            raise InvalidInputError(
+                "got the scores of an answer as a whole; explain each of its tokens: per_token=True"
+            )
+        first, end = self.explained.outputs
+        # Words have the tokens of all.
+        outputs = (first + place, first + place + 1) if end - first == len(self) else (first, end)
+        return GenerationResult(
+            input_tokens=self.input_tokens,
+            output_tokens=[self.output_tokens[place]],
+            seq_attr=self.token_attr[place],
+            token_attr=self.token_attr[place : place + 1],
+            prompt_length=self.prompt_length,
+            template=self.template,
+            explained=replace(self.explained, outputs=outputs, hops=0),
+            convergence_delta=self.convergence_delta,
+        )
+
+    def __iter__(self) -> Iterator["GenerationResult"]:
+        return (self[token] for token in range(len(self)))
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """Return the segments of highest score, or, without segments, the inputs: their texts and scores."""

@@ -42,9 +42,10 @@ class Before:
         """Number of virtual tokens, those of a tuned prefix included."""
         return self.virtual + self.past - self.cached
 
-    def texts(self, *, encoder: bool) -> list[str]:
-        """Return what stands for these positions' tokens in one stack of layers, or in the ``encoder`` of two."""
-        kinds = {"virtual": self.virtual} if encoder else {"virtual": self.virtual_tokens, "cached": self.cached}
+    def texts(self, *, encoder: bool = False, decoder: bool = False) -> list[str]:
+        """Return what stands for these positions' tokens in one stack of layers, or in one half of two."""
+        virtual = self.virtual * (not decoder) + (self.past - self.cached) * (not encoder)
+        kinds = {"virtual": virtual, "cached": self.cached * (not encoder)}
         return [f"[{kind} {place}]" for kind, count in kinds.items() for place in range(1, count + 1)]
 
     def passed(self, arguments: dict[str, Any], mask: str) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class ModelCall:
         batch: batch size.
         positions: positions of the inputs, of the encoder's in an encoder–decoder model.
         decoder: positions of the decoder's inputs in an encoder–decoder model.
-        tokens: the tokens' texts, if the inputs contain them.
+        tokens: the tokens' texts, if the inputs contain them, or the tokenizer is known.
+        decoder_tokens: those of the decoder's inputs in an encoder–decoder model.
         budget: memory that each piece of a computation may take.
         before: what comes before the inputs: cached positions, virtual tokens.
         found: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
@@ -62,6 +63,7 @@ class ModelCall:
     before: Before = field(default_factory=Before)
     found: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
     last: int | None = None
+    decoder_tokens: Sequence[Sequence[str]] | None = None
 
     @cached_property
     def pictures(self) -> Pictures:
@@ -185,11 +187,15 @@ class ModelCall:
         length = self.output_positions.length
         return self.before.cached + (0 if self.last is None or length is None else length - self.last)
 
-    @property
-    def key_texts(self) -> Sequence[Sequence[str]] | None:
-        """The texts of all keys of the first stack, if the inputs contain those of their tokens."""
-        others = self.before.texts(encoder=self.encoder is not None)
-        return self.tokens and [[*others, *texts] for texts in self.tokens]
+    def texts_of(self, role: Role) -> Sequence[Sequence[str]] | None:
+        """Return the texts of the keys of a stack's self-attention, if those of their tokens are known."""
+        if self.encoder is None:
+            before, tokens = self.before.texts(), self.tokens if role == "self" else None
+        elif role == "encoder":
+            before, tokens = self.before.texts(encoder=True), self.tokens
+        else:
+            before, tokens = self.before.texts(decoder=True), self.decoder_tokens
+        return tokens and [[*before, *texts] for texts in tokens]
 
     @property
     def passed(self) -> dict[str, Any]:

@@ -96,7 +96,12 @@ def bind_inputs(
         arguments = {name: own.shift_left(arguments[name]) for name, own in read}
     others = {} if towers is None else towers.others
     places = (positions, decoder)
-    return ModelCall(model, known, encoder, others, watched, arguments, len(main), *places, texts, budget, before)
+    call = ModelCall(model, known, encoder, others, watched, arguments, len(main), *places, texts, budget, before)
+    if halves is None:
+        return call
+    # The two sequences of an encoder–decoder model come as ids.
+    own = texts if texts is not None else _texts_of_ids(main, tokenizer)
+    return replace(call, tokens=own, decoder_tokens=_texts_of_ids(start, tokenizer))
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -188,3 +193,11 @@ def _token_texts(inputs: Inputs) -> Sequence[Sequence[str]] | None:
     """The tokens' texts in a fast tokenizer's output."""
     encodings = getattr(inputs, "encodings", None)
     return [list(encoding.tokens) for encoding in encodings] if encodings else None
+
+
+def _texts_of_ids(ids: Tensor | None, tokenizer: Any) -> Sequence[Sequence[str]] | None:
+    """The tokens' texts by the tokenizer, if it is known."""
+    read = getattr(tokenizer, "convert_ids_to_tokens", None)
+    if read is None or ids is None or ids.dim() != 2 or ids.is_floating_point():
+        return None
+    return [[str(token) for token in read(row)] for row in ids.tolist()]

@@ -1,4 +1,4 @@
-"""Finds the positions of pictures, and of their patches, in the sequence that a vision-language model reads."""
+"""Finds the positions of pictures, and of their patches, in the sequence that a model reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.maps import Modality, Patches
+from captum_norm.models.patch_grids import find_patches
 
 # The settings that name a modality's token, which the input has once for each position of a picture.
 TOKENS: Mapping[Modality, tuple[str, ...]] = {
@@ -34,11 +35,17 @@ class Pictures:
         patches: see :class:`captum_norm.AttributionMaps`.
         counts: for each argument that has all pictures of the batch in a row, how many of its entries each example
             has; None if that is unknown.
+        length: how many positions there must be for the patches to be right; None if the inputs have them.
     """
 
     modality: Sequence[Sequence[Modality]] | None = None
     patches: Sequence[Patches] = ()
     counts: Mapping[str, Sequence[int]] | None = field(default_factory=dict)
+    length: int | None = None
+
+    def patches_among(self, positions: int) -> Sequence[Patches]:
+        """The patches in a sequence of so many positions."""
+        return self.patches if self.length in (None, positions) else ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,9 @@ def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, An
     # Mllama's layers attend to the pictures; its sequence has none.
     crosses = getattr(getattr(config, "text_config", None), "cross_attention_layers", None)
     tokens = {} if crosses else {kind: token for kind in TOKENS if (token := _token(config, kind)) is not None}
+    pixels = arguments.get(PIXELS)
+    if not towers and ids is None and isinstance(pixels, Tensor) and (found := find_patches(config, pixels)):
+        return Pictures(patches=found[0], length=found[1])
     if not tokens or not isinstance(ids, Tensor) or not towers:
         return Pictures()
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.to(ids.device)

@@ -13,13 +13,13 @@ from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.positions import Positions
 
 StackName = str
-"""A stack for users: one of :data:`STACKS`, ``"text"``, or a tower's name such as ``"vision"``."""
-STACKS: tuple[StackName, ...] = ("encoder", "decoder", "cross")
+"""A stack for users: ``"encoder"``, ``"decoder"``, ``"cross"``, ``"text"``, or a tower's name such as ``"vision"``."""
 Role = str
 """A stack of attention layers: ``"self"``, the one that reads the inputs' tokens, is the only one of most models.
 
-An encoder–decoder model has :data:`STACKS`. A model with towers has ``"self"``, ``"cross"`` if that stack also attends
-to a tower's positions, each tower's name, and ``"NAME cross"`` if the tower attends to another's positions.
+An encoder–decoder model has ``"encoder"``, ``"decoder"`` and ``"cross"``. A model with towers has ``"self"``,
+``"cross"`` if that stack also attends to a tower's positions, each tower's name, and ``"NAME cross"`` if the tower
+attends to another's positions.
 """
 TEXT_STACKS: tuple[Role, ...] = ("self", "cross")
 EXTENDED: tuple[Role, ...] = ("self", "decoder")

@@ -64,4 +64,4 @@ def answer_records(result: GenerationResult) -> list[visualization.Visualization
 
 def _panel(result: GenerationResult, title: str) -> Panel:
     rows = result.seq_attr[None] if result.token_attr is None else result.token_attr
-    return Panel(title, rows.clamp(min=0), result.explained.unit)
+    return Panel(title, rows, result.explained.unit)

@@ -144,7 +144,8 @@ def draw_stacks(
         values = stack.of(0)
         mean, values = ("", values) if values.dim() == 3 else (", mean of heads", values.mean(1))
         name = "" if len(stacks) == 1 else f"{stack.name}, "
-        panels += [Panel(f"{name}layer {layer}{mean}", one, stack.unit) for layer, one in enumerate(values)]
+        titled = zip(stack.layers, values, strict=True)
+        panels += [Panel(f"{name}layer {layer}{mean}", one, stack.unit) for layer, one in titled]
     rows, columns = query_tokens or stacks[0].rows(0), key_tokens or query_tokens or stacks[0].columns(0)
     return draw_heatmaps(panels, rows, columns, title=title, shared_scale=shared_scale)
 

@@ -21,8 +21,8 @@ def test_padding_and_batching_change_nothing(name: str) -> None:
     for row in range(4):
         real = mask[row].bool()
         one = method.decompose(ids[row : row + 1, real], int(target[row]))
-        # LLaMA's norms are taken in single precision.
-        tolerance: Any = {"rtol": 1e-6, "atol": 1e-8}
+        # LLaMA's norms are taken in single precision, in states of entries of about 1.
+        tolerance: Any = {"rtol": 1e-6, "atol": 1e-6 if name == "llama" else 1e-8}
         torch.testing.assert_close(together.scores[row : row + 1, real], one.scores, **tolerance)
         torch.testing.assert_close(together.bias[row : row + 1], one.bias, **tolerance)
         torch.testing.assert_close(together.number[row : row + 1], one.number, **tolerance)

@@ -213,13 +213,47 @@ def test_graphs_of_padded_examples_are_those_of_each_alone(name: str) -> None:
             assert edge.importance == pytest.approx(other.importance)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_a_graph_to_all_positions_has_those_to_each(name: str, side: str) -> None:
+    ids, mask = sentences([9, 6, 7])
+    if side == "left":
+        ids, mask = ids.flip(1), mask.flip(1)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    model = classifier() if name == "bert" else families.build(name, dtype=torch.float64)
+    method = InformationFlow(model)
+    whole = method.graphs(inputs, position="all", threshold=0.03)
+    for row, graph in enumerate(whole):
+        places = mask[row].nonzero().flatten().tolist()
+        assert [node.position for node in graph.outputs] == places
+        singles = []
+        for place in places:
+            count = [int(own.nonzero()[-1 if place == places[-1] else 0]) for own in mask]
+            count[row] = place
+            single, found = method.graphs(inputs, position=count, threshold=0.03)[row], graph.to(place)
+            assert (found.output, found.threshold) == (single.output, single.threshold)
+            assert set(found.nodes) == set(single.nodes)
+            assert set(found.edges) == set(single.edges)
+            assert len(found.edges) == len(single.edges)
+            singles.append(found.inputs())
+        for node, share in graph.inputs().items():
+            assert share == pytest.approx(sum(single.get(node, 0) for single in singles) / len(places))
+        both = graph.to(places[0], places[-1])
+        assert [node.position for node in both.outputs] == [places[0], places[-1]]
+        assert set(both.edges) == set(graph.to(places[0]).edges) | set(graph.to(places[-1]).edges)
+        with pytest.raises(InvalidInputError, match=f"got a graph to {len(places)} outputs; take one of them"):
+            _ = graph.output
+        with pytest.raises(InvalidInputError, match="got position 99; the graph leads to the positions "):
+            graph.to(99)
+
+
 def test_a_graph_is_data(tmp_path: Path) -> None:
     model = families.build("gpt2", dtype=torch.float64)
     (graph,) = InformationFlow(model).graphs(families.inputs("gpt2", batch=1), threshold=0.05)
     content = json.loads(graph.save(tmp_path / "graph.json").read_bytes())
     assert json.loads(graph.to_json()) == content
     assert [tuple(node.values())[:4] for node in content["nodes"]] == [tuple(node) for node in graph.nodes]
-    assert tuple(content["nodes"][content["output"]].values())[:4] == tuple(graph.output)
+    assert [tuple(content["nodes"][index].values())[:4] for index in content["outputs"]] == [tuple(graph.output)]
     for edge, written in zip(graph.edges, content["edges"], strict=True):
         assert graph.nodes[written["source"]] == edge.source
         assert graph.nodes[written["target"]] == edge.target
@@ -238,10 +272,10 @@ def test_a_graph_is_data(tmp_path: Path) -> None:
 
 def test_tokens_are_named_where_they_are_known() -> None:
     output, source = FlowNode("decoder", 0, "feed-forward", 1), FlowNode("encoder", -1, "input", 0)
-    graph = FlowGraph((output, source), (), output, 0.1, ["a", "b"])
+    graph = FlowGraph((output, source), (), (output,), 0.1, ["a", "b"])
     assert (graph.token(source), graph.token(output)) == ("a", None)
-    assert FlowGraph((output,), (), output, 0.1, ["a", "b"]).token(output) == "b"
-    assert FlowGraph((output,), (), output, 0.1).token(output) is None
+    assert FlowGraph((output,), (), (output,), 0.1, ["a", "b"]).token(output) == "b"
+    assert FlowGraph((output,), (), (output,), 0.1).token(output) is None
 
 
 @pytest.mark.parametrize("most", [1, 40, 100, 10**6])

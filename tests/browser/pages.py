@@ -92,8 +92,32 @@ def flow() -> Example:
         (3, 5, "attention", 0, 0.5),
         (4, 5, "residual", None, 0.4),
     ]
-    graph = Graph(nodes, edges, output=5, threshold=0.05, method="information-flow")
+    graph = Graph(nodes, edges, outputs=[(2, 5)], threshold=0.05, method="information-flow")
     return Example("a b c", Tokens(["a", "b", "c"]), graph=graph, row=2)
+
+
+def answer() -> Example:
+    """An answer of two tokens to two: the first comes from the source alone, the second from the first, too."""
+    nodes = [
+        ("encoder", -1, "input", 0),
+        ("encoder", -1, "input", 1),
+        ("decoder", -1, "input", 2),
+        ("decoder", -1, "input", 3),
+        ("decoder", 0, "cross-attention", 2),
+        ("decoder", 0, "cross-attention", 3),
+    ]
+    edges: list[tuple[int, int, str, int | None, float]] = [
+        (0, 4, "attention", None, 0.8),
+        (2, 4, "residual", None, 0.2),
+        (1, 5, "attention", None, 0.4),
+        (2, 5, "attention", None, 0.1),
+        (3, 5, "residual", None, 0.5),
+    ]
+    graph = Graph(nodes, edges, outputs=[(0, 4), (1, 5)], threshold=0.05, method="information-flow")
+    inputs = Tokens(["le", "chat", "<s>", "the"])
+    scores = Scores("information-flow", "share of rollout", [0.8, 0.4, 0.3, 0.5])
+    maps = Maps("information-flow", "share of rollout", [[[0.8, 0, 0.2, 0], [0, 0.4, 0.1, 0.5]]], [0], "answer")
+    return Example("the cat", inputs, Tokens(["the", "cat"]), scores=[scores], maps=[maps], graph=graph)
 
 
 def picture() -> Example:
@@ -128,7 +152,7 @@ def everything() -> Page:
     return Page(
         "Everything",
         {"model": "tiny"},
-        [sentence(), translation(), flow(), picture()],
+        [sentence(), translation(), flow(), answer(), picture()],
         tables=[TABLE],
         figures=[FIGURE],
         notes=["The model is random."],

@@ -1,7 +1,9 @@
-"""What somebody new finds with the README alone: by its commands, copied, and a few clicks."""
+"""What somebody new finds with the README alone: by its commands and Python, copied, and a few clicks."""
 
+import html
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,20 +14,15 @@ import captum_norm.cli
 from alignment import load_alibi
 from captum_norm import explain
 from tests.browser.visits import Visits
-from tests.test_readme import ROOT, commands
+from tests.test_readme import ROOT, blocks, commands
 
 PROGRAMS = {"captum-norm": captum_norm.cli.main, "norm-align": alignment.cli.main}
-SHOWN = commands(ROOT / "README.md")
-PROMPT = """\
-Clara found a tiny silver ring in the garden.
-Victor works as a baker near the market of Rome.
-What did Clara find? Clara found"""
+README = ROOT / "README.md"
 
 
-def run(*start: str) -> list[str]:
-    """Run the first command of the README that starts with these words, and return its arguments."""
-    words = next(words for words in SHOWN if words[: len(start)] == list(start))
-    program, *arguments = words
+def run(program: str) -> list[str]:
+    """Run the README's command of this program, and return its arguments."""
+    [arguments] = [words[1:] for words in commands(README) if words[0] == program]
     assert PROGRAMS[program](arguments) == 0
     return arguments
 
@@ -37,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_top_tokens_of_a_sentence_and_the_map_of_a_head(visit: Visits, capsys: pytest.CaptureFixture[str]) -> None:
-    sentence, *_ = run("captum-norm", "explain")[1:]
+    _, sentence, *_ = run("captum-norm")
     rows = re.findall(r"^ +\d+  (\S+) +(\d\.\d+)", capsys.readouterr().out, re.MULTILINE)
     best = max(rows, key=lambda row: float(row[1]))[0]
     explanation = explain(sentence, per_head=True)
@@ -56,23 +53,29 @@ def test_the_top_tokens_of_a_sentence_and_the_map_of_a_head(visit: Visits, capsy
     assert np.allclose([float(title) for title in titles], row, rtol=6e-4, atol=1e-6)
 
 
-def test_the_passage_that_an_answer_rests_on(visit: Visits) -> None:
-    Path("prompt.txt").write_text(PROMPT, encoding="utf-8")
-    run("captum-norm", "explain", "prompt.txt")
-    tab = visit(Path("answer.html").read_text(encoding="utf-8"))
-    heading = tab.get_by_role("heading", level=1)
-    expect(heading).to_contain_text("silver ring")
+def test_the_passage_that_an_answer_rests_on(visit: Visits, capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = [block for block in blocks(README, "python") if "passages" in block]
+    names: dict[str, Any] = {}
+    exec(compile(block, README, "exec"), names)
+    clara, victor = names["passages"]
+    answer, _, ranking = capsys.readouterr().out.strip().partition(" [")
+    assert "silver ring" in answer
+    assert ranking.startswith(f"({clara!r}, ")
+
+    frame = names["result"]._repr_html_()
+    tab = visit(html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1]))  # type: ignore[index]
+    expect(tab.get_by_role("heading", level=1)).to_contain_text("silver ring")
     rows = tab.get_by_role("row").all_text_contents()
-    scores = {line: next(row for row in rows if line in row) for line in PROMPT.splitlines()[:2]}
-    numbers = {line: float(re.findall(r"[−-]?\d+\.\d+", row)[-1].replace("−", "-")) for line, row in scores.items()}
-    assert max(numbers, key=lambda line: numbers[line]).startswith("Clara")
+    scores = {passage: next(row for row in rows if passage in row) for passage in (clara, victor)}
+    numbers = {name: float(re.findall(r"[−-]?\d+\.\d+", row)[-1].replace("−", "-")) for name, row in scores.items()}
+    assert numbers[clara] > numbers[victor]
 
 
 def test_the_word_alignments_of_two_files(visit: Visits) -> None:
     story = load_alibi("blue-beard")
     for name, sentences in {"story.fr": story.sources, "story.en": story.targets}.items():
         Path(name).write_text("".join(f"{' '.join(words)}\n" for words in sentences[:12]), encoding="utf-8")
-    run("norm-align", "extract")
+    run("norm-align")
     lines = Path("links.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 12
     pairs = {

@@ -57,6 +57,20 @@ def test_a_flow_adds_up_its_routes_above_the_threshold(visit: Visits) -> None:
     assert percents() == [15, 30, 28]
 
 
+def test_a_pinned_output_is_followed(visit: Visits) -> None:
+    tab = visit(render(Page("a", examples=[pages.answer()])), fragment="flow=0")
+    flow, text = region(tab, "Flow"), region(tab, "Text")
+    shares = flow.get_by_role("list").get_by_role("listitem")
+    expect(flow).to_contain_text("What reaches all outputs together.")
+    expect(shares).to_have_text([re.compile(text) for text in ("^40.*le$", "^20.*chat$", "^15.*<s>$", "^25.*the$")])
+    pinned = text.get_by_role("group", name="Output, information-flow").get_by_role("button", name="cat")
+    pinned.click()
+    expect(flow).to_contain_text("What reaches “cat”.")
+    expect(shares).to_have_text([re.compile(text) for text in ("^le$", "^40.*chat$", "^10.*<s>$", "^50.*the$")])
+    pinned.click()
+    expect(flow).to_contain_text("What reaches all outputs together.")
+
+
 def test_tables_are_sorted_by_a_column_and_have_bars_from_zero(visit: Visits) -> None:
     tab = visit(render(Page("a", tables=[pages.TABLE])))
     table = tab.get_by_role("table")

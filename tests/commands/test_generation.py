@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from captum_norm import DecompX, GenerationAttribution, cli
 from captum_norm.loading import LANGUAGE_MODEL, load
 from tests.commands.calls import written
+from tests.pages import content as content_of
+from tests.tiny import WORDS, save_tiny
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
 
@@ -77,6 +82,37 @@ def test_other_methods(tmp_path: Path, method: str) -> None:
     content = written(out)
     assert content["method"] == method
     assert any(score > 0 for score in content["scores"])
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    ids: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 3}
+    config = T5Config(vocab_size=len(WORDS), **sizes, **ids)
+    return str(save_tiny(T5ForConditionalGeneration(config), tmp_path_factory.mktemp("t5")))
+
+
+def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str, tmp_path: Path) -> None:
+    out = tmp_path / "flow.html"
+    words = ["--answer", "the dog", "--method", "information-flow", "--model", t5, "--out", str(out)]
+    assert explain("a cat runs", *words) == 0
+    (example,) = content_of(out.read_text(encoding="utf-8"))["examples"]
+    nodes = example["graph"]["nodes"]
+    source = example["inputs"]["texts"].index("[PAD]")  # the decoder begins
+    assert {stack for stack, *_, position in nodes if position < source} == {"encoder"}
+    assert {stack for stack, *_, position in nodes if position >= source} == {"decoder"}
+    ends = [nodes[node] for _, node in example["graph"]["outputs"]]
+    assert [position for *_, position in ends] == list(range(source, len(example["inputs"]["texts"])))
+    assert len(example["outputs"]["texts"]) == len(ends)
+
+
+@pytest.mark.parametrize("words", [[], ["--method", "information-flow"]])
+def test_encoder_decoders_explain_answers(t5: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert explain("a cat runs", "--model", t5, *words) == 2
+    error = capsys.readouterr().err
+    assert "--generate N or --answer TEXT" in error
+    assert error.count("\n") == 1
 
 
 def test_words_are_segments(

@@ -94,7 +94,7 @@ def test_a_method_of_ones_own_model_explains_it(classifier: Any) -> None:
     method: Any = captum_norm.NormAttribution(classifier, "attn_res", aggregation="mean")
     found = explain(TEXTS[0], tokenizer=tokenizer(), method=method, layer=-1)
     assert torch.equal(found.scores, method.attribute(inputs, layer=-1))
-    assert (found.method, found.scope, found.layer, found.layers) == ("norm", "attn_res", 1, [1])
+    assert (found.method, found.scope, found.layer, found.layers) == ("norm", "attn_res", 1, (1,))
     method = TokenAttribution(classifier, IntegratedGradients, tokenizer=tokenizer(), n_steps=3)
     found = explain(TEXTS[0], method=method, target=1)
     expected, delta = method.attribute(inputs, 1, return_convergence_delta=True)

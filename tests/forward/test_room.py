@@ -153,7 +153,7 @@ def test_layers_are_freed_as_they_are_put_together(monkeypatch: pytest.MonkeyPat
 
         return stacked(watched() if isinstance(parts, GeneratorType) else parts, *further)
 
-    monkeypatch.setattr("captum_norm.attr.measurements.stacked", watching)
+    monkeypatch.setattr("captum_norm.attr.layer_results.stacked", watching)
     meter, ids = NormMeter(deep_bert()), families.inputs("bert")
     meter.measure(ids, scopes=["attn"], weights=True, per_head=True, head_norms=True)
     assert len(most) > 4 * LAYERS

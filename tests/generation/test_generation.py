@@ -88,6 +88,34 @@ def test_rows_are_those_of_single_tokens(model: Any, name: str) -> None:
     assert (result.convergence_delta is not None) == method.has_convergence_delta()
 
 
+@pytest.mark.parametrize("outputs", [None, (1, 3)])
+@pytest.mark.parametrize("model", [gpt2, llama, t5])
+def test_the_routes_of_a_graph_add_up_to_the_scores(model: Any, outputs: Any) -> None:
+    attribution = GenerationAttribution(InformationFlow(model()), tokenizer())
+    result = attribution.attribute(PROMPT, ANSWER, outputs=outputs, graph_threshold=0.0)
+    (example,) = answer_page(result).examples
+    shown, rows = example.graph, result.token_attr
+    assert shown is not None
+    assert rows is not None
+    assert [row for row, _ in shown.outputs] == list(range(len(rows)))
+    assert ("encoder" in {stack for stack, *_ in shown.nodes}) == (model is t5)
+    for row, output in shown.outputs:
+        # Edges come from the outputs down.
+        reach = dict.fromkeys(range(len(shown.nodes)), 0.0) | {output: 1.0}
+        for source, target, _, _, importance in shown.edges:
+            reach[source] += reach[target] * importance
+        found = torch.zeros(len(result.input_tokens))
+        for index, (_, _, block, position) in enumerate(shown.nodes):
+            if block == "input":
+                found[position] += reach[index]
+        torch.testing.assert_close(found, rows[row].float(), rtol=1e-3, atol=1e-5)
+
+
+def test_methods_without_routes_have_no_graph() -> None:
+    with pytest.raises(InvalidInputError, match="got graph_threshold=, but NormAttribution follows no routes"):
+        GenerationAttribution(NormAttribution(gpt2()), tokenizer()).attribute(PROMPT, ANSWER, graph_threshold=0.1)
+
+
 @pytest.mark.parametrize("name", ["norm, mean", "decompx", "alti-logit"])
 def test_rows_of_an_adapted_model_in_half_precision(name: str) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
@@ -269,7 +297,7 @@ def test_results_are_shown(per_token: bool) -> None:
     assert records[0].attr_score == pytest.approx(float(result.seq_attr.clamp(min=0).sum()), rel=1e-5)
     (image,) = draw_answer(result).axes[0].images
     rows = result.seq_attr[None] if result.token_attr is None else result.token_attr
-    assert torch.allclose(torch.tensor(np.asarray(image.get_array())).float(), rows.clamp(min=0), atol=1e-6)
+    assert torch.allclose(torch.tensor(np.asarray(image.get_array())).float(), rows, atol=1e-6)
     content = json.loads(result.to_json())
     assert content["scores"] == result.seq_attr.tolist()
     assert content["token_scores"] == (rows.tolist() if per_token else None)

@@ -152,12 +152,14 @@ class DecompX(RelevanceAttribution):
         """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
         found, network = self._parts(call, length)
-        maps, deltas = dict[Role, Sequence[Tensor]](), dict[Role, Sequence[Tensor]]()
+        maps, deltas = dict[Role, Sequence[tuple[int, Tensor]]](), dict[Role, Sequence[Tensor]]()
         for role, (first, end, tokens) in self._stacks(call, len(found[0].kept), network.lengths).items():
             if request.has_stack(role):
-                layers = [first + index for index in layer_indices(request.layers, end - first)]
+                indices = layer_indices(request.layers, end - first)
+                layers = [first + index for index in indices]
                 queries, _ = call.positions_of(role)
-                maps[role] = by_layer([parts.kept for parts in found], layers)[:, :, tokens].transpose(2, 3).unbind(1)
+                norms = by_layer([parts.kept for parts in found], layers)[:, :, tokens].transpose(2, 3)
+                maps[role] = list(zip(indices, norms.unbind(1), strict=True))
                 deltas[role] = self._deltas(found, layers, queries).unbind(1)
         return stacked_maps(call, maps, deltas, causal=network.stacks.causal)
 

@@ -1,7 +1,9 @@
 """The page of a generated answer: what it rests on."""
 
+from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.generation.result import GenerationResult
-from captum_norm.visualization.page.document import Column, Example, Maps, Page, Scores, Table
+from captum_norm.visualization.page.document import Column, Example, Graph, Maps, Page, Scores, Table
+from captum_norm.visualization.page.flow import flow_graph
 from captum_norm.visualization.page.tokens import tokens_of_text
 
 
@@ -16,6 +18,7 @@ def answer_page(result: GenerationResult) -> Page:
         outputs=tokens_of_text(result.output_tokens),
         scores=[Scores(method, unit, scores, signed)],
         maps=[] if rows is None else [Maps(method, unit, rows[None], [0], "answer", signed)],
+        graph=None if result.graph is None else _graph(result.graph, method, len(result.input_tokens)),
     )
     tables = []
     if result.segments is not None and segments is not None:
@@ -23,3 +26,9 @@ def answer_page(result: GenerationResult) -> Page:
         tables.append(Table("Segments", [Column("number", "number"), Column("segment"), Column(unit, "signed")], cells))
     title = f"What “{result.explained.answer.strip()}” rests on"
     return Page(title, facts=result.facts(), examples=[example], tables=tables)
+
+
+def _graph(graph: FlowGraph, method: str, inputs: int) -> Graph:
+    """The routes between the inputs: the last output is at the last one, whatever comes before its stack."""
+    first, last = graph.outputs[0], graph.outputs[-1]
+    return flow_graph(graph, method, starts={last.stack: inputs - 1 - last.position}, first=first.position)

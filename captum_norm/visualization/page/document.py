@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from captum_norm.errors import InvalidInputError
 
-Stack = Literal["encoder", "decoder", "cross", "answer", "vision"]
+Stack = Literal["encoder", "decoder", "cross", "answer", "links", "vision"]
 Kind = Literal["text", "number", "signed", "heat"]
 Array = npt.NDArray[np.float32]
 Cell = str | int | float | None
@@ -89,7 +89,8 @@ class Maps:
         unit: what the entries are.
         values: (L, Q, K) or (L, H, Q, K), any array or tensor.
         layers: the numbers of the L layers, from 0; ascending.
-        stack: the layers' stack.
+        stack: the layers' stack. Maps of no single layer, which need one number all the same: ``"answer"``, what an
+            answer rests on, and ``"links"``, what links were read from.
         signed: whether entries below zero mean something.
         residual: whether the residual connection is part of the entries; if not, their rollout gives it as much as
             attention. None: the layers have no rollout.
@@ -139,21 +140,31 @@ class Links:
 
 @dataclass(frozen=True)
 class Graph:
-    """The routes by which information flows to one output position.
+    """The routes by which information flows to output positions.
 
     Attributes:
-        nodes: (stack, layer, block, position) each, as in :class:`captum_norm.attr.flow_graph.FlowNode`.
+        nodes: (stack, layer, block, position) each, as in :class:`captum_norm.attr.flow_graph.FlowNode`; positions are
+            indices of the example's inputs.
         edges: (index of the source, index of the target, part, head or None, importance) each.
-        output: the index of the node that the routes lead to.
+        outputs: (row of the example's maps, index of its node) each, of the nodes that the routes lead to.
         threshold: the importance that every edge exceeds.
         method: the method's name.
     """
 
     nodes: Sequence[tuple[str, int, str, int]]
     edges: Sequence[tuple[int, int, str, int | None, float]]
-    output: int
+    outputs: Sequence[tuple[int, int]]
     threshold: float
     method: str = ""
+
+    def check(self, rows: int, columns: int) -> None:
+        """Check that all positions and rows are those of so many outputs and inputs."""
+        inside = all(0 <= position < columns for _, _, _, position in self.nodes)
+        if not (inside and self.outputs and all(0 <= row < rows for row, _ in self.outputs)):
+            raise InvalidInputError(
+                f"the graph of {self.method} does not fit {rows} outputs and {columns} inputs: its positions are "
+                "indices of inputs, and it leads to one output or more"
+            )
 
 
 @dataclass(frozen=True)
@@ -226,6 +237,8 @@ class Example:
             links.check(rows, columns)
         for picture in self.pictures:
             picture.check(columns)
+        if self.graph is not None:
+            self.graph.check(rows, columns)
         if self.counted is not None and len(self.counted) != columns:
             raise InvalidInputError(f"{len(self.counted)} marks do not fit {columns} inputs: give one for each")
         if self.row is not None and not 0 <= self.row < rows:

@@ -64,7 +64,7 @@ def _example(explanations: Sequence[Explanation]) -> Example:
         scores=[_scores(name, once[name]) for name in dict.fromkeys(names)],
         maps=list(chain.from_iterable(map(_maps, names, explanations))),
         row=_row(first),
-        graph=None if first.graph is None else flow_graph(first.graph, first.method),
+        graph=flow_graph(first.graphs[0], first.method) if first.graphs else None,
     )
 
 

@@ -47,8 +47,11 @@ def stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
 
 
 def _maps(stack: MapStack, example: int) -> Maps:
-    values = stack.of(example)
-    return Maps(stack.name, stack.unit, values, range(len(values)), signed=bool((values < 0).any()))
+    # A page has every layer once, in the model's order.
+    place = {layer: index for index, layer in enumerate(stack.layers)}
+    layers = sorted(place)
+    values = stack.of(example)[[place[layer] for layer in layers]]
+    return Maps(stack.name, stack.unit, values, layers, signed=bool((values < 0).any()))
 
 
 def _names(stack: MapStack, example: int) -> tuple[list[str], list[str]]:

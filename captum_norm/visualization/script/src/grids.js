@@ -122,7 +122,7 @@ export function scaleOf(example, choice) {
 export function nameOf(example, choice) {
   const { heads, together } = mapsOf(example, choice.method, choice.stack);
   const maps = (choice.head === "all" && together) || heads || together;
-  if (!maps || choice.stack === "answer") return "";
+  if (!maps || choice.stack === "answer" || choice.stack === "links") return "";
   const layers =
     choice.layer !== "all"
       ? `layer ${choice.layer}`

@@ -9,7 +9,7 @@ const KEPT = {
   example: { write: String, read: natural },
   method: { write: (value) => value, read: (text) => text },
   beside: { write: (value) => value, read: (text) => text },
-  stack: { write: String, read: oneOf(["encoder", "decoder", "cross", "answer", "vision"]) },
+  stack: { write: String, read: oneOf(["encoder", "decoder", "cross", "answer", "links", "vision"]) },
   layer: { write: String, read: (text) => (text === "all" ? "all" : natural(text)) },
   head: { write: String, read: (text) => (text === "all" ? "all" : natural(text)) },
   scale: { write: String, read: oneOf(["map", "layer", "all"]) },

@@ -22,7 +22,7 @@ export interface Tokens {
   word_texts: string[] | null;
 }
 
-export type Stack = "encoder" | "decoder" | "cross" | "answer" | "vision";
+export type Stack = "encoder" | "decoder" | "cross" | "answer" | "links" | "vision";
 
 interface ScoresOf<A> {
   method: string;
@@ -52,7 +52,7 @@ export interface Links {
 export interface Graph {
   nodes: [stack: string, layer: number, block: string, position: number][];
   edges: [source: number, target: number, part: string, head: number | null, importance: number][];
-  output: number;
+  outputs: [row: number, node: number][];
   threshold: number;
   method: string;
 }

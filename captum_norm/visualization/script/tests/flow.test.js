@@ -51,15 +51,15 @@ test("the encoder's streams are below the decoder's, whatever their layers", () 
   const graph = {
     outputs: [0],
     nodes: [
-      node(0, "cross-attention", 0),
-      node(-1, "input", 0),
+      node(0, "cross-attention", 3),
+      node(-1, "input", 3),
       node(5, "feed-forward", 2, "encoder"),
       node(-1, "input", 2, "encoder"),
     ],
     edges: [edge(3, 2, "residual", 0.5), edge(2, 0, "attention", 0.5, 1), edge(1, 0, "residual", 0.5)],
   };
   assert.equal(routes(graph, 0).reach.get(3), 0.25);
-  const { rows, columns, at } = flowLayout(graph.nodes, [0, 1, 2, 3], { encoder: 3, decoder: 1 }, 40);
+  const { rows, columns, at } = flowLayout(graph.nodes, [0, 1, 2, 3], 4, 40);
   assert.deepEqual(
     columns.map(({ stack, block }) => `${stack} ${block}`),
     ["encoder input", "encoder feed-forward", "decoder input", "decoder cross-attention"],
@@ -71,11 +71,8 @@ test("the encoder's streams are below the decoder's, whatever their layers", () 
 
 test("rows of long inputs are those of the shown nodes, columns those of all nodes", () => {
   const nodes = [node(0, "layer", 400), node(-1, "input", 7), node(-1, "input", 300), node(-1, "input", 400)];
-  const { rows, columns, at } = flowLayout(nodes, [0, 3, 1], { decoder: 500 }, 40);
-  assert.deepEqual(
-    rows.map(({ position }) => position),
-    [7, 400],
-  );
+  const { rows, columns, at } = flowLayout(nodes, [0, 3, 1], 500, 40);
+  assert.deepEqual(rows, [7, 400]);
   assert.equal(columns.length, 2);
   assert.deepEqual(at.get(0), { row: 1, column: 1 });
   assert.equal(at.has(2), false);
@@ -131,7 +128,7 @@ test("what reaches a word is what reaches its tokens, and a word's row is the me
   let seed = 3;
   const draw = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
   const maps = Array.from({ length: 3 }, () => Array.from({ length: 16 }, draw));
-  const graph = joined(rolloutGraph(maps, 4, [1, 2], "encoder", 0, false), { encoder: [0, 1, 1, 2] });
+  const graph = joined(rolloutGraph(maps, 4, [1, 2], "encoder", 0, false), [0, 1, 1, 2]);
   const { reach } = routes(graph, 0);
   const rolled = rollout(maps, 4, false);
   const mean = rolled[1].map((entry, key) => (entry + rolled[2][key]) / 2);
@@ -150,7 +147,7 @@ test("what reaches a word is what reaches its tokens, and a word's row is the me
 });
 
 test("parts and heads of joined positions stay apart", () => {
-  const { edges, nodes } = joined(GRAPH, { decoder: [0, 0] });
+  const { edges, nodes } = joined(GRAPH, [0, 0]);
   assert.equal(nodes.length, 3);
   assert.deepEqual(
     edges.map(({ part, head, importance }) => [part, head, importance]),

@@ -110,6 +110,12 @@ test("names say what is averaged", () => {
   assert.equal(nameOf(EXAMPLE, choice({ method: "weights", layer: 4 })), "layer 4, mean of heads");
 });
 
+test("a map that links were read from is of no layer", () => {
+  const [maps] = EXAMPLE.maps;
+  const example = { ...EXAMPLE, maps: [{ ...maps, stack: /** @type {const} */ ("links"), layers: [0] }] };
+  assert.equal(nameOf(example, choice({ method: maps.method, stack: "links" })), "");
+});
+
 test("the method beside is the one chosen, none, or the first other one", () => {
   assert.deepEqual(pairOf(EXAMPLE, choice({})), ["norm", "weights"]);
   assert.deepEqual(pairOf(EXAMPLE, choice({ method: "weights" })), ["weights", "norm"]);

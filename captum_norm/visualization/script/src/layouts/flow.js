@@ -1,6 +1,9 @@
 // What reaches one output position: the edges above a threshold, and where to draw them.
 
-/** @typedef {{ stack: string, layer: number, block: string, position: number }} FlowNode */
+/**
+ * `position` is the index of an input.
+ * @typedef {{ stack: string, layer: number, block: string, position: number }} FlowNode
+ */
 /**
  * `head` is null for all heads together.
  * @typedef {{ source: number, target: number, part: string, head: number | null, importance: number }} FlowEdge
@@ -109,7 +112,7 @@ export function rolloutGraph(maps, keys, outputs, stack, threshold, apart) {
  * an edge from it has the mean importance, weighted by that.
  *
  * @param {FlowGraph} graph
- * @param {Record<string, number[]>} groups the new position of each position, by stack
+ * @param {number[]} groups the new position of each position
  * @returns {FlowGraph}
  */
 export function joined(graph, groups) {
@@ -121,7 +124,7 @@ export function joined(graph, groups) {
   /** @type {number[]} */
   const sums = [];
   const moved = graph.nodes.map((node, index) => {
-    const position = groups[node.stack]?.[node.position] ?? node.position;
+    const position = groups[node.position] ?? node.position;
     const key = `${node.stack} ${node.layer} ${node.block} ${position}`;
     const number = numbers.get(key) ?? nodes.push({ ...node, position }) - 1;
     numbers.set(key, number);
@@ -132,8 +135,7 @@ export function joined(graph, groups) {
   const edges = new Map();
   for (const { source, target, part, head, importance } of graph.edges) {
     const [from, to] = [moved[source], moved[target]];
-    const own =
-      part === "attention" && nodes[from].position === nodes[to].position && nodes[from].stack === nodes[to].stack;
+    const own = part === "attention" && nodes[from].position === nodes[to].position;
     const joint = own && head === null && nodes[to].block === "layer" ? "own position" : part;
     const key = `${from} ${to} ${joint} ${head}`;
     const edge = edges.get(key) ?? { source: from, target: to, part: joint, head, importance: 0 };
@@ -148,31 +150,26 @@ export function joined(graph, groups) {
  *
  * @param {FlowNode[]} nodes all nodes of the graph: the columns stay where they are when the threshold changes
  * @param {Iterable<number>} shown the nodes to draw
- * @param {Record<string, number>} lengths the number of positions of each stack
- * @param {number} most stacks with more positions have rows for the shown ones alone
- * @returns {{ rows: { stack: string, position: number }[], columns: FlowNode[],
- *   at: Map<number, { row: number, column: number }> }}
+ * @param {number} length the number of positions
+ * @param {number} most of more positions only the shown ones have rows
+ * @returns {{ rows: number[], columns: FlowNode[], at: Map<number, { row: number, column: number }> }} the position of
+ *   each row, a node of each column, and where the shown nodes are
  */
-export function flowLayout(nodes, shown, lengths, most) {
+export function flowLayout(nodes, shown, length, most) {
   const level = (/** @type {FlowNode} */ node) => `${node.stack} ${node.layer} ${node.block}`;
   const columns = [...new Map(nodes.map((node) => [level(node), node])).values()].sort(order);
   const column = new Map(columns.map((node, index) => [level(node), index]));
-  const stacks = [...new Set(columns.map((node) => node.stack))];
   const drawn = [...shown];
-  const rows = stacks.flatMap((stack) => {
-    const length = lengths[stack] ?? 0;
-    const positions =
-      length > 0 && length <= most
-        ? Array.from({ length }, (_, position) => position)
-        : [...new Set(drawn.filter((index) => nodes[index].stack === stack).map((index) => nodes[index].position))];
-    return positions.sort((one, other) => one - other).map((position) => ({ stack, position }));
-  });
-  const row = new Map(rows.map((one, index) => [`${one.stack} ${one.position}`, index]));
+  const rows =
+    length <= most
+      ? Array.from({ length }, (_, position) => position)
+      : [...new Set(drawn.map((index) => nodes[index].position))].sort((one, other) => one - other);
+  const row = new Map(rows.map((position, index) => [position, index]));
   const at = new Map(
-    drawn.map((index) => {
-      const { stack, position } = nodes[index];
-      return [index, { row: row.get(`${stack} ${position}`) ?? 0, column: column.get(level(nodes[index])) ?? 0 }];
-    }),
+    drawn.map((index) => [
+      index,
+      { row: row.get(nodes[index].position) ?? 0, column: column.get(level(nodes[index])) ?? 0 },
+    ]),
   );
   return { rows, columns, at };
 }

@@ -82,12 +82,12 @@ function createFlow(example, state) {
       said.textContent = "The method chosen has no flow: choose another.";
       return;
     }
-    const { graph, texts } = found;
+    const { graph } = found;
+    const { texts } = example.inputs;
     const { edges, reach } = routes(graph, least);
     edges.sort((one, other) => one.flow - other.flow);
     const shown = edges.slice(Math.max(0, edges.length - MOST_EDGES));
-    const lengths = Object.fromEntries(Object.entries(texts).map(([stack, tokens]) => [stack, tokens.length]));
-    const { rows, columns, at } = flowLayout(graph.nodes, reach.keys(), lengths, MOST_ROWS);
+    const { rows, columns, at } = flowLayout(graph.nodes, reach.keys(), texts.length, MOST_ROWS);
     const step = Math.max(14, (width - 24) / Math.max(1, columns.length - 1));
     const x = (/** @type {number} */ node) => 12 + step * (at.get(node)?.column ?? 0);
     const y = (/** @type {number} */ node) => HEAD + ROW * ((at.get(node)?.row ?? 0) + 0.5);
@@ -114,9 +114,9 @@ function createFlow(example, state) {
     const dots = [...reach].map(([node, share]) => {
       const dot = s("circle", { cx: x(node), cy: y(node), r: (1.5 + 4 * Math.sqrt(share)).toFixed(2) });
       if (graph.outputs.includes(node)) dot.setAttribute("class", "output");
-      const { stack, position, layer, block } = graph.nodes[node];
+      const { position, layer, block } = graph.nodes[node];
       const where = block === "input" ? "input" : `layer ${layer}, behind ${block === "layer" ? "it" : block}`;
-      dot.append(s("title", {}, `${texts[stack]?.[position] ?? position}, ${where}: ${percent(share)} of the output`));
+      dot.append(s("title", {}, `${texts[position]}, ${where}: ${percent(share)} of the output`));
       dot.addEventListener("pointerenter", () => glow(node));
       dot.addEventListener("pointerleave", () => light());
       return dot;
@@ -127,22 +127,17 @@ function createFlow(example, state) {
     };
     drawing.append(...headsOf(columns, (index) => 12 + step * index), ...paths.values(), ...dots);
 
-    const entries = graph.nodes.flatMap((node, index) =>
-      node.block === "input" && reach.has(index) ? [[node, index]] : [],
-    );
     const inputs = new Map(
-      /** @type {[typeof graph.nodes[0], number][]} */ (entries).map(([node, index]) => [
-        `${node.stack} ${node.position}`,
-        index,
-      ]),
+      graph.nodes.flatMap(({ block, position }, index) =>
+        block === "input" && reach.has(index) ? [[position, index]] : [],
+      ),
     );
     const top = Math.max(...[...inputs.values()].map((index) => reach.get(index) ?? 0), 0);
     const reached = [...inputs.values()].reduce((sum, index) => sum + (reach.get(index) ?? 0), 0);
-    const first = rows[0]?.stack;
-    const items = rows.map(({ stack, position }) => {
-      const node = inputs.get(`${stack} ${position}`);
+    const items = rows.map((position) => {
+      const node = inputs.get(position);
       const share = node === undefined ? 0 : (reach.get(node) ?? 0);
-      const name = h("button", { type: "button", dir: "auto" }, texts[stack]?.[position] ?? String(position));
+      const name = h("button", { type: "button", dir: "auto" }, texts[position]);
       paint(name, top > 0 ? share / top : 0, state.get("theme"));
       return { name, item: h("li", {}, h("span", { class: "share" }, node === undefined ? "" : percent(share)), name) };
     });
@@ -151,19 +146,20 @@ function createFlow(example, state) {
       { "aria-label": "tokens, and the share of the output that comes from each" },
       ...items.map(({ item }) => item),
     );
-    const own = items.filter((_, row) => rows[row].stack === first);
+    // Outputs that are no inputs have rows of their own, such as the tokens of an answer: inputs cannot be pinned.
+    /** @type {import("../types.js").Place["side"]} */
+    const side = example.outputs ? "input" : SIDE;
     pointing(
       list,
-      own.map(({ name }, row) => [{ element: name, place: { side: SIDE, index: rows[row].position } }]),
+      items.map(({ name }, row) => [{ element: name, place: { side, index: rows[row] } }]),
       state,
     );
     names.replaceChildren(list);
     light = () => {
       const hover = state.get("hover");
-      items.forEach(({ name }, row) =>
-        name.classList.toggle("pointed", hover?.index === rows[row].position && rows[row].stack === first),
-      );
-      glow(hover ? (inputs.get(`${first} ${hover.index}`) ?? null) : null);
+      const index = hover && (example.outputs === null || hover.side === side) ? hover.index : null;
+      items.forEach(({ name }, row) => name.classList.toggle("pointed", index === rows[row]));
+      glow(index === null ? null : (inputs.get(index) ?? null));
     };
     light();
     const kinds = [...new Set(edges.map(({ part }) => part))];
@@ -190,9 +186,7 @@ function createFlow(example, state) {
   return h("div", {}, tools, legend, h("div", { class: "columns" }, names, scroll), said);
 }
 
-/**
- * @typedef {{ graph: FlowGraph, texts: Record<string, string[]>, threshold: number, note: string }} Found
- */
+/** @typedef {{ graph: FlowGraph, threshold: number, note: string }} Found */
 
 /**
  * The example's graph, or that of the rollout of the maps chosen.
@@ -204,7 +198,7 @@ function createFlow(example, state) {
 function graphOf(example, state) {
   const method = state.get("method");
   const own = !rolled(example).some((maps) => maps.method === method);
-  if (example.graph && (own || example.graph.method === method)) return ownGraph(example, example.graph);
+  if (example.graph && (own || example.graph.method === method)) return ownGraph(example, example.graph, state);
   const tokens = example.pieces ?? example;
   const maps = rolled(tokens).find((one) => one.method === method && one.stack === state.get("stack"));
   if (!maps) return null;
@@ -212,13 +206,11 @@ function graphOf(example, state) {
   const entries = grids.flatMap((grid) => grid?.values ?? []);
   const keys = tokens.inputs.texts.length;
   const rows = entries[0].length / keys;
-  const pin = state.get("pins").find(({ side }) => side === "output");
-  const position = pin?.index ?? example.row;
-  const groups = groupsOf(example);
+  const position = followed(example, state);
+  const groups = example.pieces ? groupingOf(tokens.inputs).of : null;
   const before = keys - rows;
   const all = [...Array(rows).keys()];
-  const outputs =
-    position === null ? all : all.filter((row) => (groups.inputs?.[row + before] ?? row + before) === position);
+  const outputs = position === null ? all : all.filter((row) => (groups?.[row + before] ?? row + before) === position);
   const to = position === null ? "all positions together" : `“${example.inputs.texts[position]}”`;
   // Edges much thinner than those drawn are left out, which would be millions in a long text.
   const least = Math.max(state.get("flow") / 4, 0.002);
@@ -226,54 +218,48 @@ function graphOf(example, state) {
   const mean = mapsOf(tokens, method, maps.stack).together ? "" : " (the mean of its heads)";
   const half = maps.residual ? "" : " The residual connection counts as much as attention.";
   return {
-    graph: groups.inputs ? joined(graph, { [maps.stack]: groups.inputs }) : graph,
-    texts: { [maps.stack]: example.inputs.texts },
+    graph: groups ? joined(graph, groups) : graph,
     threshold: 0,
     note: `Rollout of ${method}${mean} to ${to}.${half} Pin a token to follow it instead.`,
   };
 }
 
 /**
+ * The row to follow: the one pinned, or the one explained; null for all together.
+ *
  * @param {Example} example
- * @param {Graph} given
- * @returns {Found}
+ * @param {State} state
  */
-function ownGraph(example, given) {
-  const graph = {
-    nodes: given.nodes.map(([stack, layer, block, position]) => ({ stack, layer, block, position })),
-    edges: given.edges.map(([source, target, part, head, importance]) => ({ source, target, part, head, importance })),
-    outputs: [given.output],
-  };
-  const top = graph.nodes[given.output].stack;
-  const groups = groupsOf(example);
-  const stacks = [...new Set(graph.nodes.map(({ stack }) => stack))];
-  /** @param {string} stack */
-  const isPrefix = (stack) => stacks.length > 1 && stack === top;
-  const texts = Object.fromEntries(
-    stacks.map((stack) => [stack, isPrefix(stack) ? (example.outputs?.texts ?? []) : example.inputs.texts]),
-  );
-  const of = Object.fromEntries(
-    stacks.map((stack) => [stack, (isPrefix(stack) ? groups.outputs : groups.inputs) ?? []]),
-  );
-  const made = example.pieces ? joined(graph, of) : graph;
-  const { position } = made.nodes[made.outputs[0]];
-  return {
-    graph: made,
-    texts,
-    threshold: given.threshold,
-    note: `What reaches the output at “${texts[top][position] ?? position}”.`,
-  };
+function followed(example, state) {
+  return state.get("pins").find(({ side }) => side === SIDE)?.index ?? example.row;
 }
 
 /**
- * The word of each token, if the example is one of words.
- *
  * @param {Example} example
+ * @param {Graph} given
+ * @param {State} state
+ * @returns {Found}
  */
-function groupsOf({ pieces }) {
+function ownGraph(example, given, state) {
+  const { inputs, outputs } = example.pieces ?? example;
+  const groups = example.pieces ? groupingOf(outputs ?? inputs).of : null;
+  /** @param {[row: number, node: number]} output */
+  const rowOf = ([row]) => groups?.[row] ?? row;
+  const row = followed(example, state);
+  const chosen = given.outputs.filter((output) => rowOf(output) === row);
+  const ends = chosen.length ? chosen : given.outputs;
+  const rows = new Set(ends.map(rowOf));
+  const text = (example.outputs ?? example.inputs).texts[rowOf(ends[0])];
+  const to = rows.size > 1 ? "all outputs together" : example.outputs ? `“${text}”` : `the output at “${text}”`;
+  const graph = {
+    nodes: given.nodes.map(([stack, layer, block, position]) => ({ stack, layer, block, position })),
+    edges: given.edges.map(([source, target, part, head, importance]) => ({ source, target, part, head, importance })),
+    outputs: ends.map(([, node]) => node),
+  };
   return {
-    inputs: pieces && groupingOf(pieces.inputs).of,
-    outputs: pieces?.outputs ? groupingOf(pieces.outputs).of : undefined,
+    graph: example.pieces ? joined(graph, groupingOf(inputs).of) : graph,
+    threshold: given.threshold,
+    note: `What reaches ${to}.${given.outputs.length > 1 ? " Pin a token to follow it instead." : ""}`,
   };
 }
 
