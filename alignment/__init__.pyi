@@ -38,10 +38,15 @@ from .formats import read_pharaoh as read_pharaoh
 from .formats import split_words as split_words
 from .formats import write_pharaoh as write_pharaoh
 from .huggingface import HuggingFaceTokenizer as HuggingFaceTokenizer
+from .inspection import Inspection as Inspection
+from .inspector import Inspector as Inspector
 from .lexicon import Lexicon as Lexicon
 from .links import Alignment as Alignment
 from .links import GoldAlignment as GoldAlignment
 from .links import Link as Link
+from .markup import Markup as Markup
+from .markup import parse_markup as parse_markup
+from .markup import transfer_tags as transfer_tags
 from .normalization import NormalizedWords as NormalizedWords
 from .normalization import normalize_word as normalize_word
 from .pieces import PIECE_SCHEMES as PIECE_SCHEMES
@@ -50,6 +55,7 @@ from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe
 from .scored import ScoredAlignment as ScoredAlignment
 from .scored import calibrated as calibrated
+from .scoring import target_log_probabilities as target_log_probabilities
 from .selection import Choice as Choice
 from .selection import consistency as consistency
 from .settings import Setting as Setting
@@ -57,6 +63,8 @@ from .shipped import load_shipped_model as load_shipped_model
 from .shipped import shipped_models as shipped_models
 from .significance import Significance as Significance
 from .significance import paired_significance as paired_significance
+from .spans import Span as Span
+from .spans import project_spans as project_spans
 from .subwords import encode_words as encode_words
 from .subwords import merge_pieces as merge_pieces
 from .subwords import word_ids_from_offsets as word_ids_from_offsets
@@ -77,3 +85,5 @@ from .word_maps import normalize_rows as normalize_rows
 from .word_maps import sinkhorn as sinkhorn
 from .word_maps import smoothed_product as smoothed_product
 from .word_maps import weighted_sum as weighted_sum
+from .words import TextWord as TextWord
+from .words import split_text as split_text

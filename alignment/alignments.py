@@ -1,22 +1,33 @@
 """The alignments of sentence pairs together with their words."""
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex, overload
+
+import numpy as np
 
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.results import Result
-from captum_norm.tables import data_frame
+from captum_norm.tables import data_frame, data_set
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
     from matplotlib.figure import Figure
 
     from captum_norm.visualization.page import Page
 
 
-class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, it has no hash
+_LONGEST = 300
+"""Characters that a console shows of the links."""
+
+
+class Alignments(list[Alignment], Result):
     """A list of alignments that knows the words aligned, and that a notebook shows.
+
+    ``alignments[0]`` are the links of the first sentence pair; a slice, such as ``alignments[:1]``, has the words, too.
+    Equal are those with the same links and words; a list without words is compared by the links.
 
     Args:
         links: the links of each sentence pair.
@@ -32,6 +43,8 @@ class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, i
         [Alignment([(0, 0), (1, 1)])]
         >>> alignments.pairs(0)
         [('la', 'the'), ('maison', 'house')]
+        >>> alignments.top(1)
+        [(('la', 'the'), 1)]
     """
 
     def __init__(
@@ -52,6 +65,32 @@ class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, i
             if any(i >= len(self.sources[index]) or j >= len(self.targets[index]) for i, j in one):
                 raise InvalidInputError(f"got the links {list(one)[:3]} … of pair {index}, which has fewer words")
 
+    def __repr__(self) -> str:
+        links = super().__repr__()
+        count = sum(map(len, self))
+        return links if len(links) <= _LONGEST else f"Alignments({len(self)} sentence pairs, {count} links)"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Alignments):
+            return super().__eq__(other)
+        return super().__eq__(other) and (self.sources, self.targets) == (other.sources, other.targets)
+
+    __hash__ = None  # type: ignore[assignment]  # as a list, it can change
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Alignment: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Alignments": ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> "Alignment | Alignments":
+        """Return the links of a sentence pair; of a slice, several with their words."""
+        found = super().__getitem__(index)
+        return found if isinstance(found, Alignment) else Alignments(found, self.sources[index], self.targets[index])
+
     @property
     def links(self) -> Sequence[Sequence[Link]]:
         """The links of each pair in ascending order."""
@@ -60,6 +99,20 @@ class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, i
     def pairs(self, index: int) -> list[tuple[str, str]]:
         """Return the linked words of a sentence pair."""
         return [(self.sources[index][source], self.targets[index][target]) for source, target in self[index]]
+
+    def top(self, count: int = 10) -> list[tuple[tuple[str, str], int]]:
+        """Return the pairs of words that are linked most often, and how often; of equal ones the first.
+
+        Raises:
+            InvalidInputError: the count is below 1.
+        """
+        if count < 1:
+            raise InvalidInputError(f"got count={count}; expected at least 1")
+        return Counter(pair for index in range(len(self)) for pair in self.pairs(index)).most_common(count)
+
+    def words(self) -> "Alignments":
+        """Return the same alignments: they are of words."""
+        return self
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each link: pair, source and target index, and their words.
@@ -75,6 +128,24 @@ class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, i
         ]
         return data_frame(rows, columns)
 
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: ``link`` (pair, target, source), whether the words are linked, and the words.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        sides = {"target": self.targets, "source": self.sources}
+        sizes = {side: max(map(len, sentences), default=0) for side, sentences in sides.items()}
+        links = np.zeros((len(self), *sizes.values()), dtype=bool)
+        for index, one in enumerate(self):
+            for source, target in one:
+                links[index, target, source] = True
+        words = {}
+        for side, sentences in sides.items():
+            padded = [[*sentence, *[""] * (sizes[side] - len(sentence))] for sentence in sentences]
+            words[f"{side}_word"] = (("pair", side), np.array(padded, dtype=str).reshape(len(self), sizes[side]))
+        return data_set({"link": (("pair", "target", "source"), links)}, words)
+
     def plot(self) -> "Figure":
         """Draw the links of the only sentence pair, source words across and target words down.
 
@@ -84,7 +155,9 @@ class Alignments(list[Alignment], Result):  # type: ignore[misc]  # as a list, i
         from captum_norm.visualization import Panel, draw_heatmaps
 
         if len(self) != 1 or not self.sources[0] or not self.targets[0]:
-            raise InvalidInputError(f"got alignments of {len(self)} sentence pairs; draw those of one that has words")
+            raise InvalidInputError(
+                f"got alignments of {len(self)} sentence pairs; draw those of one that has words: alignments[:1]"
+            )
         grid = [[float((i, j) in self[0]) for i in range(len(self.sources[0]))] for j in range(len(self.targets[0]))]
         return draw_heatmaps([Panel("links", grid, "link")], self.targets[0], self.sources[0])
 

@@ -77,6 +77,11 @@ class BidirectionalAligner(TextAligner):
         self.forward, self.reverse, self.combine = forward, reverse, combine
 
     @property
+    def both_directions(self) -> bool:
+        """Whether maps are of both directions."""
+        return True
+
+    @property
     def scored(self) -> bool:
         """Whether links have probabilities."""
         return self.recipe.scored and self.combine not in SYMMETRIZATIONS
@@ -114,7 +119,7 @@ class BidirectionalAligner(TextAligner):
             if isinstance(both, InvalidInputError):
                 yield index, both
             elif self.combine == "mutual":
-                yield index, self.recipe.decode(*both)
+                yield index, self.recipe.decode(*both, sure=True)
             else:
                 forward, reverse = (self.recipe.decode(word_map).links for word_map in both)
                 yield index, ScoredAlignment(SYMMETRIZATIONS[self.combine](forward, reverse.transposed()))

@@ -5,10 +5,18 @@ A new subcommand is one file in :mod:`alignment.commands` and one entry here.
 
 import sys
 
-from alignment.commands import evaluate, extract, sweep, symmetrize, translate
+from alignment.commands import evaluate, extract, inspect, sweep, symmetrize, transfer_tags, translate
 from captum_norm.commands.program import Program
 
-_COMMANDS = (extract.COMMAND, symmetrize.COMMAND, evaluate.COMMAND, sweep.COMMAND, translate.COMMAND)
+_COMMANDS = (
+    extract.COMMAND,
+    symmetrize.COMMAND,
+    evaluate.COMMAND,
+    sweep.COMMAND,
+    translate.COMMAND,
+    inspect.COMMAND,
+    transfer_tags.COMMAND,
+)
 
 main = Program("norm-align", "Word alignments from translation models, and their error rates.", _COMMANDS).main
 """Run ``norm-align``; see :meth:`captum_norm.commands.program.Program.main`."""

@@ -1,8 +1,6 @@
 """Computes the gradient baselines: how much each target piece's probability depends on each source embedding."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from threading import get_ident
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
+from alignment.scoring import forward_hook, log_probabilities
 from alignment.teacher_forcing import NO_LABEL
 from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import length
@@ -153,7 +152,7 @@ def _ends(model: nn.Module, inputs: dict[str, Tensor], labels: Tensor) -> tuple[
         gradient of the labels' log-probabilities with respect to that output.
     """
     embedded, hidden, logits = _forward(model, inputs)
-    (seeds,) = grad(_log_probabilities(logits, labels).sum(), hidden, allow_unused=True)
+    (seeds,) = grad(log_probabilities(logits, labels).sum(), hidden, allow_unused=True)
     if seeds is None:
         raise UnsupportedModelError(f"{type(model).__name__} does not compute its logits from its decoder's output")
     return embedded, hidden, seeds
@@ -173,7 +172,7 @@ def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Ten
     encoder = model.get_encoder()
     # FSMT's encoder is a plain nn.Module, without get_input_embeddings.
     embedding = encoder.embed_tokens if hasattr(encoder, "embed_tokens") else encoder.get_input_embeddings()
-    with _hook(embedding, cut), _hook(model.get_decoder(), keep):
+    with forward_hook(embedding, cut), forward_hook(model.get_decoder(), keep):
         # With a cache, FSMT's decoder drops its causal mask.
         output = model(**inputs, use_cache=False, return_dict=True)
     if "embedded" not in seen:
@@ -185,29 +184,3 @@ def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Ten
     if logits is None or logits.shape[:-1] != inputs["decoder_input_ids"].shape:
         raise UnsupportedModelError(f"got a {type(model).__name__}, expected a model with a language-modelling head")
     return seen["embedded"], seen["hidden"], logits
-
-
-def _log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits (N, T, V), labels (N, t) of the last t positions -> log p(y_t) (N, t), 0 where there is no label."""
-    labels = labels.to(logits.device)
-    vocabulary = logits.shape[-1]
-    there = labels != NO_LABEL
-    unknown = labels[there & ((labels < 0) | (labels >= vocabulary))]
-    if len(unknown):
-        raise InvalidInputError(
-            f"got the label {int(unknown[0])}, expected {NO_LABEL} or one of the model's {vocabulary} pieces"
-        )
-    logits = logits[:, -labels.shape[1] :].to(torch.promote_types(logits.dtype, torch.float32))
-    chosen = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    return chosen * there
-
-
-@contextmanager
-def _hook(module: nn.Module, hook: Callable[[nn.Module, Any, Any], Any]) -> Iterator[None]:
-    """Register a forward hook for this thread only."""
-    thread = get_ident()
-    handle = module.register_forward_hook(lambda *seen: hook(*seen) if get_ident() == thread else None)
-    try:
-        yield
-    finally:
-        handle.remove()

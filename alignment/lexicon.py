@@ -28,13 +28,16 @@ MAX_WORD_PAIRS = 10_000_000
 MIN_PROBABILITY = 0.05
 """Links that are less probable than this are not counted."""
 
-LETTERS = 4
-"""Words are counted by their first letters, so many: inflected forms of a word count together."""
+LETTERS = (3, 4, None)
+"""Words are counted by their first 3 letters, their first 4, and whole: inflected forms of a word count together."""
 
 FLOOR = 0.02
 """What the lexical map gives two words that are never linked elsewhere, before rows and columns are normalised."""
 
-_FORMAT = "captum-norm lexicon 1"
+MARK = 0.1
+"""The factor of links between a word and a punctuation mark, which has neither letters nor digits."""
+
+_FORMAT = "captum-norm lexicon 2"
 _KEPT = 0.75
 _BUFFERED = 1 << 19
 _SIDE = np.uint64(32)
@@ -44,38 +47,37 @@ _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
 class Lexicon:
     r"""Word pairs of a text, with the sums of their link probabilities.
 
-    Lexicons of parts of a text are added by :meth:`merge`. Words are compared in lower case and by their first letters.
+    Lexicons of parts of a text are added by :meth:`merge`. Words are compared in lower case, and counted in three
+    forms: whole, and by as many first letters as :data:`alignment.lexicon.LETTERS` says.
 
     The table is bounded: when it exceeds ``max_word_pairs``, the word pairs with the lowest counts are dropped until
-    three quarters are left. The totals of their words stay as they are, so pruning lowers a coefficient of two words
-    and never raises one; a word pair that is dropped and comes again starts from 0. A word pair takes 16 bytes, and
-    about 50 while others are added; a word takes about 150.
+    three quarters are left, those of whole words before those of their first letters, which are more frequent. The
+    totals of their words stay as they are, so pruning lowers a coefficient of two words and never raises one; a word
+    pair that is dropped and comes again starts from 0. A word pair takes 16 bytes, and about 50 while others are added;
+    a word takes about 150.
 
     Args:
-        max_word_pairs: the largest number of word pairs.
-        letters: how many letters of a word count; None for the whole word.
+        max_word_pairs: the largest number of word pairs, each form of a word counted apart.
 
     Attributes:
         sentence_pairs: the number of sentence pairs counted.
 
     Raises:
-        InvalidInputError: one of the numbers is less than 1.
+        InvalidInputError: the number is less than 1.
 
     >>> lexicon = Lexicon()
     >>> lexicon.count(["le", "roi"], ["the", "king"], [[0.9, 0.0], [0.1, 1.0]])
     >>> lexicon.count(["Le", "chat"], ["The", "cat"], [[0.8, 0.2], [0.0, 1.0]])
     >>> lexicon.total("le", "the"), len(lexicon)
-    (1.7000000000000002, 5)
+    (1.7000000000000002, 15)
     >>> lexicon.dice(["le", "roi"], ["the"]).round(2).tolist()
     [[0.72, 0.0]]
     """
 
-    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS, letters: int | None = LETTERS) -> None:
-        if max_word_pairs < 1 or (letters is not None and letters < 1):
-            raise InvalidInputError(
-                f"got max_word_pairs={max_word_pairs} and letters={letters}, expected at least 1, or letters=None"
-            )
-        self.max_word_pairs, self.letters = max_word_pairs, letters
+    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS) -> None:
+        if max_word_pairs < 1:
+            raise InvalidInputError(f"got max_word_pairs={max_word_pairs}, expected at least 1")
+        self.max_word_pairs = max_word_pairs
         self.sentence_pairs = 0
         self._sides: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._totals = np.zeros(0), np.zeros(0)
@@ -97,21 +99,16 @@ class Lexicon:
         matrix = _matrix(probabilities, source, target)
         rows, columns = np.nonzero(matrix >= MIN_PROBABILITY)
         counts = matrix[rows, columns]
-        ids = [
-            np.array([side.setdefault(self._form(word), len(side)) for word in words], np.uint64)
-            for side, words in zip(self._sides, (source, target), strict=True)
-        ]
-        self._add((ids[0][columns] << _SIDE) | ids[1][rows], counts)
+        for letters in LETTERS:
+            ids = [
+                np.array([side.setdefault(_form(word, letters), len(side)) for word in words], np.uint64)
+                for side, words in zip(self._sides, (source, target), strict=True)
+            ]
+            self._add((ids[0][columns] << _SIDE) | ids[1][rows], counts)
         self.sentence_pairs += 1
 
     def merge(self, other: "Lexicon") -> None:
-        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding.
-
-        Raises:
-            InvalidInputError: the other one counts words by another number of letters.
-        """
-        if self.letters != other.letters:
-            raise InvalidInputError(f"got lexicons of letters={self.letters} and {other.letters}; count both alike")
+        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding."""
         other._settle()
         moved = [
             np.array([mine.setdefault(word, len(mine)) for word in theirs], np.uint64)
@@ -128,21 +125,23 @@ class Lexicon:
 
     def copy(self) -> "Lexicon":
         """A lexicon with the same counts."""
-        lexicon = Lexicon(max_word_pairs=self.max_word_pairs, letters=self.letters)
+        lexicon = Lexicon(max_word_pairs=self.max_word_pairs)
         lexicon.merge(self)
         return lexicon
 
     def __len__(self) -> int:
-        """The number of word pairs."""
+        """The number of word pairs, each form of a word counted apart."""
         self._settle()
         return len(self._keys)
 
     def total(self, source: str, target: str) -> float:
         """The sum of a word pair's link probabilities."""
-        return float(self._pair_counts([source], [target])[0, 0])
+        return float(self._pair_counts(*self._places([source], [target], None))[0, 0])
 
     def dice(self, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None) -> WordMap:
         r"""The Dice coefficient of each source and target word, $2\,(c(s, t) - p) / (c(s) + c(t) + 1)$.
+
+        It is the mean over the forms in which words are counted.
 
         Args:
             source: the source words.
@@ -156,25 +155,28 @@ class Lexicon:
         Raises:
             InvalidInputError: ``own`` is not a finite matrix of this shape, or an entry is negative.
         """
-        counts = self._pair_counts(source, target)
+        left_out = np.zeros((len(target), len(source)))
         if own is not None:
             matrix = _matrix(own, source, target)
-            counts = np.maximum(counts - np.where(matrix >= MIN_PROBABILITY, matrix, 0.0), 0.0)
-        of_source, of_target = (
-            np.append(total, 0.0)[self._places(side, words)]
-            for total, side, words in zip(self._totals, self._sides, (source, target), strict=True)
-        )
-        coefficients: WordMap = 2 * counts / (of_source + of_target[:, None] + 1)
-        return coefficients
+            left_out = np.where(matrix >= MIN_PROBABILITY, matrix, 0.0)
+        self._settle()
+        of_sources, of_targets = (np.append(total, 0.0) for total in self._totals)
+        coefficients = np.zeros_like(left_out)
+        for letters in LETTERS:
+            columns, rows = self._places(source, target, letters)
+            counts = np.maximum(self._pair_counts(columns, rows) - left_out, 0.0)
+            coefficients += 2 * counts / (of_sources[columns] + of_targets[rows][:, None] + 1)
+        return coefficients / len(LETTERS)
 
     def applied(
         self, word_map: ArrayLike, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None
     ) -> WordMap:
-        """Multiply a map by the lexical map of its words, and normalise rows and columns.
+        """Multiply a map by the lexical map of its words.
 
         The lexical map is the square root of :meth:`dice` plus :data:`alignment.lexicon.FLOOR`, rows and columns
         normalised by :func:`alignment.sinkhorn`. The two are combined by :func:`alignment.smoothed_product`, so neither
-        can veto a link of which the other is sure.
+        can veto a link of which the other is sure, and normalised again. Links between a word and a punctuation mark
+        are then multiplied by :data:`alignment.lexicon.MARK`.
 
         Args:
             word_map: (T, S), without a null column; finite and not negative.
@@ -187,7 +189,9 @@ class Lexicon:
         """
         matrix = _matrix(word_map, source, target)
         lexical = sinkhorn(np.sqrt(self.dice(source, target, own)) + FLOOR, null=False)
-        return sinkhorn(smoothed_product([matrix, lexical], [1.0, 1.0], null=False), null=False)
+        both = sinkhorn(smoothed_product([matrix, lexical], [1.0, 1.0], null=False), null=False)
+        columns, rows = (np.array(list(map(_is_mark, words)), np.bool_) for words in (source, target))
+        return np.where(rows[:, None] == columns, both, MARK * both)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the lexicon to a file (NumPy's npz, without pickled objects), all or nothing.
@@ -199,7 +203,6 @@ class Lexicon:
         description = {
             "format": _FORMAT,
             "max_word_pairs": self.max_word_pairs,
-            "letters": self.letters,
             "sentence_pairs": self.sentence_pairs,
             "sides": [list(side) for side in self._sides],
         }
@@ -226,17 +229,16 @@ class Lexicon:
             raise InvalidInputError(f"{name} is not a lexicon; give a file that --save-lexicon wrote") from error
         if not _is_sound(description, keys, counts, totals):
             raise InvalidInputError(f"{name} is not a lexicon, or damaged; give a file that --save-lexicon wrote")
-        lexicon = cls(max_word_pairs=description["max_word_pairs"], letters=description["letters"])
+        lexicon = cls(max_word_pairs=description["max_word_pairs"])
         lexicon.sentence_pairs = description["sentence_pairs"]
         first, second = ({word: place for place, word in enumerate(words)} for words in description["sides"])
         lexicon._sides = first, second
         lexicon._keys, lexicon._counts, lexicon._totals = keys, counts, (totals[0], totals[1])
         return lexicon
 
-    def _pair_counts(self, source: Sequence[str], target: Sequence[str]) -> WordMap:
-        """(T, S)."""
+    def _pair_counts(self, columns: NDArray[np.intp], rows: NDArray[np.intp]) -> WordMap:
+        """(T, S), for the places of source and target words."""
         self._settle()
-        columns, rows = (self._places(side, words) for side, words in zip(self._sides, (source, target), strict=True))
         known = (rows >= 0)[:, None] & (columns >= 0)
         wanted = (columns.astype(np.uint64) << _SIDE) | rows.astype(np.uint64)[:, None]
         places = np.minimum(np.searchsorted(self._keys, wanted), max(len(self._keys) - 1, 0))
@@ -244,12 +246,15 @@ class Lexicon:
             return np.zeros(known.shape)
         return np.where(known & (self._keys[places] == wanted), self._counts[places], 0.0)
 
-    def _form(self, word: str) -> str:
-        """The form in which a word is counted."""
-        return word.lower()[: self.letters]
-
-    def _places(self, side: dict[str, int], words: Sequence[str]) -> NDArray[np.intp]:
-        return np.array([side.get(self._form(word), -1) for word in words], np.intp)
+    def _places(
+        self, source: Sequence[str], target: Sequence[str], letters: int | None
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """(S,) and (T,), the places of a form of source and target words; −1 for one that was never counted."""
+        columns, rows = (
+            np.array([side.get(_form(word, letters), -1) for word in words], np.intp)
+            for side, words in zip(self._sides, (source, target), strict=True)
+        )
+        return columns, rows
 
     def _add(self, keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> None:
         self._added.append((keys, counts))
@@ -294,6 +299,15 @@ class Lexicon:
             self._keys, self._counts = self._keys[chosen], self._counts[chosen]
 
 
+def _form(word: str, letters: int | None) -> str:
+    """A form in which a word is counted, which no other number of letters gives."""
+    return f"{letters or ''}:{word.lower()[:letters]}"
+
+
+def _is_mark(word: str) -> bool:
+    return not any(map(str.isalnum, word))
+
+
 def _summed(keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
     """Sorted keys, each once, and the sums of their counts."""
     unique, places = np.unique(keys, return_inverse=True)
@@ -316,9 +330,6 @@ def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -
     if not (isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, list) for side in sides)):
         return False
     if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[0]:
-        return False
-    letters = description.get("letters", 0)
-    if letters is not None and not (type(letters) is int and letters > 0):
         return False
     if not all(isinstance(word, str) for side in sides for word in side):
         return False

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -83,23 +83,34 @@ def alignment_page(
                 {} if not shown else {method: shown},
                 {"": links},
                 None if gold is None else gold[index],
+                stack="links",
             )
         )
     return Page(title, facts=facts, examples=examples)
 
 
-def aligner_page(aligner: TextAligner, pairs: Pairs, *, facts: Mapping[str, str] = _NO_FACTS) -> Page:
+def aligner_page(
+    aligner: TextAligner,
+    pairs: Pairs,
+    *,
+    gold: Sequence[GoldAlignment] | None = None,
+    facts: Mapping[str, str] = _NO_FACTS,
+) -> Page:
     """Put the first sentence pairs on a page, as an aligner reads them: maps, links and their probabilities.
 
     Args:
         aligner: the aligner; what it leaves open is chosen on these pairs if it is not chosen yet.
         pairs: source words and target words; those that cannot be used are left out.
+        gold: the gold alignment of each pair.
         facts: names and values to show under the heading.
 
     Raises:
-        InvalidInputError: the aligner counts the word pairs of a whole text, or none of the pairs can be used.
+        InvalidInputError: the aligner counts the word pairs of a whole text, there are more or fewer gold alignments
+            than pairs, or none of the pairs can be used.
         CaptumNormError: the method fails on the model.
     """
+    if gold is not None and len(gold) != len(pairs):
+        raise InvalidInputError(f"got {len(pairs)} sentence pairs, {len(gold)} gold alignments; expected equally many")
     if aligner.count_text:
         raise InvalidInputError("got an aligner that counts a whole text; give it the counts as lexicon=")
     shown = pairs[:_MOST_PAIRS]
@@ -110,6 +121,7 @@ def aligner_page(aligner: TextAligner, pairs: Pairs, *, facts: Mapping[str, str]
         [shown[index][1] for index in kept],
         [aligner.read(maps[index], *shown[index], aligner.lexicon) for index in kept],
         maps=[maps[index] for index in kept],
+        gold=None if gold is None else [gold[index] for index in kept],
         facts=facts,
     )
 
@@ -189,13 +201,14 @@ def _example(
     links: Mapping[str, Alignment | ScoredAlignment],
     gold: GoldAlignment | None,
     facts: Mapping[str, str] = _NO_FACTS,
+    stack: Literal["cross", "links"] = "cross",
 ) -> Example:
     return Example(
         title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…",
         Tokens(source),
         Tokens(target),
         maps=[
-            Maps(name, "entry", _rounded(values), range(len(values)), "cross")
+            Maps(name, "entry", _rounded(values), range(len(values)), stack)
             for name, several in maps.items()
             for values in several
         ],

@@ -172,23 +172,10 @@ def sweep(
     pairs = list(zip(corpus.sources, corpus.targets, strict=True))
     if not pairs:
         raise InvalidInputError(f"got the corpus {corpus.name} without a sentence pair")
-    everything = AllMaps(NormMeter(without_head(model)))
-    maps: dict[tuple[Method, Choice], list[WordMap]] = {}
-
-    def collect(piece_maps: PieceMaps) -> Iterator[tuple[Setting, int, list[WordMap]]]:
-        """Yield setting, index in the stack, and that map of every pair."""
-        found = dict(word_maps(model, tokenizer, pairs, piece_maps, settings=SETTINGS, max_tokens=max_tokens))
-        count = len(found[0][SETTINGS[0]])
-        for setting in SETTINGS:
-            for number in range(count):
-                yield setting, number, [found[index][setting][number].astype("float64") for index in range(len(pairs))]
-
-    for setting, number, stack in collect(everything):
-        method, layer, head = everything.labels[number]
-        maps[method, Choice(setting, layer, head)] = stack
+    maps = attention_word_maps(model, tokenizer, pairs, max_tokens=max_tokens)
     for kind in get_args(GradientKind) if gradients else ():
-        for setting, _, stack in collect(gradient_maps(model, kind)):
-            maps[kind, Choice(setting, 0)] = stack
+        stacks = _stacks(model, tokenizer, pairs, gradient_maps(model, kind), max_tokens)
+        maps |= {(kind, Choice(setting, 0)): stack for setting, _, stack in stacks}
 
     norms = {place: stack[:SAMPLE] for (method, place), stack in maps.items() if method == "norm"}
     together, single = (
@@ -220,6 +207,50 @@ def sweep(
         results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
     mean_norms = {place: mean_norm(stack) for (method, place), stack in maps.items() if method == "norm"}
     return Sweep(corpus, maps, results, chosen, mean_norms, layers, heads)
+
+
+def attention_word_maps(
+    model: nn.Module,
+    tokenizer: TranslationTokenizer,
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
+    *,
+    max_tokens: int = 4096,
+) -> dict[tuple[Method, Choice], list[WordMap]]:
+    """Compute the word maps of norms and weights at every place, in one forward pass.
+
+    Args:
+        model: a translation model as for :class:`alignment.WordAligner`.
+        tokenizer: its tokenizer.
+        pairs: the words of both sentences of each pair.
+        max_tokens: the largest batch, padding included.
+
+    Returns:
+        By method and place, the map of each pair, (T, S + 1), in float64.
+
+    Raises:
+        InvalidInputError: a pair is unusable.
+        CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+    """
+    everything = AllMaps(NormMeter(without_head(model)))
+    maps = dict[tuple[Method, Choice], list[WordMap]]()
+    for setting, number, stack in _stacks(model, tokenizer, pairs, everything, max_tokens):
+        method, layer, head = everything.labels[number]
+        maps[method, Choice(setting, layer, head)] = stack
+    return maps
+
+
+def _stacks(
+    model: nn.Module,
+    tokenizer: TranslationTokenizer,
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
+    piece_maps: PieceMaps,
+    max_tokens: int,
+) -> Iterator[tuple[Setting, int, list[WordMap]]]:
+    """Yield setting, index in the stack, and that map of every pair."""
+    found = dict(word_maps(model, tokenizer, pairs, piece_maps, settings=SETTINGS, max_tokens=max_tokens))
+    for setting in SETTINGS:
+        for number in range(len(found[0][setting])):
+            yield setting, number, [found[index][setting][number].astype("float64") for index in range(len(pairs))]
 
 
 def maps_to_read(

@@ -19,6 +19,22 @@ COUNTING_JUMP_PENALTY = 0.2
 """The jump penalty of the link probabilities that a lexicon counts."""
 
 
+def sentence_pairs(sources: Sequence[Words], targets: Sequence[Words]) -> list[tuple[Words, Words]]:
+    """Pair source and target sentences.
+
+    Raises:
+        InvalidInputError: their numbers differ, or one is a string instead of words.
+    """
+    if len(sources) != len(targets):
+        raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected equally many")
+    pairs = list(zip(sources, targets, strict=True))
+    for index, pair in enumerate(pairs):
+        for words in pair:
+            if isinstance(words, str):
+                raise InvalidInputError(f"pair {index}: got the string {words!r}, expected a sequence of words")
+    return pairs
+
+
 class TextAligner(ABC):
     """An aligner of sentence pairs: a map for each, perhaps a lexicon, and a recipe that reads links off the map.
 
@@ -41,6 +57,11 @@ class TextAligner(ABC):
         self.recipe = recipe
         self.lexicon = lexicon
         self.count_text = count_text
+
+    @property
+    def both_directions(self) -> bool:
+        """Whether maps are of both directions."""
+        return False
 
     @property
     def corpus_statistics(self) -> bool:
@@ -80,15 +101,7 @@ class TextAligner(ABC):
 
     def align_scored(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[ScoredAlignment]:
         """Like :meth:`align`, with the probability of each link, and whether corpus statistics took part."""
-        if len(sources) != len(targets):
-            raise InvalidInputError(
-                f"got {len(sources)} source and {len(targets)} target sentences; expected equally many"
-            )
-        pairs = list(zip(sources, targets, strict=True))
-        for index, pair in enumerate(pairs):
-            for words in pair:
-                if isinstance(words, str):
-                    raise InvalidInputError(f"pair {index}: got the string {words!r}, expected a sequence of words")
+        pairs = sentence_pairs(sources, targets)
         full = [index for index, pair in enumerate(pairs) if all(pair)]
         results = dict(self.read_each([pairs[index] for index in full]))
         found = [ScoredAlignment(Alignment())] * len(pairs)
@@ -178,6 +191,6 @@ class TextAligner(ABC):
             own: what :meth:`counted` returned for this pair, if it is counted in the lexicon.
         """
         if lexicon is None:
-            return self.recipe.decode(word_map)
-        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), lexical=True)
+            return self.recipe.decode(word_map, sure=self.both_directions)
+        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), sure=True)
         return ScoredAlignment(found.links, found.probabilities, corpus_statistics=True)

@@ -7,10 +7,16 @@ segmentation into pieces, merging into words and the links of every layer.
 
 import argparse
 import gc
+import resource
+import subprocess
+import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -116,17 +122,64 @@ def memory(copies: int) -> None:
         print(f"{times * len(pairs)} sentence pairs in blocks of {len(pairs)}: peak {peak / 2**20:.1f} MiB")
 
 
+def latency(lines: int) -> None:
+    """Print how long a line of standard input waits for its alignment if the input then pauses."""
+    words = ["--layer=0", "--head=2", "--reverse-head=0", "--quiet", "--keep-sides"]
+    command = [sys.executable, "-m", "alignment.cli", "extract", "-", *words]
+    taken = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for source, target in [*_story(), *_story()][: lines + 1]:
+            start = time.perf_counter()
+            process.stdin.write(f"{' '.join(source)} ||| {' '.join(target)}\n".encode())
+            process.stdin.flush()
+            process.stdout.readline()
+            taken.append(time.perf_counter() - start)
+        process.stdin.close()
+    waited = sorted(1000 * seconds for seconds in taken[1:])
+    print(f"a line of a stream waits {median(waited):.0f} ms, at most {waited[-1]:.0f} ms, of {lines} lines")
+
+
+def long_text(lines: int) -> None:
+    """Print the time and the peak memory of extractions from short lines, and from ten times as many."""
+    words = ["--layer=0", "--head=2", "--reverse-head=0", "--quiet", "--keep-sides", "--out=links"]
+    for count in (lines // 10, lines):
+        for options in ([], ["--lexicon"]):
+            with tempfile.TemporaryDirectory() as folder:
+                rows = (f"{' '.join(source[:6])} ||| {' '.join(target[:6])}\n" for source, target in cycle(_story()))
+                with (Path(folder) / "text").open("w", encoding="utf-8") as file:
+                    file.writelines(islice(rows, count))
+                program = f"import sys; from alignment import cli; cli.main({['extract', 'text', *words, *options]}); "
+                program += "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+                before = _children_seconds()
+                told = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, check=True)
+                seconds, peak = _children_seconds() - before, int(told.stdout) / 1024
+                title = "with a lexicon" if options else "both directions"
+                print(f"{count:7} lines, {title:15} {seconds:6.0f} s of processor time, peak {peak:5.0f} MiB")
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def main() -> None:
     """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="timings of each")
     parser.add_argument("--copies", type=int, default=4, help="of the story, for the throughput")
+    parser.add_argument("--long", type=int, metavar="LINES", help="measure only memory and time of a long text")
     arguments = parser.parse_args()
+    if arguments.long:
+        long_text(arguments.long)
+        return
     torch.set_num_threads(2)
     with torch.no_grad():
         throughput(arguments.repeats, arguments.copies)
         both_directions(arguments.repeats, arguments.copies)
         memory(1)
+    latency(50)
     alignment_gradients.report(arguments.repeats)
 
 

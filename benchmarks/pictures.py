@@ -51,7 +51,7 @@ What did Clara find? Clara found""",
 import torch
 from transformers import ViTConfig, ViTModel
 
-from captum_norm import NormAttribution, Patches
+from captum_norm import NormAttribution
 from captum_norm.visualization import render_patches, write_page
 
 torch.manual_seed(0)
@@ -63,8 +63,7 @@ picture = torch.stack([0.2 + 0.8 * disc, 0.5 + 0.2 * down, 0.6 - 0.4 * disc])
 
 maps = NormAttribution(model).maps(picture[None])
 scores = maps.encoder[:, -1, 0]  # what [CLS] takes up in the last layer
-patches = [Patches(example=0, picture=0, positions=torch.arange(1, 145).reshape(12, 12))]
-page = render_patches([picture], scores, patches, maps=maps, method="norm", unit="norm")
+page = render_patches([picture], scores, maps.patches, maps=maps, method="norm", unit="norm")
 write_page("patches.html", page)
 """,
 }

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from alignment.fairseq.dictionary import EOS, SPECIAL, read_dictionary
 from alignment.normalization import tokenize
 from alignment.shipped import load_shipped_model
-from benchmarks.alignment_checkpoints import MODELS
+from benchmarks.checkpoints import MODELS
 from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, Series
 from captum_norm.analysis import read_result
 from captum_norm.analysis.corpus import Corpus

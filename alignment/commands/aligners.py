@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from alignment.aligner import WordAligner
-    from alignment.text_aligner import Words
+    from alignment.links import GoldAlignment
+    from alignment.text_aligner import Pairs, TextAligner, Words
 
 
 CHOICES = ("norm", "attention-block", "weights")
@@ -37,6 +38,7 @@ def _index_or(*words: str) -> Callable[[str], int | str]:
 
 LAYER = _index_or("auto", "highest-norm")
 HEAD = _index_or("auto", "all")
+ONE_HEAD = _index_or("auto")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,6 +167,19 @@ def choose(
             report(f"{name}: chose {choice}" if name else f"chose {choice}")
 
 
+def page(
+    aligner: "TextAligner",
+    pairs: "Pairs",
+    facts: Mapping[str, str],
+    gold: "Sequence[GoldAlignment] | None" = None,
+) -> bytes:
+    """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
+    from alignment.pages import aligner_page
+    from captum_norm.visualization import render_page
+
+    return render_page(aligner_page(aligner, pairs, gold=gold, facts=facts)).encode()
+
+
 def identity(options: argparse.Namespace, parts: "Sequence[tuple[WordAligner, bool]]") -> dict[str, str | int | None]:
     """What must not change when a run is resumed: the method, the choices of maps and the recipe.
 
@@ -187,6 +202,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
     changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
     if options.decoder is not None:
         changes["decoder"], changes["options"] = options.decoder
+        changes["sure"] = {}
     return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
 
 

@@ -24,8 +24,13 @@ _PARTNERS = {"fr-en": "en-fr", "en-fr": "fr-en"}
 _FURTHER = ("data", "source_prefix", "layer", "head")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that :func:`load` reads."""
+def add_arguments(parser: argparse.ArgumentParser, *, counting: bool = True) -> None:
+    """Declare the options that :func:`load` reads.
+
+    Args:
+        parser: the parser of the command.
+        counting: whether the command can count the words that its text links.
+    """
     group = parser.add_argument_group("the second model, of the opposite direction")
     group.add_argument(
         "--reverse-model",
@@ -51,16 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--reverse-head", type=aligners.HEAD, metavar="N", help="as --head (default: --head)")
     lexicon = parser.add_argument_group("the lexicon; the links then hold statistics of other sentences")
     lexicon.add_argument(
-        "--lexicon",
-        action="store_true",
-        help="first count which words the whole text links, and use the counts",
-    )
-    lexicon.add_argument(
         "--use-lexicon",
         metavar="FILE",
-        help="use what --save-lexicon wrote for another text of the same direction; also for streams",
+        help="use what extract --save-lexicon wrote for another text of the same direction; also for streams",
     )
-    lexicon.add_argument("--save-lexicon", metavar="FILE", help="with --lexicon: also write the counts to FILE")
+    if counting:
+        lexicon.add_argument(
+            "--lexicon",
+            action="store_true",
+            help="first count which words the whole text links, and use the counts",
+        )
+        lexicon.add_argument("--save-lexicon", metavar="FILE", help="with --lexicon: also write the counts to FILE")
+    else:
+        parser.set_defaults(lexicon=False, save_lexicon=None)
 
 
 def load(options: argparse.Namespace, device: str) -> tuple["TextAligner", dict[str, str | int | None]]:

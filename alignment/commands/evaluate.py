@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from alignment.aer import AER, AERScore
 from alignment.calibration import reliability, score_curve
+from alignment.commands import gold as gold_options
 from alignment.commands import scored_files
-from alignment.formats import GoldFormat
 from alignment.links import Alignment, GoldAlignment
 from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
@@ -36,24 +36,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=scored_files.system_file,
         metavar="SYSTEM",
         help="alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1][:talp]: "
-        ":swapped for target first, as fast_align -r writes; :base1 for indices from 1; :talp to count possible links "
-        "(ipj) as links, too. The first system is the baseline. One of all files may be -, standard input",
+        ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1; :talp to "
+        "count possible links (ipj) as links, too. The first system is the baseline. One of all files may be -, "
+        "standard input",
     )
     gold = parser.add_argument_group("the gold alignments")
-    gold.add_argument(
-        "--gold-format",
-        choices=get_args(GoldFormat),
-        default="talp",
-        help="talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, then talp; tsv: source, "
-        "target and talp with tabs between them (default: %(default)s)",
-    )
-    gold.add_argument(
-        "--gold-base",
-        type=int,
-        choices=(0, 1),
-        help="the index of the first word; required for talp (default: 1 for naacl, 0 for alibi and tsv)",
-    )
-    gold.add_argument("--gold-swapped", action="store_true", help="links have the target first")
+    gold_options.add_format(gold)
     texts = parser.add_argument_group("the sentences, to check that every link lies inside them; tsv files have them")
     texts.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
     texts.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
@@ -136,8 +124,7 @@ def _check(options: argparse.Namespace) -> None:
     files = [options.gold, *(system.path for system in options.systems), options.source, options.target]
     if files.count("-") > 1:
         raise InvalidInputError("got - more than once; standard input can be read only once")
-    if options.gold_format == "talp" and options.gold_base is None:
-        raise InvalidInputError("talp files count from 0 or from 1; give --gold-base 0 or --gold-base 1")
+    gold_options.check_base(options)
     if (options.curve or options.reliability) and options.skip_invalid:
         raise InvalidInputError("got --skip-invalid with --curve or --reliability, which need every line; leave it out")
     if options.symmetrize and len(options.systems) != 2:

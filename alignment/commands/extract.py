@@ -3,12 +3,12 @@
 import argparse
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, get_args
 
 from alignment.commands import aligners, directions, models, running
-from alignment.formats import Output, OutputStyle, TextSource, split_words
+from alignment.commands import gold as gold_options
+from alignment.formats import Output, OutputStyle, TextSource, read_parallel
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import output_file
@@ -25,13 +25,12 @@ from captum_norm.urls import is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
-    from alignment.normalization import Language
+    from alignment.links import GoldAlignment
     from alignment.scored import ScoredAlignment
     from alignment.text_aligner import TextAligner
     from alignment.word_maps import WordMap
 
 _BLOCK_LINES = 2048
-_PAUSE = 0.05  # seconds
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +71,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(OutputStyle),
         default="pharaoh",
         help="pharaoh: i-j; naacl: a line for each link, pair i j S, from 1; tsv: source, target and links; matrix: a "
-        "line of JSON with words, links and the probability of every possible link (default: %(default)s)",
+        "line of JSON with words, links and the probability of every possible link; npz: the same numbers as arrays in "
+        "one file (default: %(default)s)",
     )
     written.add_argument("--base", type=int, choices=(0, 1), help="the index of the first word (default: 0; naacl: 1)")
     written.add_argument(
@@ -87,6 +87,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html",
         help="also write a page with the first sentence pairs: their maps, and lines between the words",
     )
+    written.add_argument(
+        "--gold",
+        metavar="FILE",
+        help="with --page: the gold alignments of the text, which the page shows beside the links",
+    )
+    gold_options.add_format(written)
     written.add_argument(
         "--min-score", type=share, default=0.0, metavar="P", help="leave out links less probable than this"
     )
@@ -140,7 +146,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.source == options.target == "-":
         raise InvalidInputError("got - for both sides; standard input can be read only once")
     form = Output(options.format, options.base, options.scores, options.min_score)
-    splits = _splits(options)
+    splits = models.splits(options)
     backend, device = workers.backend_of(options), workers.device_of(options)
     with running.set_up(options) as report:
         source = running.text_source(options.source)
@@ -151,7 +157,9 @@ def _run(options: argparse.Namespace) -> None:
         _check_outputs(options, inputs, rereadable=rereadable)
         # A pipe can be read only once: its first pairs decide when they are aligned.
         block_lines = options.block_lines or _BLOCK_LINES
-        first = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else []
+        lines = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else {}
+        first = list(lines.values())
+        gold = None if options.gold is None else _gold(options, inputs, splits)
         # Workers take the models to their devices; this process may have none.
         aligner, identity = directions.load(options, device if backend == "local" else "cpu")
         directions.choose(aligner, first, report)
@@ -177,7 +185,7 @@ def _run(options: argparse.Namespace) -> None:
             settings={**versions(), **identity, **described, "output": str(form), "tokenize": options.tokenize},
             block_lines=block_lines,
             # Lines that layers and heads are chosen on must come together.
-            pause=None if None in chosen else _PAUSE,
+            pause=None if None in chosen else running.PAUSE,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
             overwrite=options.overwrite,
@@ -193,20 +201,24 @@ def _run(options: argparse.Namespace) -> None:
         if aligner.corpus_statistics:
             report("the links hold corpus statistics: a lexicon counted from other sentences took part")
         if options.page is not None:
-            write_outputs({options.page: _page(aligner, first, options)})
+            shown = None if gold is None else [gold[number - 1] for number in lines]
+            named = {"model": options.model, "reverse": options.reverse_model}
+            facts = {name: model for name, model in named.items() if model is not None}
+            write_outputs({options.page: aligners.page(aligner, first, facts, shown)})
         report(str(counts))
 
 
-def _page(aligner: "TextAligner", pairs: Pairs, options: argparse.Namespace) -> bytes:
-    from alignment.pages import aligner_page
-    from captum_norm.visualization import render_page
-
-    facts = {"model": options.model} | ({} if options.reverse_model is None else {"reverse": options.reverse_model})
-    return render_page(aligner_page(aligner, pairs, facts=facts)).encode()
+def _gold(options: argparse.Namespace, inputs: Sequence[TextSource], splits: Splits) -> "list[GoldAlignment]":
+    """The gold alignment of each line of the text, whose links lie inside its sentences."""
+    pairs = list(read_parallel(*inputs, on_error=lambda _: None))
+    sources, targets = ([" ".join(split(pair[side])) or None for pair in pairs] for side, split in enumerate(splits))
+    return gold_options.read_gold_of(options, sources, targets)
 
 
 def _check_outputs(options: argparse.Namespace, inputs: Sequence[TextSource], *, rereadable: bool) -> None:
     """Check that the files can be written, before a model is loaded."""
+    if options.gold is not None and options.page is None:
+        raise InvalidInputError("got --gold without --page, which shows gold links; add --page FILE.html")
     if options.page is not None and not rereadable:
         raise InvalidInputError("got --page and a stream, which can be read only once; give files")
     if options.page is not None and options.lexicon:
@@ -226,27 +238,20 @@ def _check_outputs(options: argparse.Namespace, inputs: Sequence[TextSource], *,
             Journal(file, {}).check()
 
 
-def _splits(options: argparse.Namespace) -> Splits:
-    """The functions that split source and target sentences into words."""
-    if not options.tokenize:
-        return split_words, split_words
-    from alignment.normalization import tokenize
-    from alignment.shipped import shipped_models
-
-    if options.model not in shipped_models():
-        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
-    source, target = (cast("Language", code) for code in options.model.split("-"))
-    return partial(tokenize, language=source), partial(tokenize, language=target)
-
-
-def _first_pairs(inputs: Sequence[TextSource], block_lines: int, max_words: int, splits: Splits) -> Pairs:
-    """The usable pairs of the first block that has any."""
+def _first_pairs(
+    inputs: Sequence[TextSource], block_lines: int, max_words: int, splits: Splits
+) -> dict[int, tuple[list[str], list[str]]]:
+    """The usable pairs of the first block that has any, by the number of their line."""
     for block in cut(inputs, block_lines):
-        readable = (line for line in read_lines(block) if not isinstance(line, InvalidInputError))
-        pairs = ((splits[0](left), splits[1](right)) for left, right in readable)
-        if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
+        usable = {}
+        for number, line in enumerate(read_lines(block), block.first):
+            if not isinstance(line, InvalidInputError):
+                pair = splits[0](line[0]), splits[1](line[1])
+                if all(0 < len(words) <= max_words for words in pair):
+                    usable[number] = pair
+        if usable:
             return usable
-    return []
+    return {}
 
 
 COMMAND = Command("extract", "align the words of sentence pairs with a translation model", _add_arguments, _run)

@@ -3,9 +3,12 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from alignment.formats import split_words
+from alignment.pipeline.blocks import Splits
 from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.options import add_quantization
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from alignment.fairseq import Codes
+    from alignment.normalization import Language
 
 Loaded = tuple["nn.Module", IdentifiedTokenizer]
 
@@ -85,6 +89,23 @@ def load(options: argparse.Namespace, device: str | None = None) -> Loaded:
 
         model.to(getattr(torch, dtype))
     return on_device(model, device or options.device), tokenizer
+
+
+def splits(options: argparse.Namespace) -> Splits:
+    """The functions that split source and target sentences into words.
+
+    Raises:
+        InvalidInputError: there is ``--tokenize``, and the model is not a shipped one.
+    """
+    if not options.tokenize:
+        return split_words, split_words
+    from alignment.normalization import tokenize
+    from alignment.shipped import shipped_models
+
+    if options.model not in shipped_models():
+        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
+    source, target = (cast("Language", code) for code in options.model.split("-"))
+    return partial(tokenize, language=source), partial(tokenize, language=target)
 
 
 def identity(

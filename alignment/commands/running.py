@@ -1,14 +1,19 @@
 """Declares the options shared by the commands that process text of any size, and sets up their runs."""
 
 import argparse
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryFile
 
 from alignment.formats import TextSource
 from alignment.pipeline.progress import to_stderr
 from captum_norm.commands.numbers import positive, whole_number
 from captum_norm.texts import is_regular_file
+
+PAUSE = 0.05
+"""Seconds without a new line after which the lines of a stream are processed."""
 
 _MOST_THREADS = 1024  # torch kills the process if the system cannot start so many
 
@@ -70,3 +75,11 @@ def text_source(name: str) -> TextSource:
         return sys.stdin.buffer
     is_regular_file(name)
     return name
+
+
+def print_whole(parts: Iterable[bytes]) -> None:
+    """Print all parts of a text, or none if one of them cannot be computed."""
+    with TemporaryFile() as kept:
+        kept.writelines(parts)
+        kept.seek(0)
+        shutil.copyfileobj(kept, sys.stdout.buffer)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
+from alignment.commands import gold as gold_options
 from alignment.commands import models
 from alignment.commands.scored_files import read_sentences
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
-from alignment.formats import GoldFormat, split_words
-from alignment.formats.gold import scan_gold
+from alignment.formats import split_words
 from alignment.pipeline.progress import to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
@@ -70,14 +70,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--gold", metavar="FILE", help="gold alignments, source first")
     own.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
     own.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
-    own.add_argument(
-        "--gold-format",
-        choices=get_args(GoldFormat),
-        default="talp",
-        help="as for evaluate; tsv files have the sentences (default: %(default)s)",
-    )
-    own.add_argument("--gold-base", type=int, choices=(0, 1), help="the index of the first word; required for talp")
-    own.add_argument("--gold-swapped", action="store_true", help="links have the target first")
+    gold_options.add_format(own)
     parser.add_argument(
         "--swapped",
         action="store_true",
@@ -142,14 +135,7 @@ def _own(options: argparse.Namespace) -> ParallelGold:
     if in_file != (options.source is None) or in_file != (options.target is None):
         needed = "the sentences are in a tsv file; leave out" if in_file else "got --gold without both sides; give"
         raise InvalidInputError(f"{needed} --source and --target")
-    found = scan_gold(
-        options.gold,
-        format=options.gold_format,
-        base=options.gold_base,
-        swapped=options.gold_swapped,
-        sources=read_sentences(options.source),
-        targets=read_sentences(options.target),
-    )
+    found = gold_options.scan(options, read_sentences(options.source), read_sentences(options.target))
     gold = [pair for pair in found.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
     sources, targets = ([split_words(line or "") for line in side or ()] for side in (found.sources, found.targets))
     return ParallelGold(Path(options.gold).name, *_UNNAMED, sources, targets, gold)

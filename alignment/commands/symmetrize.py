@@ -1,13 +1,10 @@
 """Runs ``norm-align symmetrize``: merges the alignments of both directions, from any aligner."""
 
 import argparse
-import shutil
-import sys
 from collections.abc import Iterator
 from itertools import zip_longest
-from tempfile import TemporaryFile
 
-from alignment.commands.running import text_source
+from alignment.commands.running import print_whole, text_source
 from alignment.commands.scored_files import AlignmentFile, system_file
 from alignment.formats import TextSource, format_pharaoh, read_pharaoh
 from alignment.formats.text import write_text
@@ -33,8 +30,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "reverse",
         type=system_file,
         metavar="REVERSE",
-        help="those of the opposite direction, likewise; also with the source first, unless :swapped (as fast_align -r "
-        "writes them, and norm-align extract TARGET SOURCE)",
+        help="those of the opposite direction, likewise; also with the source first, as fast_align -r writes them, "
+        "unless :swapped (as norm-align extract TARGET SOURCE writes them)",
     )
     parser.add_argument(
         "--heuristic",
@@ -57,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     merge = SYMMETRIZATIONS[options.heuristic]
     lines = (f"{format_pharaoh(merge(*pair))}\n".encode() for pair in _pairs(files, sources))
     if options.out is None:
-        _print(lines)
+        print_whole(lines)
     elif (out := output_file(options.out, sources, replace=options.overwrite)) is None:
         raise InvalidInputError(f"cannot write {options.out}: it is no regular file; write to standard output instead")
     else:
@@ -85,14 +82,6 @@ def _links(file: AlignmentFile, source: TextSource) -> Iterator[Alignment]:
                 raise error_at(source, number, "got the index 0, expected indices from 1; leave out :base1")
             links = Alignment((i - 1, j - 1) for i, j in links)
         yield links
-
-
-def _print(lines: Iterator[bytes]) -> None:
-    """Print all lines, or none if one of them cannot be read."""
-    with TemporaryFile() as kept:
-        kept.writelines(lines)
-        kept.seek(0)
-        shutil.copyfileobj(kept, sys.stdout.buffer)
 
 
 COMMAND = Command("symmetrize", "merge the alignments of both directions, from any aligner", _add_arguments, _run)

@@ -20,12 +20,14 @@ from captum_norm import InvalidInputError
 from captum_norm.characters import spelled_lines
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive
+from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.texts import error_at, read_lines, scan_lines
 
 if TYPE_CHECKING:
     from torch import nn
 
     from alignment.aligner import WordAligner
+    from alignment.text_aligner import Pairs
 
 _BLOCK_LINES = 256
 # Those without further dependencies.
@@ -65,6 +67,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also print the word alignment: translation ||| i-j ..., source first, from 0",
     )
     parser.add_argument(
+        "--page",
+        type=output_path([".html"]),
+        metavar="FILE.html",
+        help="also write a page with the first translations: their maps, and lines between the words",
+    )
+    parser.add_argument(
         "--references",
         metavar="FILE",
         help="a translation of each line; prints BLEU and chrF to standard error. For the shipped models, which write "
@@ -91,20 +99,26 @@ def _run(options: argparse.Namespace) -> None:
         first = next(blocks, [])
         model, tokenizer = models.load(options)
         words = _source_words(tokenizer, options)
-        aligner = aligners.word_aligner(model, tokenizer, options) if options.alignments else None
+        aligned = options.alignments or options.page is not None
+        aligner = aligners.word_aligner(model, tokenizer, options) if aligned else None
         translator = _Translator(source, words, model, tokenizer, aligner, options, report)
         hypotheses: list[str] = []
+        shown: Pairs = []
         lines = bad = 0
         with line_bar("translating", source, shown=sys.stderr.isatty() and not options.quiet) as advance:
             for block in chain([first] if first else [], blocks):
-                translations, rows, bad_here = translator(block)
+                pairs, rows, bad_here = translator(block)
                 text = "".join(f"{row}\n" for row in rows)
                 sys.stdout.buffer.write((spelled_lines(text) if sys.stdout.isatty() else text).encode())
                 sys.stdout.buffer.flush()
                 lines, bad = lines + len(block), bad + bad_here
                 if references is not None:
-                    hypotheses += translations
+                    hypotheses += [" ".join(translation) for _, translation in pairs]
+                shown = shown or [pair for pair in pairs if all(pair)]
                 advance(len(block), bad_here, True)
+        if options.page is not None and aligner is not None:
+            aligners.choose(aligner, shown, report)
+            write_outputs({options.page: aligners.page(aligner, shown, {"model": options.model})})
         report(f"{lines:,} lines; {bad:,} bad lines")
         if references is not None:
             _check_count(lines, references)
@@ -115,7 +129,7 @@ def _run(options: argparse.Namespace) -> None:
 class _Translator:
     """Translates blocks of lines, and aligns them if there is an aligner.
 
-    A call returns the translations, the lines to print, and the number of bad lines.
+    A call returns the words of sentences and translations, the lines to print, and the number of bad lines.
     """
 
     source: TextSource
@@ -126,7 +140,7 @@ class _Translator:
     options: argparse.Namespace
     report: Callable[[str], None]
 
-    def __call__(self, block: Sequence[_Line]) -> tuple[list[str], list[str], int]:
+    def __call__(self, block: Sequence[_Line]) -> "tuple[Pairs, list[str], int]":
         from alignment.translation import translate
 
         bad: dict[int, InvalidInputError] = {}
@@ -156,14 +170,15 @@ class _Translator:
         columns = [texts]
         if self.options.with_source:
             columns.insert(0, list(map(" ".join, sentences)))
-        if self.aligner is not None:
+        if self.aligner is not None and self.options.alignments:
             columns.append(self._links(self.aligner, sentences, translations, refuse))
         for _, error in sorted(bad.items()):
             if self.options.bad_lines == "stop":
                 raise error
             self.report(str(error))
         rows = [" ||| ".join(row) for row in zip(*columns, strict=True)]
-        return texts, [row if text else "" for row, text in zip(rows, texts, strict=True)], len(bad)
+        pairs = list(zip(sentences, translations, strict=True))
+        return pairs, [row if text else "" for row, text in zip(rows, texts, strict=True)], len(bad)
 
     def _links(
         self,

@@ -2,6 +2,7 @@
 
 from alignment.formats.alibi import read_identified
 from alignment.formats.gold import GoldFormat, parse_talp, read_gold
+from alignment.formats.matrices import write_npz
 from alignment.formats.output import Output, OutputStyle
 from alignment.formats.parallel import read_parallel
 from alignment.formats.pharaoh import format_pharaoh, parse_pharaoh, parse_scored_pharaoh, read_pharaoh, write_pharaoh
@@ -22,5 +23,6 @@ __all__ = [
     "read_parallel",
     "read_pharaoh",
     "split_words",
+    "write_npz",
     "write_pharaoh",
 ]

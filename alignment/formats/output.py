@@ -1,15 +1,17 @@
-"""Formats the alignments that a run writes, line by line."""
+"""Formats the alignments that a run writes, line by line or as arrays."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
+from alignment.formats.matrices import encoded, write_npz
+from alignment.formats.text import write_parts
 from alignment.links import Alignment
 from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 
-OutputStyle = Literal["pharaoh", "naacl", "tsv", "matrix"]
+OutputStyle = Literal["pharaoh", "naacl", "tsv", "matrix", "npz"]
 """The formats of links that :class:`Output` writes."""
 
 _DIGITS = 4
@@ -22,10 +24,11 @@ class Output:
     Attributes:
         style: ``"pharaoh"``, a line ``i-j …`` for each pair; ``"naacl"``, a line ``pair i j S`` for each link;
             ``"tsv"``, source words, target words and links, separated by tabs; ``"matrix"``, a line of JSON with words,
-            links and the probability of every possible link, or ``null`` where there is no alignment.
+            links and the probability of every possible link, or ``null`` where there is no alignment; ``"npz"``, the
+            latter's numbers in one file of arrays (:func:`alignment.formats.write_npz`).
         base: the index of the first word; None for 1 in naacl and 0 elsewhere.
         scores: whether links have their probabilities (:func:`alignment.calibrated`): ``i-j:p``, or a last column in
-            naacl. The matrix has them always, and beside them all probabilities, not calibrated.
+            naacl. Matrices have them always, and beside them all probabilities, not calibrated.
         min_score: links with lower probabilities are left out.
 
     Raises:
@@ -34,7 +37,7 @@ class Output:
     >>> from alignment import Alignment
     >>> found = ScoredAlignment(Alignment([(0, 0), (1, 1)]), [[0.5, 0.1], [0.1, 0.9]])
     >>> Output(scores=True).text(1, ["a", "b"], ["c", "d"], found)
-    '0-0:0.7773 1-1:0.9799\n'
+    '0-0:0.8022 1-1:0.9733\n'
     """
 
     style: OutputStyle = "pharaoh"
@@ -49,7 +52,7 @@ class Output:
             )
         if self.base not in (None, 0, 1):
             raise InvalidInputError(f"got base {self.base}, expected 0 or 1")
-        usual = {"naacl": 1, "matrix": 0}.get(self.style)
+        usual = {"naacl": 1, "matrix": 0, "npz": 0}.get(self.style)
         if None not in (usual, self.base) and self.base != usual:
             raise InvalidInputError(f"got base {self.base} for {self.style}, which counts from {usual}; leave it out")
         if not 0 <= self.min_score <= 1:
@@ -58,7 +61,7 @@ class Output:
     @property
     def scored(self) -> bool:
         """Whether alignments must have probabilities."""
-        return self.scores or self.min_score > 0 or self.style == "matrix"
+        return self.scores or self.min_score > 0 or self.style in ("matrix", "npz")
 
     def kept(self, found: ScoredAlignment) -> ScoredAlignment:
         """The alignment without the links that are too improbable."""
@@ -68,7 +71,7 @@ class Output:
         return ScoredAlignment(links, found.probabilities, found.corpus_statistics)
 
     def text(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> str:
-        """Return the text for the sentence pair of a line, with line ends.
+        """Return the text for the sentence pair of a line, with line ends; for npz, what :meth:`write` makes arrays of.
 
         Args:
             number: the number of the line, from 1.
@@ -87,6 +90,15 @@ class Output:
                 "corpus_statistics": found.corpus_statistics,
             }
             return f"{json.dumps(record, ensure_ascii=False)}\n"
+        if self.style == "npz":
+            assert found.probabilities is not None
+            arrays = {
+                "shape": found.probabilities.shape,
+                "probabilities": encoded(found.probabilities),
+                "links": [[*link, score] for link, score in scored],
+                "corpus_statistics": found.corpus_statistics,
+            }
+            return f"{json.dumps(arrays)}\n"
         base = (1 if self.style == "naacl" else 0) if self.base is None else self.base
         places = [(source_index + base, target_index + base) for (source_index, target_index), _ in scored]
         ends = [f"{score:.{_DIGITS}f}" if self.scores else "" for _, score in scored]
@@ -98,4 +110,11 @@ class Output:
 
     def nothing(self) -> str:
         """Return the text for a line that has no alignment."""
-        return {"naacl": "", "tsv": "\t\t\n", "matrix": "null\n"}.get(self.style, "\n")
+        return {"naacl": "", "tsv": "\t\t\n", "matrix": "null\n", "npz": "null\n"}.get(self.style, "\n")
+
+    def write(self, file: BinaryIO, suffix: str, parts: Iterable[bytes]) -> None:
+        """Write the texts of all lines to an open file, compressed as its suffix says."""
+        if self.style == "npz":
+            write_npz(file, parts)
+        else:
+            write_parts(file, suffix, parts)

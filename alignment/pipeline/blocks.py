@@ -89,9 +89,14 @@ class ExtractionCounts:
         return ExtractionCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
+        return f"{self.lines:,} lines, {self.links:,} links; {self.bad}"
+
+    @property
+    def bad(self) -> str:
+        """The number of bad lines and their reasons, in words."""
         numbers = asdict(self)
         bad = ", ".join(f"{numbers[reason]:,} {wording}" for reason, wording in _WORDINGS.items() if numbers[reason])
-        return f"{self.lines:,} lines, {self.links:,} links; {self.bad_lines:,} bad lines" + (f": {bad}" if bad else "")
+        return f"{self.bad_lines:,} bad lines" + (f": {bad}" if bad else "")
 
 
 Line = tuple[str, str] | InvalidInputError

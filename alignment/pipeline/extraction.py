@@ -14,13 +14,12 @@ from typing import IO, Any, Literal, cast, get_args
 
 from alignment.formats import TextSource, split_words
 from alignment.formats.output import Output
-from alignment.formats.text import write_parts, write_text
-from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, Splits
+from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, Splits, Writing
 from alignment.pipeline.progress import Advance, line_bar, to_stderr
 from alignment.pipeline.streams import cut_at_pauses
 from alignment.pipeline.writings import CountingAligner, LinkWriting, MapWriting, count_records, read_records
 from captum_norm import InvalidInputError, bars
-from captum_norm.files import check_file, check_url
+from captum_norm.files import check_file, check_url, whole_file
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
 from captum_norm.texts import is_regular_file, named, suffix_of
 from captum_norm.urls import Remote, is_url
@@ -50,6 +49,7 @@ def extract(
     pause: float | None = None,
     splits: Splits = (split_words, split_words),
     form: Output = _PHARAOH,
+    writing: Writing | None = None,
     save_lexicon: str | PathLike[str] | None = None,
 ) -> ExtractionCounts:
     r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
@@ -88,6 +88,7 @@ def extract(
             ``block_lines`` as they may be; None to wait for whole blocks. It applies if one of the inputs is a stream.
         splits: split source and target sentences into words.
         form: what is written of each pair.
+        writing: writes something else than links, in place of ``form``; not if the aligner counts the text's words.
         save_lexicon: where to write the word pairs of an aligner that counts the text's own (``count_text=True``).
 
     Returns:
@@ -121,17 +122,21 @@ def extract(
             "got scores and links that have no probabilities; use the recipe hmm, and combine two directions by add, "
             "multiply or mutual"
         )
-    writing = LinkWriting(form)
+    links = LinkWriting(form)
     counts = getattr(align, "count_text", False)
-    counting = Counting(cast(CountingAligner, align), writing, save_lexicon) if counts else None
+    counting = Counting(cast(CountingAligner, align), links, save_lexicon) if counts else None
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
-    aligner = BlockAligner(align, writing if counting is None else MapWriting(), max_words, bad_lines == "stop", splits)
+    written = (writing or links) if counting is None else MapWriting()
+    aligner = BlockAligner(align, written, max_words, bad_lines == "stop", splits)
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
     file = output_file(out, inputs, replace=overwrite)
+    if form.style == "npz" and (file is None or suffix_of(file) != ".npz"):
+        found = "a stream" if file is None else named(file)
+        raise InvalidInputError(f"got {found} for npz; give the name of a .npz file")
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and all(rereadable):
-        job = Extraction(file, inputs, aligner, settings or {}, block_lines, counting, overwrite=overwrite)
+        job = Extraction(file, inputs, aligner, settings or {}, block_lines, form, counting, overwrite=overwrite)
         with bars.progress(delay=0) if shown else bars.hidden():
             return run_job(job, backend, restart=restart, report=report, log=log)
     if backend != "local":
@@ -142,7 +147,7 @@ def extract(
     if pause is not None and len(streams) == 1 and counting is None:
         blocks = cut_at_pauses(inputs, streams[0], block_lines, pause)
     with line_bar("aligning", source, shown=shown) as advance:
-        return _align_through(blocks, aligner, counting, file, out, report, advance)
+        return _align_through(blocks, aligner, form, counting, file, out, report, advance)
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,7 @@ class Extraction(Job[ExtractionCounts]):
         aligner: aligns blocks.
         settings: describe the aligner.
         block_lines: lines per block.
+        form: what is written.
         counting: the second pass, if there is one.
         overwrite: whether the output may exist.
     """
@@ -189,13 +195,14 @@ class Extraction(Job[ExtractionCounts]):
         aligner: BlockAligner,
         settings: Identity,
         block_lines: int,
+        form: Output = _PHARAOH,
         counting: Counting | None = None,
         *,
         overwrite: bool,
     ) -> None:
         super().__init__(file, {**settings, "block_lines": block_lines, "max_words": aligner.max_words})
         self._inputs, self._aligner, self._block_lines, self._overwrite = inputs, aligner, block_lines, overwrite
-        self._counting = counting
+        self._form, self._counting = form, counting
 
     def blocks(self) -> Iterator[Block]:
         """Find the blocks of the text."""
@@ -223,7 +230,7 @@ class Extraction(Job[ExtractionCounts]):
         """Write the output, and return the counts of all lines."""
         with published(self.output, parts.journal, overwrite=self._overwrite) as file:
             records = parts.blocks() if self._counting is None else self._counting.reread(parts.blocks)
-            return _write(records, lambda contents: write_parts(file, suffix_of(self.output), contents))
+            return _write(records, partial(self._form.write, file, suffix_of(self.output)))
 
 
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> str | None:
@@ -274,6 +281,7 @@ def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:
 def _align_through(
     blocks: Iterator[Block],
     aligner: BlockAligner,
+    form: Output,
     counting: Counting | None,
     file: str | None,
     out: str | PathLike[str] | IO[bytes],
@@ -297,7 +305,7 @@ def _align_through(
                 opened.write(content)
                 opened.flush()
 
-    write = stream if file is None else partial(write_text, file)
+    write = stream if file is None else partial(_write_file, file, form)
     if counting is None:
         return _write(records(), write)
     with TemporaryFile() as kept:
@@ -311,6 +319,11 @@ def _align_through(
                 yield Record(notes, kept.read(size))
 
         return _write(counting.reread(reread), write)
+
+
+def _write_file(file: str, form: Output, contents: Iterator[bytes]) -> None:
+    with whole_file(file) as opened:
+        form.write(opened, suffix_of(file), contents)
 
 
 def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:

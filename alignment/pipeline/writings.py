@@ -1,14 +1,11 @@
 """What a run writes of each sentence pair: its links in a format, or its map for a second pass."""
 
-import base64
 import json
-import zlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-import numpy as np
-
+from alignment.formats.matrices import decoded, encoded
 from alignment.formats.output import Output
 from alignment.lexicon import Lexicon
 from alignment.pipeline.blocks import Aligner, Answer, Pairs, ReadingAligner, SteadyAligner, Written
@@ -105,7 +102,7 @@ class MapWriting:
                 yield index, word_map
             else:
                 source, target = pairs[index]
-                arrays = {"map": _text_of(word_map), "counted": _text_of(counting.counted(word_map))}
+                arrays = {"map": encoded(word_map), "counted": encoded(counting.counted(word_map))}
                 line = json.dumps({"source": source, "target": target, **arrays}, ensure_ascii=False)
                 yield index, Written(f"{line}\n", 0)
 
@@ -146,15 +143,7 @@ def read_records(
         yield Record({**record.notes, "counts": counts}, "".join(texts).encode())
 
 
-def _text_of(matrix: WordMap) -> str:
-    return base64.b64encode(zlib.compress(matrix.astype("<f4").tobytes(), 1)).decode()
-
-
 def _parsed(line: bytes) -> tuple[list[str], list[str], WordMap, WordMap]:
     found = json.loads(line)
     shape = len(found["target"]), len(found["source"])
-    word_map, counted = (
-        np.frombuffer(zlib.decompress(base64.b64decode(found[name])), "<f4").astype(np.float64).reshape(shape)
-        for name in ("map", "counted")
-    )
-    return found["source"], found["target"], word_map, counted
+    return found["source"], found["target"], decoded(found["map"], shape), decoded(found["counted"], shape)

@@ -16,16 +16,15 @@ from pathlib import Path
 
 import torch
 
-# Everything that makes the model what it is, beside the data and the direction.
+# What all models share; the data, the direction and the size are arguments.
 RECIPE = shlex.split("""
     --task translation --arch transformer --share-all-embeddings
-    --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --encoder-attention-heads 4
-    --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024 --decoder-attention-heads 4
+    --encoder-attention-heads 4 --decoder-attention-heads 4
     --activation-fn relu --dropout 0.1 --attention-dropout 0.0 --activation-dropout 0.0
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --weight-decay 0.0 --clip-norm 1.0
     --lr 0.001 --lr-scheduler inverse_sqrt --warmup-updates 800 --warmup-init-lr 1e-07
-    --max-tokens 4096 --update-freq 1 --required-batch-size-multiple 1
+    --update-freq 1 --required-batch-size-multiple 1
 """)
 
 HOUSEKEEPING = shlex.split("""
@@ -48,9 +47,11 @@ def main() -> None:
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     command = ["fairseq-train", str(arguments.data / "binary")]
     command += [f"--source-lang={arguments.source}", f"--target-lang={arguments.target}"]
-    command += [f"--encoder-layers={arguments.layers}", f"--decoder-layers={arguments.layers}"]
-    command += [f"--seed={arguments.seed}", f"--max-update={arguments.updates}", f"--save-dir={arguments.out}"]
-    command += [f"--log-file={arguments.out / 'train.log'}"]
+    for part in ("encoder", "decoder"):
+        command += [f"--{part}-layers={arguments.layers}", f"--{part}-embed-dim={arguments.width}"]
+        command += [f"--{part}-ffn-embed-dim={4 * arguments.width}"]
+    command += [f"--seed={arguments.seed}", f"--max-update={arguments.updates}", f"--max-tokens={arguments.batch}"]
+    command += [f"--save-dir={arguments.out}", f"--log-file={arguments.out / 'train.log'}"]
     sys.argv = [*command, *RECIPE, *HOUSEKEEPING]
     runpy.run_module("fairseq_cli.train", run_name="__main__", alter_sys=False)
 
@@ -63,6 +64,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", choices=("en", "fr"), required=True)
     parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--layers", type=int, default=3, help="of the encoder, and as many of the decoder")
+    parser.add_argument("--width", type=int, default=256, help="of the model; feed-forward: 4 times")
+    parser.add_argument("--batch", type=int, default=4096, help="pieces on the longer side of a batch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()

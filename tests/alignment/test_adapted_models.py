@@ -169,7 +169,7 @@ def test_commands_take_adapters(name: str, tmp_path: Path, capsys: pytest.Captur
         (folder / file).write_text(text, encoding="utf-8")
     source, target = str(tmp_path / "source"), str(tmp_path / "target")
     for words in (
-        ["extract", source, target, "--method=attention-block", "--setting=auto", "--layer=auto"],
+        ["extract", source, target, "--method=attention-block", "--setting=auto", "--layer=auto", "--scores"],
         ["translate", source, "--beam=2", "--max-length=8", "--alignments"],
         ["sweep", f"--corpus=rwth={folder}", "--bootstrap=0"],
     ):

@@ -19,7 +19,7 @@ from captum_norm import InvalidInputError
 def test_calibrated_log_odds() -> None:
     given = np.array([[1e-9, 0.05, 0.3], [0.5, 0.9, 1 - 1e-9]])
     for p, found in zip(given.flat, calibrated(given).flat, strict=True):
-        odds = 1.2 * math.log(p / (1 - p)) + 1.25
+        odds = math.log(p / (1 - p)) + 1.4
         assert found == pytest.approx(1 / (1 + math.exp(-odds)), rel=1e-9)
     assert calibrated([0, 1]).tolist() == [0, 1]
 
@@ -89,13 +89,13 @@ BARE = ScoredAlignment(FOUND.links)
     [
         ({}, "0-0 1-2\n"),
         ({"base": 1}, "1-1 2-3\n"),
-        ({"scores": True}, "0-0:0.7773 1-2:0.9799\n"),
-        ({"scores": True, "base": 1}, "1-1:0.7773 2-3:0.9799\n"),
-        ({"min_score": 0.8}, "1-2\n"),
+        ({"scores": True}, "0-0:0.8022 1-2:0.9733\n"),
+        ({"scores": True, "base": 1}, "1-1:0.8022 2-3:0.9733\n"),
+        ({"min_score": 0.9}, "1-2\n"),
         ({"style": "naacl"}, "7 1 1 S\n7 2 3 S\n"),
-        ({"style": "naacl", "scores": True}, "7 1 1 S 0.7773\n7 2 3 S 0.9799\n"),
+        ({"style": "naacl", "scores": True}, "7 1 1 S 0.8022\n7 2 3 S 0.9733\n"),
         ({"style": "tsv"}, "a é\tx y z\t0-0 1-2\n"),
-        ({"style": "tsv", "scores": True, "base": 1}, "a é\tx y z\t1-1:0.7773 2-3:0.9799\n"),
+        ({"style": "tsv", "scores": True, "base": 1}, "a é\tx y z\t1-1:0.8022 2-3:0.9733\n"),
     ],
 )
 def test_formats(options: Any, text: str) -> None:
@@ -108,7 +108,7 @@ def test_formats(options: Any, text: str) -> None:
 def test_formats_are_read_back() -> None:
     scored = Output(scores=True).text(1, SOURCE, TARGET, FOUND)
     assert parse_pharaoh(scored) == FOUND.links
-    assert parse_scored_pharaoh(scored) == {(0, 0): 0.7773, (1, 2): 0.9799}
+    assert parse_scored_pharaoh(scored) == {(0, 0): 0.8022, (1, 2): 0.9733}
     sentences: Any = {"sources": ["a é"], "targets": ["x y z"]}
     for options, read in (
         ({"style": "naacl", "scores": True}, {"format": "naacl", **sentences}),
@@ -121,7 +121,7 @@ def test_formats_are_read_back() -> None:
     assert record == {
         "source": SOURCE,
         "target": TARGET,
-        "links": [[0, 0, 0.7773], [1, 2, 0.9799]],
+        "links": [[0, 0, 0.8022], [1, 2, 0.9733]],
         "probabilities": [[0.5, 0.1], [0.2, 0.2], [0.0, 0.9]],
         "corpus_statistics": False,
     }
@@ -143,9 +143,10 @@ def test_scores_that_are_none(line: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "giza"}, "got the format 'giza', expected one of pharaoh, naacl, tsv, matrix"),
+        ({"style": "giza"}, "got the format 'giza', expected one of pharaoh, naacl, tsv, matrix, npz"),
         ({"style": "naacl", "base": 0}, "got base 0 for naacl, which counts from 1"),
         ({"style": "matrix", "base": 1}, "got base 1 for matrix, which counts from 0"),
+        ({"style": "npz", "base": 1}, "got base 1 for npz, which counts from 0"),
         ({"base": 2}, "got base 2, expected 0 or 1"),
         ({"min_score": 1.5}, "got min_score 1.5"),
     ],

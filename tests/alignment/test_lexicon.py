@@ -5,7 +5,9 @@ import math
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,19 @@ from captum_norm import InvalidInputError
 Sentences = list[tuple[list[str], list[str], np.ndarray[Any, Any]]]
 
 
+WORDS = ("s1", "sat", "satin", "satire", "Satins", "?"), ("Ton", "tones", "TONE", "tongs", "t1", "...")
+"""Words that share three letters, four, or none, and a punctuation mark."""
+
+
 def text(seed: int, count: int = 12) -> Sentences:
     """Sentence pairs of few words, so that they repeat, in and across sentences, with probabilities of all sizes."""
     generator = np.random.default_rng(seed)
     pairs = []
     for _ in range(count):
         sizes = generator.integers(1, 7, 2)
-        words = (generator.integers(0, 6, size) for size in sizes)
-        source, target = ([f"{side}{n}" for n in side_words] for side, side_words in zip("sT", words, strict=True))
+        source, target = (
+            [side[n] for n in generator.integers(0, 6, size)] for side, size in zip(WORDS, sizes, strict=True)
+        )
         pairs.append((source, target, generator.random((sizes[1], sizes[0])) ** 3))
     return pairs
 
@@ -50,33 +57,47 @@ def balanced(rows: list[list[float]]) -> list[list[float]]:
 @pytest.mark.parametrize("left_out", [True, False])
 def test_the_formula_written_out(seed: int, left_out: bool) -> None:
     pairs = text(seed)
-    together: dict[tuple[str, str], list[float]] = defaultdict(list)
+    forms: list[Callable[[str], str]] = [lambda word: word[:3], lambda word: word[:4], lambda word: word]
+    together: dict[tuple[int, str, str], list[float]] = defaultdict(list)
     for source, target, probabilities in pairs:
         for row, t in enumerate(target):
             for column, s in enumerate(source):
                 if probabilities[row, column] >= 0.05:
-                    together[s, t].append(float(probabilities[row, column]))
+                    for number, form in enumerate(forms):
+                        key = number, form(s.lower()), form(t.lower())
+                        together[key].append(float(probabilities[row, column]))
     lexicon = lexicon_of(pairs)
     word_map = np.random.default_rng(seed + 100).random((len(pairs[0][1]), len(pairs[0][0])))
     source, target, own = pairs[0]
-    dice: list[list[float]] = []
+
+    def coefficient(number: int, s: str, t: str, p: float) -> float:
+        others = list(together[number, s, t])
+        if left_out and p >= 0.05:
+            others.remove(p)
+        of_s = math.fsum(q for (n, s2, _), values in together.items() for q in values if (n, s2) == (number, s))
+        of_t = math.fsum(q for (n, _, t2), values in together.items() for q in values if (n, t2) == (number, t))
+        return 2 * math.fsum(others) / (of_s + of_t + 1)
+
+    dice = [
+        [
+            fmean(
+                coefficient(number, form(s.lower()), form(t.lower()), float(own[row, column]))
+                for number, form in enumerate(forms)
+            )
+            for column, s in enumerate(source)
+        ]
+        for row, t in enumerate(target)
+    ]
     product: list[list[float]] = []
-    for row, t in enumerate(target):
-        dice.append([])
-        for column, s in enumerate(source):
-            others = list(together[s, t])
-            if left_out and own[row, column] >= 0.05:
-                others.remove(float(own[row, column]))
-            of_s = math.fsum(p for (s2, _), values in together.items() for p in values if s2 == s)
-            of_t = math.fsum(p for (_, t2), values in together.items() for p in values if t2 == t)
-            dice[row].append(2 * math.fsum(others) / (of_s + of_t + 1))
     lexical = balanced([[math.sqrt(x) + 0.02 for x in row] for row in dice])
     for row, entries in enumerate(word_map / word_map.sum(1, keepdims=True)):
         smoothed = zip(entries, lexical[row], strict=True)
         product.append([(1 + len(source) * float(m)) * (1 + len(source) * x) for m, x in smoothed])
     given = own if left_out else None
     assert lexicon.dice(source, target, given) == pytest.approx(np.array(dice), abs=1e-12)
-    assert lexicon.applied(word_map, source, target, given) == pytest.approx(np.array(balanced(product)), abs=1e-7)
+    agreed = [[1.0 if (t == "...") == (s == "?") else 0.1 for s in source] for t in target]
+    expected = np.array(balanced(product)) * agreed
+    assert lexicon.applied(word_map, source, target, given) == pytest.approx(expected, abs=1e-7)
 
 
 def test_a_word_pair_that_occurs_once_is_not_known_from_itself() -> None:
@@ -88,21 +109,29 @@ def test_a_word_pair_that_occurs_once_is_not_known_from_itself() -> None:
 
 def test_unknown_words_and_case() -> None:
     lexicon = lexicon_of(text(0))
-    known = lexicon.dice(["s1", "s2"], ["T1", "t3"])
-    assert np.array_equal(lexicon.dice(["S1", "s2", "none"], ["t1", "T3", "s1"]), np.pad(known, ((0, 1), (0, 1))))
+    known = lexicon.dice(["sat", "satire"], ["tone", "tongs"])
+    more = lexicon.dice(["SAT", "Satire", "none"], ["TONE", "Tongs", "sat"])
+    assert np.array_equal(more, np.pad(known, ((0, 1), (0, 1))))
     assert Lexicon().dice(["a"], ["b", "c"]).tolist() == [[0], [0]]
     forms = Lexicon()
     forms.count(["Élevait", "élevé"], ["raise"], [[0.5, 0.25]])
-    assert forms.total("élevons", "RAISED") == 0.75
-    assert forms.total("élef", "raise") == 0
-    whole = Lexicon(letters=None)
-    whole.count(["Élevait", "élevé"], ["raise"], [[0.5, 0.25]])
-    assert (whole.total("élevait", "raise"), whole.total("élevons", "raise")) == (0.5, 0)
-    assert whole.copy().letters is None
-    with pytest.raises(InvalidInputError, match="got lexicons of letters=4 and None"):
-        forms.merge(whole)
+    assert [forms.total(word, "RAISE") for word in ("élevait", "élevé", "élevons", "élev")] == [0.5, 0.25, 0.0, 0.0]
+    by_letters = 2 * 0.75 / (0.75 + 0.75 + 1)
+    whole = 2 * 0.5 / (0.5 + 0.75 + 1)
+    found = forms.dice(["élevait", "élevons", "élection", "ÉLE", "él"], ["raise"])[0]
+    expected = [(2 * by_letters + whole) / 3, 2 * by_letters / 3, by_letters / 3, by_letters / 3, 0]
+    assert found == pytest.approx(expected, abs=1e-12)
     even = Lexicon().applied([[3.0, 1.0], [1.0, 3.0]], ["a", "b"], ["c", "d"])
     assert even[0, 0] == even[1, 1] > even[0, 1]
+
+
+@pytest.mark.parametrize("mark", [",", "»", "...", "।", "’"])
+@pytest.mark.parametrize("word", ["a", "7", "l'", "aujourd'hui", "का", "-5", "字"])
+def test_marks_and_words(mark: str, word: str) -> None:
+    even = np.full((2, 2), 0.5)
+    assert Lexicon().applied(even, [mark, word], [word, mark]) == pytest.approx(np.array([[0.05, 0.5], [0.5, 0.05]]))
+    assert Lexicon().applied(even, [mark, mark], [mark, mark]) == pytest.approx(even)
+    assert Lexicon().applied(even, [word, word], [mark, mark]) == pytest.approx(even / 10)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 12])
@@ -132,17 +161,17 @@ def test_a_copy_is_independent() -> None:
 def test_the_bound_drops_the_lowest_counts_and_never_raises_a_coefficient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignment.lexicon._BUFFERED", 50)
     pairs = text(3, count=60)
-    whole, pruned = lexicon_of(pairs), lexicon_of(pairs, max_word_pairs=20)
-    assert len(pruned) <= 20 < len(whole)
+    whole, pruned = lexicon_of(pairs), lexicon_of(pairs, max_word_pairs=50)
+    assert len(pruned) <= 50 < len(whole)
     lost = 0
     for source, target, _ in pairs:
         full, kept = whole.dice(source, target), pruned.dice(source, target)
         assert (kept <= full + 1e-12).all()
         lost += int((kept < full - 1e-12).sum())
     assert lost
-    last = Lexicon(max_word_pairs=4)
+    last = Lexicon(max_word_pairs=12)
     last.count(list("abcde"), ["z"], [[0.5, 0.9, 0.1, 0.7, 0.3]])
-    assert len(last) == 3
+    assert len(last) == 9
     assert [last.total(word, "z") for word in "abcde"] == [0.5, 0.9, 0.0, 0.7, 0.0]
     assert last.dice(["b"], ["z"])[0, 0] == pytest.approx(1.8 / (0.9 + 2.5 + 1))
 
@@ -157,7 +186,7 @@ start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 lexicon, words, ones = Lexicon(), [f"{n:04}" for n in range(1000)], np.ones((1000, 100))
 for part in range(0, 1000, 100):
     lexicon.count(words[part : part + 100], words, ones)
-assert len(lexicon) == 1_000_000
+assert len(lexicon) == 2_010_000
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -206,7 +235,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(description=described(format="other"))
     refused(description=described(sides=[["a"], ["b"]]))
     refused(description=described(max_word_pairs="9"))
-    refused(description=described(letters=0))
     refused(description=np.frombuffer(b"[]", np.uint8))
     content = (tmp_path / "sound.npz").read_bytes()
     for damaged in (b"", b"text\n", content[:-30], content[:200] + b"?" * 9 + content[209:]):
@@ -232,6 +260,5 @@ def test_what_is_refused(probabilities: Any, message: str) -> None:
             call(*words, probabilities)
     with pytest.raises(InvalidInputError, match=message):
         Lexicon().applied(probabilities, *words)
-    for options in ({"max_word_pairs": 0}, {"letters": 0}):
-        with pytest.raises(InvalidInputError, match="expected at least 1"):
-            Lexicon(**options)
+    with pytest.raises(InvalidInputError, match="got max_word_pairs=0, expected at least 1"):
+        Lexicon(max_word_pairs=0)

@@ -73,7 +73,7 @@ def test_maps_are_those_of_the_words_without_the_null_column(null: bool) -> None
     word_map = np.arange(9 + 3 * null).reshape(3, 3 + null)
     (maps,) = alignment_page([SOURCE], [TARGET], [FOUND], maps=[word_map]).examples[0].maps
     np.testing.assert_array_equal(maps.values, word_map[None, :, :3])
-    assert maps.stack == "cross"
+    assert maps.stack == "links"
     assert alignment_page([SOURCE], [TARGET], [FOUND], maps=[None]).examples[0].maps == []
 
 

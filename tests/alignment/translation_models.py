@@ -126,6 +126,13 @@ def bart_tokenizer(folder: Path) -> Any:
     return hf.BartTokenizer.from_pretrained(folder)
 
 
+def led_tokenizer(folder: Path) -> Any:
+    """LED's, which is BART's."""
+    bart_tokenizer(folder)
+    led: Any = hf
+    return led.LEDTokenizer.from_pretrained(folder)
+
+
 def t5_tokenizer(folder: Path) -> Any:
     """T5's and mT5's."""
     sentence_pieces(folder / "spiece.model", SOURCES + TARGETS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -203,6 +210,14 @@ def bart(tokenizer: Any) -> hf.PreTrainedModel:
     return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=len(tokenizer), **SIZES, **_ids(tokenizer)))
 
 
+def led(tokenizer: Any) -> hf.PreTrainedModel:
+    """An LED model, whose encoder attends in windows."""
+    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
+    positions = {f"max_{part}_position_embeddings": SIZES["max_position_embeddings"] for part in ("encoder", "decoder")}
+    config = hf.LEDConfig(vocab_size=len(tokenizer), attention_window=[8, 8], **positions, **sizes, **_ids(tokenizer))
+    return hf.LEDForConditionalGeneration(config)
+
+
 def t5(tokenizer: Any) -> hf.PreTrainedModel:
     """A T5 model."""
     config = hf.T5Config(vocab_size=len(tokenizer), **T5_SIZES)
@@ -277,6 +292,7 @@ FAMILIES = {
         {"source_language": "de_DE", "target_language": "en_XX"},
     ),
     "BART": Family(bart_tokenizer, bart, "<s> * </s>", "<s> * </s>", "</s>"),
+    "LED": Family(led_tokenizer, led, "<s> * </s>", "<s> * </s>", "</s>"),
     "T5": Family(t5_tokenizer, t5, "* </s>", "* </s>", "<pad>"),
     "mT5": Family(t5_tokenizer, mt5, "* </s>", "* </s>", "<pad>"),
     "FSMT": Family(fsmt_tokenizer, fsmt, "* </s>", "* </s>", "</s>"),

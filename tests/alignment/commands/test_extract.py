@@ -16,14 +16,13 @@ import torch
 from alignment import cli
 from alignment.aligner import WordAligner, without_head
 from alignment.commands import extract
-from alignment.formats import Output, format_pharaoh
+from alignment.formats import format_pharaoh
 from alignment.normalization import tokenize
 from alignment.recipes import Recipe
 from alignment.shipped import load_shipped_model
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
 from captum_norm.runs import RayBackend, journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
-from tests.pages import content as content_of
 from tests.runs.damage import tree
 
 MUTUAL = ("--recipe=mutual", "--head=all")
@@ -66,15 +65,6 @@ def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
     count = sum(len(line.split()) for line in found)
     assert capsys.readouterr() == ("", f"chose AWI layer 0\n6 lines, {count} links; 0 bad lines\n")
     assert {path.name for path in Path().iterdir()} == {"fr", "en", "pairs", "links"}
-
-
-def test_a_page_has_the_links_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["extract", "pairs", *MUTUAL, "--layer=0", "--out=links", "--page=links.html", "--quiet"]) == 0
-    del capsys
-    examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
-    found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
-    assert found == [set(line.split()) for line in lines("links")]
-    assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
 
 
 @pytest.mark.parametrize(
@@ -331,48 +321,6 @@ def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], wor
     assert output == ""
     assert error.startswith(f"norm-align: error: {message}")
     assert error.count("\n") == 1
-
-
-def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
-    sources, targets = ([line.split() for line in text] for text in (FRENCH, ENGLISH))
-    aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
-    found = aligner.align_scored(sources, targets)
-    write("text", ["a |||", *PAIRS])
-    words = ["extract", "text", "--layer=0", "--head=2", "--reverse-model=none", "--quiet"]
-    for options, output in (
-        (["--scores"], Output(scores=True)),
-        (["--scores", "--min-score=0.9", "--format=naacl"], Output("naacl", scores=True, min_score=0.9)),
-        (["--format=tsv", "--base=1"], Output("tsv", 1)),
-        (["--format=matrix"], Output("matrix")),
-    ):
-        assert cli.main([*words, *options]) == 0
-        rows = enumerate(zip(sources, targets, found, strict=True), 2)
-        texts = [output.text(number, source, target, output.kept(one)) for number, (source, target, one) in rows]
-        printed, error = capsys.readouterr()
-        assert printed == "".join([output.nothing(), *texts])
-        assert error == ""
-    kept = sum(len(output.kept(one).links) for output in [Output(min_score=0.9)] for one in found)
-    assert 0 < kept < sum(len(one.links) for one in found)
-    assert cli.main([*words[:-1], "--min-score=0.9", "--out=links"]) == 0
-    assert f"7 lines, {kept} links" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--recipe=paper", "--scores"], "got scores and links that have no probabilities; use the recipe hmm"),
-        (["--combine=union", "--min-score=0.5"], "got scores and links that have no probabilities"),
-        (["--format=naacl", "--base=0"], "got base 0 for naacl, which counts from 1; leave it out"),
-        (["--min-score=1.5"], "argument --min-score: got 1.5; expected a number from 0 to 1, such as 0.5"),
-    ],
-)
-def test_scores_where_there_are_none(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    before = sorted(path.name for path in Path().iterdir())
-    assert cli.main(["extract", "fr", "en", "--layer=0", "--out=links", "--quiet", *words]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"norm-align: error: {message}")
-    assert error.count("\n") == 1
-    assert sorted(path.name for path in Path().iterdir()) == before
 
 
 def test_raw_text_in_small_blocks(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,14 +108,24 @@ def test_directions_and_lexicons_that_are_refused(
     assert sorted(path.name for path in Path().iterdir()) == before
 
 
-def test_a_multilingual_model_is_loaded_once_for_both_directions(capsys: pytest.CaptureFixture[str]) -> None:
-    family = FAMILIES["mBART"]
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("mBART", ["de_DE", "en_XX"]),
+        ("mBART-50", ["de_DE", "en_XX"]),
+        ("M2M100", ["de", "en"]),
+        ("NLLB", ["deu_Latn", "eng_Latn"]),
+    ],
+)
+def test_a_multilingual_model_is_loaded_once_for_both_directions(
+    name: str, codes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    family = FAMILIES[name]
     torch.manual_seed(0)
     tokenizer = family.tokenizer(Path())
     model = random_model(family, tokenizer)
     model.save_pretrained("model")
     tokenizer.save_pretrained("model")
-    codes = ["de_DE", "en_XX"]
     aligners = [
         WordAligner(
             model, HuggingFaceTokenizer(tokenizer, source_language=one, target_language=other), layer=0, recipe="hmm"

@@ -267,7 +267,7 @@ def test_gold_of_ones_own(words: list[str], links: list[str], run: Run) -> None:
         (["--gold-base=1"], "got --gold without both sides; give --source and --target"),
         (["--gold-format=tsv", "--source=en"], "the sentences are in a tsv file; leave out --source and --target"),
         (["--corpus=alibi"], "got --gold and --corpus; give one of them"),
-        (["--source=en", "--target=en"], "gold: talp files count from 0 or from 1"),
+        (["--source=en", "--target=en"], "talp files count from 0 or from 1"),
         (["--gold-base=1", "--source=en", "--target=en"], "gold, line 1: got "),
     ],
 )

@@ -21,6 +21,7 @@ from alignment.translation import translate
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
 from tests.alignment.translation_models import FAMILIES, SOURCES, random_model
+from tests.pages import content as content_of
 
 Run = Callable[..., tuple[list[str], list[str]]]
 
@@ -81,6 +82,20 @@ def test_columns(run: Run, translations: list[list[str]]) -> None:
     write("pairs", run("fr", "--with-source")[0])
     assert cli.main(["extract", "pairs", "--setting=auto", "--recipe=mutual", "--out=links"]) == 0
     assert Path("links").read_text(encoding="ascii").splitlines() == links
+
+
+def test_a_page_has_the_links_printed(run: Run, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_BLOCK_LINES", 4)
+    write("fr", ["a " * 9, *FRENCH])
+    words = ("fr", "--max-words=8", "--setting=auto", "--recipe=mutual", "--quiet")
+    printed, _ = run(*words, "--alignments")
+    assert run(*words, "--page=p.html") == (["", *map(" ".join, translations)], [])
+    examples = content_of(Path("p.html").read_text(encoding="utf-8"))["examples"]
+    # The first block, which decides on the layer.
+    assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH[:3]]
+    assert [example["outputs"]["texts"] for example in examples] == translations[:3]
+    found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
+    assert found == [set(line.partition(" ||| ")[2].split()) for line in printed[1:4]]
 
 
 def test_bad_lines_stay_empty_or_end_the_run(

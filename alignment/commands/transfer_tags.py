@@ -1,0 +1,315 @@
+"""Runs ``norm-align transfer-tags``: inserts the inline tags of source sentences into their translations."""
+
+import argparse
+import html
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alignment.commands import aligners, directions, models, running
+from alignment.formats import TextSource, parse_pharaoh, split_words
+from alignment.formats.text import write_text
+from alignment.links import Alignment
+from alignment.markup import Markup, check_plain, parse_markup, transfer_tags
+from alignment.normalization import NormalizedWords
+from alignment.pipeline.extraction import output_file
+from alignment.pipeline.progress import line_bar, to_stderr
+from alignment.pipeline.streams import cut_at_pauses
+from alignment.tokenization import languages_of
+from alignment.words import TextWord, split_spaces, split_text
+from captum_norm import InvalidInputError
+from captum_norm.characters import spelled_lines
+from captum_norm.commands.command import Command
+from captum_norm.files import check_writable
+from captum_norm.runs import Block, cut
+from captum_norm.texts import error_at, is_regular_file, scan_lines
+from captum_norm.urls import is_url
+
+if TYPE_CHECKING:
+    from alignment.text_aligner import Pairs, TextAligner
+
+_BLOCK_LINES = 1024
+_PAUSE = 0.05  # seconds
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A sentence, its translation unless the model makes it, and the links between their words if they are given."""
+
+    source: Markup
+    target: str | None = None
+    links: Alignment = field(default_factory=Alignment)
+
+
+_Answers = dict[int, str | InvalidInputError]
+"""By the numbers of lines, their translations with tags, or errors that say why there are none."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="the source sentences with tags of XML or HTML, raw text, one a line; .gz, .xz and .bz2 are decompressed, "
+        "- is standard input",
+    )
+    parser.add_argument(
+        "target",
+        nargs="?",
+        metavar="TARGET",
+        help="their translations without tags; left out, the model translates the sentences",
+    )
+    parser.add_argument(
+        "--alignments",
+        metavar="FILE",
+        help="the links between the words, i-j, source first, from 0, instead of a model's; words are then what spaces "
+        "separate in both texts without tags",
+    )
+    parser.add_argument("--out", metavar="FILE", help="the translations with tags (default: standard output)")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
+    models.add_arguments(parser)
+    directions.add_arguments(parser, counting=False)
+    aligners.add_arguments(parser)
+    running.add_arguments(parser)
+    parser.set_defaults(bad_lines="stop")
+
+
+def _run(options: argparse.Namespace) -> None:
+    names = [name for name in (options.source, options.target, options.alignments) if name is not None]
+    if names.count("-") > 1:
+        raise InvalidInputError("got - twice; standard input can be read only once")
+    if options.alignments is not None and options.target is None:
+        raise InvalidInputError("got --alignments without TARGET; give the translations whose words they link")
+    inputs = [running.text_source(name) for name in names]
+    file = None if options.out is None else output_file(options.out, inputs, replace=options.overwrite)
+    if options.out is not None and file is None:
+        raise InvalidInputError(f"cannot write {options.out}: it is no regular file; write to standard output instead")
+    if file is not None and not is_url(file):
+        check_writable(Path(file).parent)
+    if options.alignments is not None:
+        _transfer(inputs, file, _by_given_links, options, (lambda _: None) if options.quiet else to_stderr)
+        return
+    streamed = any(map(_is_stream, inputs))
+    if options.bad_lines == "stop" and not streamed:  # before a model is loaded
+        for block in cut(inputs, _BLOCK_LINES):
+            _stop_at_first(_read(block))
+    with running.set_up(options) as report:
+        aligner, _ = directions.load(options, options.device)
+        undecided = any(one.choice is None for one, _ in directions.parts(aligner))
+        if undecided and streamed:
+            report(
+                "layer and head are chosen on the first lines, which are waited for; give --layer, --head and "
+                "--reverse-head to answer each line as it comes"
+            )
+        _transfer(inputs, file, _ByModel(aligner, options, report), options, report, together=undecided)
+
+
+def _transfer(
+    inputs: Sequence[TextSource],
+    file: str | None,
+    work: Callable[[Mapping[int, _Line]], _Answers],
+    options: argparse.Namespace,
+    report: Callable[[str], None],
+    *,
+    together: bool = False,
+) -> None:
+    """Transfer the tags of all lines.
+
+    Args:
+        inputs: the texts.
+        file: where to write, which is written as a whole; standard output if None, as a whole unless an input is a
+            stream.
+        work: transfers the tags of lines, given by their numbers.
+        options: the options of the run.
+        report: is told of bad lines, and the counts.
+        together: whether the lines of a stream are waited for, as many as fit into a block.
+    """
+    streams = [place for place, side in enumerate(inputs) if _is_stream(side)]
+    blocks = cut(inputs, _BLOCK_LINES)
+    if len(streams) == 1 and not together:
+        blocks = cut_at_pauses(inputs, streams[0], _BLOCK_LINES, _PAUSE)
+    lines = bad_lines = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal lines, bad_lines
+        for block in blocks:
+            answers = _answers(block, work, stop=options.bad_lines == "stop")
+            errors = [answer for answer in answers.values() if isinstance(answer, InvalidInputError)]
+            for error in errors:
+                report(str(error))
+            lines, bad_lines = lines + len(answers), bad_lines + len(errors)
+            yield "".join(
+                "\n" if isinstance(answer, InvalidInputError) else f"{answer}\n" for answer in answers.values()
+            ).encode()
+            advance(len(answers), len(errors), True)
+
+    with line_bar("transferring tags", inputs[0], shown=sys.stderr.isatty() and not options.quiet) as advance:
+        if file is not None:
+            write_text(file, parts())
+        else:
+            shown = (spelled_lines(part.decode()).encode() for part in parts()) if sys.stdout.isatty() else parts()
+            if streams:
+                for part in shown:
+                    sys.stdout.buffer.write(part)
+                    sys.stdout.buffer.flush()
+            else:
+                running.print_whole(shown)
+    report(f"{lines:,} lines; {bad_lines:,} bad lines")
+
+
+def _answers(block: Block, work: Callable[[Mapping[int, _Line]], _Answers], *, stop: bool) -> _Answers:
+    """The translation of each line of a block, or the error that says why there is none, in order."""
+    read = _read(block)
+    if stop:
+        _stop_at_first(read)
+    found = work({number: line for number, line in read.items() if isinstance(line, _Line)})
+    answers: _Answers = {}
+    file = block.parts[2 if len(block.parts) == 3 else 0].source
+    for number, line in read.items():
+        answer = line if isinstance(line, InvalidInputError) else found[number]
+        if isinstance(answer, InvalidInputError) and number in found:
+            answer = error_at(file, number, str(answer))
+        answers[number] = answer
+    if stop:
+        _stop_at_first(answers)
+    return answers
+
+
+def _stop_at_first(lines: Mapping[int, object]) -> None:
+    """Raise the error of the first bad line, if there is one."""
+    for line in lines.values():
+        if isinstance(line, InvalidInputError):
+            raise line
+
+
+def _is_stream(source: TextSource) -> bool:
+    return not (isinstance(source, str) and is_regular_file(source))
+
+
+def _read(block: Block) -> dict[int, _Line | InvalidInputError]:
+    """Read the lines of a block, by their numbers."""
+    sides = (
+        scan_lines(BytesIO(content), part.source, block.first)
+        for content, part in zip(block.read(), block.parts, strict=True)
+    )
+    lines: dict[int, _Line | InvalidInputError] = {}
+    for row in zip(*sides, strict=True):
+        number = row[0][0]
+        texts = [text for _, text in row if not isinstance(text, InvalidInputError)]
+        unreadable = [text for _, text in row if isinstance(text, InvalidInputError)]
+        lines[number] = unreadable[0] if unreadable else _parsed(texts, number, block)
+    return lines
+
+
+def _parsed(texts: Sequence[str], number: int, block: Block) -> _Line | InvalidInputError:
+    """Parse the source of a line and, if they are given, its translation and links."""
+    part = iter(block.parts)
+    try:
+        name = next(part).source
+        line = _Line(parse_markup(texts[0]))
+        if len(texts) > 1:
+            name = next(part).source
+            check_plain(texts[1])
+            line = replace(line, target=texts[1])
+        if len(texts) > 2:
+            name = next(part).source
+            line = replace(line, links=parse_pharaoh(texts[2]))
+    except InvalidInputError as error:
+        return error_at(name, number, str(error))
+    return line
+
+
+def _by_given_links(lines: Mapping[int, _Line]) -> _Answers:
+    """Transfer the tags of each line by the links that came with it."""
+    answers: _Answers = {}
+    for number, line in lines.items():
+        words = split_spaces(line.source.text), split_spaces(line.target or "")
+        try:
+            answers[number] = transfer_tags(line.source, line.target or "", line.links, *words)
+        except InvalidInputError as error:
+            answers[number] = error
+    return answers
+
+
+@dataclass
+class _ByModel:
+    """Transfers the tags of each line by the links that a model finds; translates it first if need be."""
+
+    aligner: "TextAligner"
+    options: argparse.Namespace
+    report: Callable[[str], None]
+    started: bool = False
+
+    def __call__(self, lines: Mapping[int, _Line]) -> _Answers:
+        """Return each line's translation with tags, or an error that says why there is none."""
+        forward, _ = directions.parts(self.aligner)[0]
+        languages = languages_of(forward.tokenizer)
+        answers: _Answers = {}
+        sources = {
+            number: split_text(line.source.text, languages[0], breaks=line.source.breaks)
+            for number, line in lines.items()
+        }
+        self._leave_out_long(sources, answers, "source")
+        texts = {number: line.target for number, line in lines.items() if line.target is not None}
+        if self.options.target is None:
+            texts = self._translations(lines, sources, answers)
+        targets = {number: split_text(text, languages[1]) for number, text in texts.items() if number in sources}
+        self._leave_out_long(targets, answers, "target")
+        pairs = {number: (sources[number], words) for number, words in targets.items()}
+        self._start([pair for pair in pairs.values() if all(pair)])
+        aligned = [number for number, pair in pairs.items() if all(pair) and lines[number].source.elements]
+        found = dict(zip(aligned, self.aligner.align_pairs([pairs[number] for number in aligned]), strict=True))
+        for number, pair in pairs.items():
+            links = found.get(number, Alignment())
+            if isinstance(links, InvalidInputError):
+                answers[number] = links
+            else:
+                answers[number] = transfer_tags(lines[number].source, texts[number], links, *pair)
+        return answers
+
+    def _leave_out_long(self, sentences: dict[int, list[TextWord]], answers: _Answers, side: str) -> None:
+        """Answer the sentences that have too many words by an error, and remove them."""
+        most = self.options.max_words
+        for number in [number for number, words in sentences.items() if len(words) > most]:
+            found = f"got {len(sentences.pop(number))} words on the {side} side, expected at most {most}"
+            answers[number] = InvalidInputError(f"{found}; raise --max-words or split the line")
+
+    def _translations(
+        self, lines: Mapping[int, _Line], sources: Mapping[int, Sequence[str]], answers: _Answers
+    ) -> dict[int, str]:
+        """Translate the text of each line; < and & in translations become character references."""
+        from alignment.translation import translate
+
+        forward, _ = directions.parts(self.aligner)[0]
+        # The shipped models read words apart from punctuation marks, others plain text.
+        normalized = isinstance(forward.tokenizer, NormalizedWords)
+        numbers = list(sources)
+        sentences = [
+            list(sources[number]) if normalized else split_words(html.unescape(lines[number].source.text))
+            for number in numbers
+        ]
+        found = translate(
+            forward.model,
+            forward.tokenizer,
+            sentences,
+            max_tokens=self.options.max_tokens,
+            on_error=lambda index, error: answers.update({numbers[index]: error}),
+        )
+        return {
+            number: html.escape(" ".join(words), quote=False)
+            for number, words in zip(numbers, found, strict=True)
+            if number not in answers
+        }
+
+    def _start(self, pairs: "Pairs") -> None:
+        """Choose what was left open, and check the sides, on the first pairs."""
+        if pairs and not self.started:
+            self.started = True
+            directions.choose(self.aligner, pairs, self.report)
+            if self.options.target is not None and not self.options.keep_sides:
+                directions.check_sides(self.aligner, pairs)
+
+
+COMMAND = Command("transfer-tags", "insert the inline tags of sentences into their translations", _add_arguments, _run)

@@ -1,0 +1,228 @@
+"""Measures whether a translation is about its source, and flags what is not."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from alignment.word_maps import WordMap, checked_map, normalize_rows
+from captum_norm import InvalidInputError
+
+Flag = Literal["unrelated", "truncated", "repeated", "exchanged"]
+"""What is wrong with a translation: it is of another sentence, its end is missing, words come twice, or source and
+target are exchanged."""
+
+FLAGS: tuple[Flag, ...] = get_args(Flag)
+
+
+class Rule(NamedTuple):
+    """When a measure raises a flag.
+
+    Attributes:
+        flag: the flag.
+        above: whether it is raised above the limit, not below.
+        limit: the limit.
+    """
+
+    flag: Flag
+    above: bool
+    limit: float
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "information": Rule("unrelated", False, 0.2),
+        "gap": Rule("truncated", True, 0.25),
+        "end_log_probability": Rule("truncated", False, -5.0),
+        "repetition": Rule("repeated", True, 0.03),
+        "exchange": Rule("exchanged", True, 1.0),
+    }
+)
+"""The rules by measure."""
+
+COVERED = 0.6
+"""A word is covered if one of its links is at least as probable as this."""
+DOUBT: Mapping[str, float] = MappingProxyType({"coverage": 0.75, "log_probability": -4.0})
+"""Pairs with a coverage or log-probability below these are scored without their source and with their sides exchanged,
+too."""
+REPEATED_WORDS = 4
+"""So many words that occur again are a repetition; fewer only if they follow directly on each other."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What one sentence pair's measures are. Log-probabilities are in nats.
+
+    Attributes:
+        log_probability: the mean log-probability of the target's pieces, end of sentence included.
+        end_log_probability: that of the end of sentence; None if the model has none.
+        source_share: how much of the decoder's states comes from the source, not from the target words before; the
+            mean over decoder steps, from 0 to 1.
+        alti_share: the same by ALTI+ [Ferrando et al. 2022; Dale et al. 2023]; None unless asked for.
+        link_entropy: how widely target words spread over the source, see :func:`link_entropy`.
+        source_coverage: the probability of each source word's best link, the mean over source words.
+        target_coverage: the same of target words.
+        gap: the longest run of uncovered source words, as a share of the source.
+        repetition: repeated words beyond those of the source, as a share of the target.
+        information: how much of the target's surprisal the source takes away,
+            1 − log p(target | source) / log p(target | no source); None for a pair beyond
+            :data:`alignment.inspection.DOUBT`.
+        exchange: by how much the mean log-probability grows if source and target are exchanged; None likewise.
+        uncovered: the indices of uncovered source words.
+        repeated: those of repeated target words, see :func:`alignment.inspection.repeated_words`.
+        flags: the flags raised.
+    """
+
+    log_probability: float
+    end_log_probability: float | None
+    source_share: float
+    alti_share: float | None
+    link_entropy: float
+    source_coverage: float
+    target_coverage: float
+    gap: float
+    repetition: float
+    information: float | None
+    exchange: float | None
+    uncovered: tuple[int, ...]
+    repeated: tuple[int, ...]
+    flags: tuple[Flag, ...] = ()
+
+
+MEASURES = tuple(Inspection.__annotations__)[:-3]
+"""The names of the measures."""
+
+
+def link_entropy(word_map: ArrayLike) -> float:
+    """The entropy of target words' distributions over the source, relative to the highest one, their mean.
+
+    Rows are normalised; the mean is over rows that are not zeros.
+
+    Args:
+        word_map: (T, S + 1), the null column last; finite and not negative.
+
+    Returns:
+        From 0, each word draws on one column alone, to 1, on all alike; 0 if there is a single column, or no row.
+
+    Raises:
+        InvalidInputError: the map is not a finite matrix or has negative entries.
+
+    >>> link_entropy([[1, 0, 0, 0], [1, 1, 0, 0]])
+    0.25
+    """
+    rows = normalize_rows(word_map)
+    rows = rows[rows.any(1)]
+    if rows.shape[1] < 2 or not len(rows):
+        return 0.0
+    logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
+    return float(-(rows * logs).sum(1).mean() / np.log(rows.shape[1]))
+
+
+def coverage(link_probabilities: ArrayLike) -> tuple[WordMap, WordMap]:
+    """The probability of the best link of each source word, (S,), and of each target word, (T,).
+
+    Args:
+        link_probabilities: (T, S), such as :func:`alignment.calibrated` ones.
+
+    Raises:
+        InvalidInputError: the probabilities are not a finite matrix or negative.
+
+    >>> [side.tolist() for side in coverage([[0.9, 0.1], [0.2, 0.3], [0.0, 0.0]])]
+    [[0.9, 0.3], [0.9, 0.3, 0.0]]
+    """
+    matrix = checked_map(link_probabilities, null=False)
+    return matrix.max(0, initial=0.0), matrix.max(1, initial=0.0)
+
+
+def longest_run(indices: Sequence[int]) -> int:
+    """The length of the longest run of consecutive numbers in an ascending sequence.
+
+    >>> longest_run([0, 2, 3, 4, 7])
+    3
+    """
+    longest = run = 0
+    before = None
+    for index in indices:
+        run = run + 1 if before is not None and index == before + 1 else 1
+        longest, before = max(longest, run), index
+    return longest
+
+
+def repeated_words(words: Sequence[str]) -> tuple[int, ...]:
+    """The indices of words that repeat earlier ones: all but the first copy.
+
+    A span of words counts if it follows directly on an equal one, as in a loop, or if it has
+    :data:`REPEATED_WORDS` words and occurs earlier. Case is ignored.
+
+    >>> repeated_words("the the cat sat on the mat , sat on the mat".split())
+    (1, 8, 9, 10, 11)
+    """
+    _, ids = np.unique(np.array([word.lower() for word in words], object).astype(str), return_inverse=True)
+    found = np.zeros(len(words), bool)
+    for lag in range(1, len(words)):
+        same = np.concatenate([[False], ids[lag:] == ids[:-lag], [False]])
+        starts, ends = np.flatnonzero(same[1:] & ~same[:-1]), np.flatnonzero(same[:-1] & ~same[1:])
+        for start, end in zip(starts, ends, strict=True):
+            if end - start >= min(lag, REPEATED_WORDS):
+                found[start + lag : end + lag] = True
+    return tuple(np.flatnonzero(found).tolist())
+
+
+def information(log_probability: float, without_source: float) -> float:
+    """The share of the target's surprisal that its source takes away.
+
+    Args:
+        log_probability: log p(target | source).
+        without_source: log p(target | no source).
+
+    Returns:
+        1 if the source makes the target certain, 0 if it tells nothing, below 0 if it misleads.
+
+    >>> information(-5.0, -20.0)
+    0.75
+    """
+    return 1 - log_probability / without_source if without_source else 0.0
+
+
+def flags_of(inspection: Inspection, rules: Mapping[str, Rule] = RULES) -> tuple[Flag, ...]:
+    """The flags that the measures raise; a target of another sentence, or of another language, has no missing end.
+
+    >>> measures = dict.fromkeys(MEASURES, 0.0) | {"gap": 0.5}
+    >>> flags_of(Inspection(**measures, uncovered=(), repeated=()))
+    ('unrelated',)
+    """
+    raised = set()
+    for measure, rule in rules.items():
+        value = getattr(inspection, measure)
+        if value is not None and (value > rule.limit if rule.above else value < rule.limit):
+            raised.add(rule.flag)
+    if "exchanged" in raised:
+        raised.discard("unrelated")
+    if raised & {"exchanged", "unrelated"}:
+        raised.discard("truncated")
+    return tuple(flag for flag in FLAGS if flag in raised)
+
+
+def changed_rules(limits: Mapping[str, float]) -> Mapping[str, Rule]:
+    """:data:`RULES` with other limits.
+
+    Args:
+        limits: the limit of each measure to change.
+
+    Raises:
+        InvalidInputError: a measure has no rule, or a limit is not a number.
+
+    >>> changed_rules({"gap": 0.5})["gap"].limit
+    0.5
+    """
+    for measure, limit in limits.items():
+        if measure not in RULES:
+            raise InvalidInputError(f"got a limit of {measure}, expected one of {', '.join(RULES)}")
+        if np.isnan(limit):
+            raise InvalidInputError(f"got the limit {limit} of {measure}, expected a number")
+    return MappingProxyType(
+        {measure: rule._replace(limit=limits.get(measure, rule.limit)) for measure, rule in RULES.items()}
+    )

@@ -1,0 +1,263 @@
+"""Inspects translations with a translation model: are they about their source?"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alignment.aligner import WordAligner
+from alignment.extraction import PieceMaps, WordMaps, word_maps
+from alignment.inspection import (
+    COVERED,
+    DOUBT,
+    Inspection,
+    changed_rules,
+    coverage,
+    flags_of,
+    information,
+    link_entropy,
+    longest_run,
+    repeated_words,
+)
+from alignment.recipes import RECIPES
+from alignment.scored import calibrated
+from alignment.scoring import batch_log_probabilities, recorded_logits, spoken_steps, target_log_probabilities
+from alignment.teacher_forcing import TeacherForcedBatch
+from alignment.text_aligner import Pairs, Words, sentence_pairs
+from alignment.tokenization import TranslationTokenizer
+from captum_norm import ALTI, InvalidInputError, NormMeter
+from captum_norm.aggregation import encoder_decoder_rollout
+
+NO_SOURCE = (".",)
+"""What stands for no source."""
+
+_RECIPE = RECIPES["hmm"]
+
+
+class Inspector:
+    """Measures whether translations are about their source, with the model that translates the source.
+
+    One teacher-forced pass over a pair gives the log-probabilities of the target's pieces, the norms in
+    cross-attention, from which links are read by the recipe ``hmm``, and the source's share: that of all layers by
+    ALTI+'s chain, with ‖c‖ / (‖c‖ + ‖r‖) for a layer's cross-attention, c the vector that it adds and r the residual
+    stream. Pairs that are improbable or badly linked (:data:`alignment.inspection.DOUBT`) are passed through the model
+    twice more, without their source and with their sides exchanged.
+
+    Args:
+        model: a sequence-to-sequence model with its language-modelling head, of Hugging Face or from
+            :func:`alignment.load_fairseq_checkpoint`; left unchanged.
+        tokenizer: its tokenizer.
+        layer: the layer of the links, as for :class:`WordAligner`.
+        head: their head: an index, or ``"auto"`` to choose it with the layer.
+        alti: whether to compute the source's share by ALTI+, too, in a pass of its own.
+        limits: other limits of the flags, by measure (:data:`alignment.inspection.RULES`).
+        every: whether to pass every pair through the model again, so that no measure is missing.
+        max_tokens: the largest batch, in pieces of both sides, padding included.
+
+    Raises:
+        InvalidInputError: an unknown layer, head or limit.
+
+    Example:
+        >>> from alignment import load_shipped_model
+        >>> inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
+        >>> source = "je vous remercie beaucoup de votre attention .".split()
+        >>> targets = "thank you very much for your attention .", "the vote will take place tomorrow at noon .", "thank"
+        >>> [one.flags for one in inspector.inspect([source] * 3, [target.split() for target in targets])]
+        [(), ('unrelated',), ('truncated',)]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: TranslationTokenizer,
+        *,
+        layer: int | Literal["auto", "highest-norm"] = "auto",
+        head: int | Literal["auto"] = "auto",
+        alti: bool = False,
+        limits: Mapping[str, float] | None = None,
+        every: bool = False,
+        max_tokens: int = 4096,
+    ) -> None:
+        self.aligner = WordAligner(model, tokenizer, layer=layer, head=head, recipe=_RECIPE, max_tokens=max_tokens)
+        self.model, self.tokenizer = model, tokenizer
+        self.rules = changed_rules(limits or {})
+        self._meter = NormMeter(model)
+        self._alti = ALTI(model) if alti else None
+        self._every, self._max_tokens = every, max_tokens
+
+    def inspect(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Inspection]:
+        """Inspect sentence pairs.
+
+        Args:
+            sources: the words of each source sentence.
+            targets: the words of each target sentence.
+
+        Raises:
+            InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is empty, a string
+                instead of words or too long for the model.
+            CaptumNormError: norms cannot be measured in the model.
+        """
+        pairs = sentence_pairs(sources, targets)
+        found = dict(self.inspect_each(pairs))
+        for index in range(len(pairs)):
+            if isinstance(error := found[index], InvalidInputError):
+                raise InvalidInputError(f"pair {index}: {error}")
+        return [one for index in range(len(pairs)) if isinstance(one := found[index], Inspection)]
+
+    def inspect_each(
+        self, pairs: Pairs, known: Container[int] = ()
+    ) -> Iterator[tuple[int, Inspection | InvalidInputError]]:
+        """Yield each pair's index and inspection, or an error that says why it cannot be used.
+
+        Args:
+            pairs: sentence pairs.
+            known: indices of pairs that may be left out.
+
+        Raises:
+            InvalidInputError: none of the pairs can be used to choose layer and head, or the model has no such.
+            CaptumNormError: norms cannot be measured in the model.
+        """
+        if not pairs:
+            return
+        refused: dict[int, InvalidInputError] = {}
+        seen: dict[int, _Seen] = {}
+        choice = self.aligner.choose(pairs)
+        assert choice.head is not None
+        found: dict[int, Inspection] = {}
+        for index, maps in word_maps(
+            self.model,
+            self.tokenizer,
+            pairs,
+            self._piece_maps(choice.layer, choice.head, seen),
+            settings=("AWI", "AWO"),
+            max_tokens=self._max_tokens,
+            on_error=refused.__setitem__,
+            known=known,
+        ):
+            found[index] = _inspection(*pairs[index], maps, choice.head, seen.pop(index))
+        yield from refused.items()
+        doubted = [index for index, one in found.items() if self._doubts(one)]
+        without = self._scores({index: (NO_SOURCE, pairs[index][1]) for index in doubted})
+        exchanged = self._scores({index: pairs[index][::-1] for index in doubted})
+        for index, one in found.items():
+            told = information(one.log_probability, without[index]) if index in without else None
+            gain = exchanged[index] - one.log_probability if index in exchanged else None
+            complete = replace(one, information=told, exchange=gain)
+            yield index, replace(complete, flags=flags_of(complete, self.rules))
+
+    def _doubts(self, one: Inspection) -> bool:
+        covered = min(one.source_coverage, one.target_coverage)
+        return self._every or covered < DOUBT["coverage"] or one.log_probability < DOUBT["log_probability"]
+
+    def _scores(self, pairs: Mapping[int, tuple[Words, Words]]) -> dict[int, float]:
+        """The mean log-probability of each pair; none of a pair that cannot be used."""
+        indices = list(pairs)
+        scores = target_log_probabilities(
+            self.model,
+            self.tokenizer,
+            list(pairs.values()),
+            max_tokens=self._max_tokens,
+            on_error=lambda *_: None,
+        )
+        return {indices[place]: float(found.mean()) for place, found in scores}
+
+    def _piece_maps(self, layer: int, head: int, seen: "dict[int, _Seen]") -> PieceMaps:
+        """Compute the maps of a layer's heads and of the last layer's, and note what else the pass shows."""
+
+        def maps(batch: TeacherForcedBatch) -> Tensor:
+            with recorded_logits(self.model, batch) as logits:
+                measured = self._meter.measure(
+                    batch.inputs, scopes=["atb"], head_norms=True, stacks=["cross", "decoder"]
+                )
+            cross, decoder = measured["cross"], measured["decoder"]
+            heads = cross.head_norms
+            assert heads is not None
+            for name, index, count in (("layer", layer, heads.shape[1]), ("head", head, heads.shape[2])):
+                if not -count <= index < count:
+                    raise InvalidInputError(f"got {name} {index}; the model has {count}: 0 to {count - 1}")
+            scores = batch_log_probabilities(logits(), batch)
+            shares = source_shares(cross.mixing_ratio["atb"], decoder.norms["atb"])
+            alti = None if self._alti is None else _alti_shares(self._alti, batch)
+            for row, (index, score, target) in enumerate(zip(batch.indices, scores, batch.target, strict=True)):
+                steps = spoken_steps(target)
+                ends = len(score) == steps.stop - steps.start
+                share = shares[row, : len(target.ids)][steps].mean().item()
+                other = None if alti is None else alti[row, : len(target.ids)][steps].mean().item()
+                seen[index] = _Seen(score, ends, share, other)
+            return heads[:, [layer, -1]]
+
+        return maps
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a pass over a pair shows besides maps.
+
+    Attributes:
+        scores: the log-probabilities of the target's pieces.
+        ends: whether the last of them is that of the end of sentence.
+        share: the source's share by norms.
+        alti: that by ALTI+, if asked for.
+    """
+
+    scores: NDArray[np.float64]
+    ends: bool
+    share: float
+    alti: float | None
+
+
+def _alti_shares(method: ALTI, batch: TeacherForcedBatch) -> Tensor:
+    maps = method.maps(batch.inputs, stacks=["cross", "decoder"])
+    assert maps.cross is not None
+    assert maps.decoder is not None
+    return source_shares(maps.cross.sum(-1), maps.decoder)
+
+
+def source_shares(cross: Tensor, decoder: Tensor) -> Tensor:
+    """The source's share of the last decoder layer's output at every position: ALTI+ without the encoder.
+
+    Its rows sum to 1, so they do not change the sum over source positions.
+
+    Args:
+        cross: (B, L, T), the share of cross-attention, against the residual stream, in each layer.
+        decoder: (B, L, T, T), the maps of self-attention, not necessarily normalised.
+
+    Returns:
+        (B, T), from 0 to 1.
+
+    >>> import torch
+    >>> source_shares(torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]), torch.eye(2).expand(1, 2, 2, 2))
+    tensor([[0.7500, 0.7500]])
+    """
+    one = decoder.new_ones(len(cross), cross.shape[1], 1, 1)
+    source, _ = encoder_decoder_rollout(one, decoder, cross.unsqueeze(-1))
+    return source.squeeze(-1)
+
+
+def _inspection(source: Words, target: Words, maps: WordMaps, head: int, seen: _Seen) -> Inspection:
+    """The measures of a pair, from maps (2, H, T, S + 1) of the chosen layer and the last one."""
+    own = np.asarray(maps["AWI"][0, head], np.float64)
+    last = np.asarray(maps["AWO"][1].mean(0), np.float64)
+    links = _RECIPE.decode(_RECIPE.word_map({"AWI": own, "AWO": last}, "AWI")).probabilities
+    assert links is not None
+    by_source, by_target = coverage(calibrated(links))
+    uncovered = tuple(np.flatnonzero(by_source < COVERED).tolist())
+    repeated = repeated_words(target)
+    return Inspection(
+        log_probability=float(seen.scores.mean()),
+        end_log_probability=float(seen.scores[-1]) if seen.ends else None,
+        source_share=seen.share,
+        alti_share=seen.alti,
+        link_entropy=link_entropy(own),
+        source_coverage=float(by_source.mean()),
+        target_coverage=float(by_target.mean()),
+        gap=longest_run(uncovered) / len(source),
+        repetition=max(0, len(repeated) - len(repeated_words(source))) / len(target),
+        information=None,
+        exchange=None,
+        uncovered=uncovered,
+        repeated=repeated,
+    )

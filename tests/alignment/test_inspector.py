@@ -1,0 +1,182 @@
+"""Inspections of sentence pairs, each measure against its definition, on random models and a shipped one."""
+
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alignment.aligner import WordAligner
+from alignment.extraction import attention_maps, word_maps
+from alignment.inspection import DOUBT, Inspection, flags_of, link_entropy, repeated_words
+from alignment.inspector import NO_SOURCE, Inspector, source_shares
+from alignment.scored import calibrated
+from alignment.scoring import spoken_steps, target_log_probabilities
+from alignment.shipped import load_shipped_model
+from alignment.teacher_forcing import teacher_forced_batches
+from captum_norm import ALTI, InvalidInputError, NormAttribution, NormMeter
+from tests.alignment.test_scoring import PAIRS, made
+
+SIDES = [source for source, _ in PAIRS], [target for _, target in PAIRS]
+LAYER, HEAD = 1, 0
+
+
+def share_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
+    """The source's share: a chain over layers, written out for each position."""
+    (batch,) = teacher_forced_batches(model, tokenizer, [pair])
+    measured = NormMeter(model).measure(batch.inputs, scopes=["atb"])
+    cross, decoder = measured["cross"].mixing_ratio["atb"][0], measured["decoder"].norms["atb"][0]
+    share = [0.0] * cross.shape[1]
+    for layer in range(len(cross)):
+        after = []
+        for step in range(len(share)):
+            row = [float(entry) for entry in decoder[layer, step]]
+            read = sum(entry * before for entry, before in zip(row, share, strict=True)) / sum(row)
+            added = float(cross[layer, step])
+            after.append(added + (1 - added) * read)
+        share = after
+    return float(np.mean(share[spoken_steps(batch.target[0])]))
+
+
+def alti_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
+    """The source's share by ALTI+, encoder included."""
+    (batch,) = teacher_forced_batches(model, tokenizer, [pair])
+    source = ALTI(model).source_and_prefix(batch.inputs).source[0]
+    return float(source.sum(-1)[spoken_steps(batch.target[0])].mean())
+
+
+@pytest.mark.parametrize(("name", "seed"), [("Marian", 0), ("NLLB", 1), ("T5", 2)])
+def test_measures_are_as_defined(name: str, seed: int, tmp_path: Path) -> None:
+    model, tokenizer = made(name, tmp_path, seed)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = Inspector(model, tokenizer, layer=LAYER, head=HEAD, every=True, alti=True, max_tokens=80).inspect(*SIDES)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    aligner = WordAligner(model, tokenizer, layer=LAYER, head=HEAD, recipe="hmm")
+    links = aligner.align_scored(*SIDES)
+    maps = dict(
+        word_maps(model, tokenizer, PAIRS, attention_maps(NormAttribution(model), layers=[LAYER], per_head=True))
+    )
+    scores = [dict(target_log_probabilities(model, tokenizer, [pair]))[0] for pair in PAIRS]
+    alone = [dict(target_log_probabilities(model, tokenizer, [(NO_SOURCE, pair[1])]))[0].sum() for pair in PAIRS]
+    turned = [dict(target_log_probabilities(model, tokenizer, [pair[::-1]]))[0].mean() for pair in PAIRS]
+    for index, (pair, one) in enumerate(zip(PAIRS, found, strict=True)):
+        best = calibrated(links[index].probabilities)  # type: ignore[arg-type]
+        by_source, by_target = best.max(0), best.max(1)
+        expected = [
+            scores[index].mean(),
+            scores[index][-1],
+            share_by_hand(model, tokenizer, pair),
+            alti_by_hand(model, tokenizer, pair),
+            link_entropy(maps[index]["AWI"][0, HEAD]),
+            by_source.mean(),
+            by_target.mean(),
+            one.gap,
+            0.0,
+            1 - scores[index].sum() / alone[index],
+            turned[index] - scores[index].mean(),
+        ]
+        np.testing.assert_allclose(astuple(one)[:-3], expected, rtol=1e-4, atol=1e-5)
+        assert one.uncovered == tuple(word for word, chance in enumerate(by_source) if chance < 0.6)
+        text = "".join("x" if word in one.uncovered else " " for word in range(len(pair[0])))
+        assert one.gap == max(map(len, text.split(" "))) / len(pair[0])
+        assert one.flags == flags_of(one)
+
+
+def test_a_pair_is_inspected_alone_as_among_others(tmp_path: Path) -> None:
+    model, tokenizer = made("Marian", tmp_path)
+    inspector = Inspector(model, tokenizer, layer=LAYER, head=HEAD, every=True)
+    together = inspector.inspect(*SIDES)
+    for pair, one in zip(PAIRS, together, strict=True):
+        (alone,) = inspector.inspect([pair[0]], [pair[1]])
+        np.testing.assert_allclose(np.array(_numbers(alone)), np.array(_numbers(one)), rtol=1e-4, atol=1e-5)
+        assert alone.flags == one.flags
+
+
+def _numbers(one: Inspection) -> list[float]:
+    return [value for value in astuple(one)[:-3] if value is not None]
+
+
+def test_doubtful_pairs_alone_go_through_the_model_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = made("Marian", tmp_path)
+    every = Inspector(model, tokenizer, layer=LAYER, head=HEAD, every=True).inspect(*SIDES)
+    worst = sorted(one.log_probability for one in every)[1] - 1e-3  # one pair is less probable
+    monkeypatch.setattr("alignment.inspector.DOUBT", {"coverage": 0.0, "log_probability": worst})
+    some = Inspector(model, tokenizer, layer=LAYER, head=HEAD).inspect(*SIDES)
+    for one, other in zip(every, some, strict=True):
+        doubtful = one.log_probability < worst
+        assert (other.information is not None) == (other.exchange is not None) == doubtful
+        assert replace(one, information=None, exchange=None, flags=()) == replace(
+            other, information=None, exchange=None, flags=()
+        )
+    assert sum(one.information is not None for one in some) == 1
+
+
+def test_unusable_pairs_are_reported(tmp_path: Path) -> None:
+    model, tokenizer = made("Marian", tmp_path)
+    inspector = Inspector(model, tokenizer, layer=LAYER, head=HEAD)
+    found = dict(inspector.inspect_each([(["das"] * 200, ["the"]), PAIRS[0], ([], ["the"])]))
+    assert isinstance(found[1], Inspection)
+    assert "expected at most 128" in str(found[0])
+    assert "got a source side without a word" in str(found[2])
+    assert list(inspector.inspect_each([])) == []
+    with pytest.raises(InvalidInputError, match="pair 1: got a source side without a word"):
+        inspector.inspect([PAIRS[0][0], []], [PAIRS[0][1], ["the"]])
+    with pytest.raises(InvalidInputError, match="got 1 source and 2 target sentences"):
+        inspector.inspect([["das"]], [["the"], ["a"]])
+    with pytest.raises(InvalidInputError, match="pair 0: got the string 'das Haus'"):
+        inspector.inspect(["das Haus"], [["the"]])
+    with pytest.raises(InvalidInputError, match="got a limit of gaps"):
+        Inspector(model, tokenizer, limits={"gaps": 1})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_source_shares_do_not_depend_on_the_encoder(seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    cross = torch.rand(2, 3, 4, 5, generator=draw, dtype=torch.float64)
+    cross = cross / cross.sum(-1, keepdim=True) * torch.rand(2, 3, 4, 1, generator=draw, dtype=torch.float64)
+    decoder = torch.rand(2, 3, 4, 4, generator=draw, dtype=torch.float64).tril()
+    encoder = torch.rand(2, 3, 5, 5, generator=draw, dtype=torch.float64)
+    found = source_shares(cross.sum(-1), decoder)
+    through = torch.eye(5, dtype=torch.float64).expand(2, 5, 5)
+    for layer in encoder.unbind(1):
+        through = layer / layer.sum(-1, keepdim=True) @ through
+    source = torch.zeros(2, 4, 5, dtype=torch.float64)
+    for own, added in zip(decoder.unbind(1), cross.unbind(1), strict=True):
+        rest = 1 - added.sum(-1, keepdim=True)
+        source = added @ through + rest * (own / own.sum(-1, keepdim=True) @ source)
+    torch.testing.assert_close(found, source.sum(-1), rtol=1e-12, atol=1e-12)
+
+
+SOURCE = "je vous remercie beaucoup de votre attention ."
+HARD = {
+    "thank you very much for your attention .": (),
+    "many thanks for your attention .": (),
+    "thank you very much": ("truncated",),
+    "thank you very much for": ("truncated",),
+    "thank you very much .": (),  # two of eight words without a link are too few
+    "thank you very much thank you very much for your attention .": ("repeated",),
+    "thank you thank you thank you thank you thank you thank you": ("truncated", "repeated"),
+    "the vote will take place tomorrow at noon .": ("unrelated",),
+}
+
+
+def test_flags_of_hard_cases() -> None:
+    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
+    found = inspector.inspect([SOURCE.split()] * len(HARD), [target.split() for target in HARD])
+    assert {target: one.flags for target, one in zip(HARD, found, strict=True)} == HARD
+
+
+def test_exchanged_sides_are_flagged_and_repeated_sources_are_not() -> None:
+    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
+    english = "thank you very much for your attention ."
+    echo = "non , non , non , non !", "no , no , no , no !"
+    found = inspector.inspect([english.split(), echo[0].split()], [SOURCE.split(), echo[1].split()])
+    assert found[0].flags == ("exchanged",)
+    assert found[0].exchange is not None
+    assert found[0].exchange > 3
+    assert repeated_words(echo[1].split())
+    assert "repeated" not in found[1].flags
+    assert set(DOUBT) == {"coverage", "log_probability"}

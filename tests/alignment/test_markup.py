@@ -1,0 +1,288 @@
+"""Tags go over to a translation: hard cases by hand, and thousands of drawn ones that an XML parser compares."""
+
+import random
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+import pytest
+
+from alignment import Alignment, Markup, parse_markup, split_text, transfer_tags
+from alignment.words import TextWord, split_spaces
+from captum_norm import InvalidInputError
+from tests.fuzzing import FACTOR, damaged, limited
+
+
+def transferred(source: str, target: str, links: str, languages: tuple[str | None, str | None] = (None, None)) -> str:
+    markup = parse_markup(source)
+    words = split_text(markup.text, languages[0], breaks=markup.breaks), split_text(target, languages[1])
+    pairs = (link.split("-") for link in links.split())
+    return transfer_tags(markup, target, Alignment([(int(i), int(j)) for i, j in pairs]), *words)
+
+
+CASES = [
+    # What a pair holds goes where its words go.
+    ("the <b>red</b> house", "la maison rouge", "0-0 1-2 2-1", "la maison <b>rouge</b>"),
+    ("a <i>red house</i>", "une maison rouge", "0-0 1-2 2-1", "une <i>maison rouge</i>"),
+    ("see <a b=\"?a&amp;b\" c='> \"b\"'>it</a>", "le voir", "0-1 1-0", "<a b=\"?a&amp;b\" c='> \"b\"'>le</a> voir"),
+    # Pairs that cross over; nested ones; the whole sentence; its end, which no link reaches.
+    ("<b>a</b> <i>b</i>", "B A", "0-1 1-0", "<i>B</i> <b>A</b>"),
+    ("<p><b>a <i>b</i></b> c.</p>", "C B A !", "0-2 1-1 2-0", "<p>C <b><i>B</i> A</b> !</p>"),
+    ("<u><b>a b</b></u>", "x y z", "", "<u><b>x y z</b></u>"),
+    # A word between: the pair holds it, unless it belongs to another pair.
+    ("he does <b>not</b> eat", "il ne mange pas", "0-0 2-1 2-3 3-2", "il <b>ne mange pas</b>"),
+    ("he does <b>not</b> <i>eat</i>", "il ne mange pas", "0-0 2-1 2-3 3-2", "il <b>ne</b> <i>mange</i> pas"),
+    # Two words become one; one word becomes two; a word without links.
+    ("of <b>the</b> house", "du logis", "0-0 1-0 2-1", "<b>du</b> logis"),
+    ("<b>of</b> <i>the</i> house", "du logis", "0-0 1-0 2-1", "<b>du</b> <i></i>logis"),
+    ("I <b>potatoes</b> eat", "je mange des pommes de terre", "0-0 2-1 1-3 1-5", "je mange des <b>pommes de terre</b>"),
+    ("I <b>do</b> eat", "je mange", "0-0 2-1", "je <b></b>mange"),
+    # Tags within a word.
+    ("<b>in</b>credible news", "nouvelles incroyables", "0-1 1-0", "nouvelles <b>incroyables</b>"),
+    ("un<b>believ</b>able", "incroyable", "0-0", "<b>incroyable</b>"),
+    ('<b>d</b><i>o</i><a id="1">g</a>', "perro", "0-0", '<b>perro</b><i></i><a id="1"></a>'),
+    ("foo<br/>bar", "FOO BAR", "0-0 1-1", "FOO<br/> BAR"),
+    # Single tags stay beside the word that they touch, or in their place, or at their edge.
+    ("big house<fn/> of Paris", "Paris no ookii ie", "0-2 1-3 2-1 3-0", "Paris no ookii ie<fn/>"),
+    ("the <img/>red house", "la maison rouge", "0-0 1-2 2-1", "la maison <img/>rouge"),
+    ("the <img/> red house", "la maison rouge", "0-0 1-2 2-1", "la <img/>maison rouge"),
+    ("Hello<fn/>!", "Bonjour !", "0-0 1-1", "Bonjour<fn/> !"),
+    ("<x/>a b<y/>", "  B A  ", "0-1 1-0", "  <x/>B A<y/>  "),
+    ("a <br><b>b</b><br> c", "A B C", "0-0 1-1 2-2", "A <br><b>B</b><br> C"),
+    ("<b><i/>a</b> b", "B A", "0-1 1-0", "B <b><i/>A</b>"),
+    ("a<x/><y/><z/> b", "A B", "0-0 1-1", "A<x/><y/><z/> B"),
+    # Empty pairs, tags without words, translations without words.
+    ("a <b></b>b <i> </i>", "A B", "0-0 1-1", "A <b></b>B<i></i>"),
+    ("<b><br/></b>", "", "", "<b><br/></b>"),
+    ("<b>a</b>", " ", "", "<b></b> "),
+    ("<b></b>", "A", "", "<b></b>A"),
+    # Spaces and punctuation.
+    ("<b>Note</b>: a", "Note : A", "0-0 1-1 2-2", "<b>Note</b> : A"),
+    ("<b> a </b>b", "A B", "0-0 1-1", "<b>A</b> B"),
+    ("(<b>a</b>)", "« A »", "0-0 1-1 2-2", "« <b>A</b> »"),
+    ("(<b>a</b>) b", "(A) B", "1-1 3-3", "(<b>A</b>) B"),
+    # Text that looks like markup, and markup that holds no text.
+    ("1 &lt; 2 <b>&amp;</b> a", "1 &lt; 2 &amp; A", "0-0 1-1 2-2 3-3 4-4", "1 &lt; 2 <b>&amp;</b> A"),
+    ("a < b <3 <b>c</b> </ >", "A < B <3 C </ >", "5-5", "A < B <3 <b>C</b> </ >"),
+    ("a <!-- <b> --> b<?php echo '>' ?>", "A B", "0-0 1-1", "A <!-- <b> -->B<?php echo '>' ?>"),
+    ("a <![CDATA[ <x> & ]]> b <!DOCTYPE html>", "A B", "0-0 1-1", "A <![CDATA[ <x> & ]]>B<!DOCTYPE html>"),
+    ("<script>a < b</script>a <STYLE>b>i {}</STYLE>", "A", "0-0", "<script>a < b</script>A<STYLE>b>i {}</STYLE>"),
+    # HTML: upper case, void elements; elsewhere they may have ends.
+    ("<B>a</b> b", "B A", "0-1 1-0", "B <B>A</b>"),
+    ("<p>a<br>b<hr>c</p>", "A B C", "0-0 1-1 2-2", "<p>A<br> B<hr> C</p>"),
+    ("<link>a</link> b", "B A", "0-1 1-0", "B <link>A</link>"),
+    # XLIFF and TMX.
+    ('<g id="1">a</g> <x id="2"/> b', "B A", "0-1 1-0", '<x id="2"/>B <g id="1">A</g>'),
+    ('<bpt i="1">{\\b </bpt>a<ept i="1">}</ept> b', "B A", "0-1 1-0", 'B <bpt i="1">{\\b </bpt>A<ept i="1">}</ept>'),
+    ('a<ph id="1">&lt;br/&gt;</ph> b', "A B", "0-0 1-1", 'A<ph id="1">&lt;br/&gt;</ph> B'),
+    ('<it pos="open">&lt;b&gt;</it>a b', "B A", "0-1 1-0", '<it pos="open">&lt;b&gt;</it>B A'),
+    ("<it>a</it> b", "B A", "0-1 1-0", "B <it>A</it>"),
+    ('<sc id="1"/>a<ec startRef="1"/> b', "B A", "0-1 1-0", 'B <sc id="1"/>A<ec startRef="1"/>'),
+    ('<bx id="1" rid="7"/>a<ex id="2" rid="7"/> b', "B A", "0-1 1-0", 'B <bx id="1" rid="7"/>A<ex id="2" rid="7"/>'),
+    # Other scripts.
+    ("<b>東京</b>へ行く", "go to Tokyo", "0-2 1-2 2-1 3-0 4-0", "go to <b>Tokyo</b>"),
+    ("<é:ü xml:lang='fr'>à</é:ü> b", "B À", "0-1 1-0", "B <é:ü xml:lang='fr'>À</é:ü>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target", "links", "expected"), CASES)
+def test_cases(source: str, target: str, links: str, expected: str) -> None:
+    assert transferred(source, target, links) == expected
+    assert parse_markup(expected).text == target
+
+
+def test_apostrophes_end_words_by_language() -> None:
+    found = transferred("the <b>hour</b>", "l'heure", "0-0 1-1", ("en", "fr"))
+    assert found == "l'<b>heure</b>"
+    assert transferred("l'<b>heure</b>", "the hour", "0-0 1-1", ("fr", "en")) == "the <b>hour</b>"
+
+
+REFUSED = [
+    ("a <b>b", r"got '<b>' at character 3, which nothing closes; expected tags in pairs, nested, and &lt; for"),
+    ("a</b>", "got '</b>' at character 2, which nothing opens"),
+    ("<b><i>a</b></i>", "got '</b>' at character 8 inside '<i>' at character 4"),
+    ("a <b", "got '<b' at character 3, a tag that does not end"),
+    ("a <b <i>c</i>", "got '<b <i>c</i>' at character 3, a tag that does not end"),
+    ('<a href="x>a</a>', "a tag that does not end"),
+    ("<!-- a", "got '<!-- a' at character 1, a tag that does not end"),
+    ("<ph>a", "got '<ph>' at character 1, which nothing closes"),
+    ('<bpt i="1"/>a<ept i="2"/>', "got '<ept i=\"2\"/>' at character 14 inside"),
+    ("<p>a<li>b</p>", "got '</p>' at character 10 inside '<li>' at character 5"),
+    ("mail <me@example.org>", "got '<me@example.org>' at character 6, which nothing closes"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), REFUSED)
+def test_what_is_refused(source: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        parse_markup(source)
+
+
+def test_translations_with_tags_are_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match="got '<b>' at character 3 of the translation, expected text without tags"
+    ):
+        transferred("a", "A <b>", "0-0")
+
+
+def test_elements_say_what_they_hold() -> None:
+    markup = parse_markup('a <b x="1">c <br/>d</b>')
+    assert markup.text == "a c d"
+    assert [(e.opening, e.closing, e.start, e.end, e.parent) for e in markup.elements] == [
+        ('<b x="1">', "</b>", 2, 5, -1),
+        ("<br/>", "", 4, 4, 0),
+    ]
+    assert markup.breaks == {4}
+    assert parse_markup("a") == Markup("a", ())
+
+
+# Each is one word or several, or none; text of one is never markup.
+TEXTS = [
+    "a",
+    "bc",
+    "d'e",
+    "f-g",
+    "1,5",
+    ".",
+    ",",
+    "...",
+    "«",
+    "é",
+    "中文",
+    "&lt;",
+    "&amp;",
+    "&#60;b&#62;",
+    "'",
+    '"',
+    " ",
+    " ",
+    " ",
+    "  ",
+    "\t",
+]
+TEXTS += ["\u00a0", "\u200b", "e\u0301", "😀", "%s", "{x}", "]]&gt;", "--&gt;"]
+
+
+def drawn_content(draw: random.Random, depth: int = 0) -> Iterator[str]:
+    """Well-formed XML: text, and elements that each have a number of their own."""
+    for _ in range(draw.choice((0, 1, 2, 3, 5) if depth else (1, 3, 6))):
+        kind = draw.random()
+        number = draw.randrange(10**9)
+        if kind < 0.5 or depth > 5:
+            yield "".join(draw.choices(TEXTS, k=draw.randint(1, 4)))
+        elif kind < 0.6:
+            yield f"<{draw.choice(('x', 'br', 'img'))} n='{number}' alt='&gt;>/'{draw.choice(('', ' '))}/>"
+        else:
+            name = draw.choice(("b", "i", "a", "ns.g", "sub"))
+            yield f'<{name} n="{number}"{draw.choice(("", " href="))}'.replace("href=", 'href="&lt;b> />"') + ">"
+            yield from drawn_content(draw, depth + 1)
+            yield f"</{name}{draw.choice(('', ' '))}>"
+
+
+def drawn_case(draw: random.Random) -> tuple[str, str, list[TextWord], list[TextWord], Alignment]:
+    source = "".join(drawn_content(draw))
+    target = "".join(draw.choices(TEXTS, k=draw.choice((0, 1, 4, 10))))
+    markup = parse_markup(source)
+    if draw.random() < 0.5:
+        words = split_text(markup.text, draw.choice(("en", "fr", None)), breaks=markup.breaks), split_text(target)
+    else:
+        words = split_spaces(markup.text), split_spaces(target)
+    count = draw.choice((0, 1, 5, 15)) if all(words) else 0
+    links = [(draw.randrange(len(words[0])), draw.randrange(len(words[1]))) for _ in range(count)]
+    return source, target, *words, Alignment(links)
+
+
+def tree(text: str) -> tuple[list[tuple[str, str, tuple[tuple[str, str], ...], str | None]], str]:
+    """Every element's name, number, attributes and parent, and all text, as an XML parser reads them."""
+    root = ElementTree.fromstring(f"<root>{text}</root>")
+    found = [
+        (child.get("n", ""), child.tag, tuple(sorted(child.items())), parent.get("n"))
+        for parent in root.iter()
+        for child in parent
+    ]
+    return sorted(found, key=lambda element: element[0]), "".join(root.itertext())
+
+
+@pytest.mark.fuzz
+def test_no_tag_is_lost_doubled_or_moved_in_the_tree() -> None:
+    draw = random.Random(0)
+    tags = 0
+    for _ in range(1000 * FACTOR):
+        source, target, source_words, target_words, links = drawn_case(draw)
+        markup = parse_markup(source)
+        found = transfer_tags(markup, target, links, source_words, target_words)
+        back = parse_markup(found)
+        assert back.text == target
+        assert tree(found) == (tree(source)[0], tree(target)[1])
+        written = [sorted((e.opening, e.closing) for e in one.elements) for one in (markup, back)]
+        assert written[0] == written[1]
+        # A pair holds words whole.
+        assert not any(
+            w.start < place < w.end for e in back.elements for place in (e.start, e.end) for w in target_words
+        )
+        tags += len(markup.elements)
+    assert tags > 2000 * FACTOR
+
+
+@pytest.mark.fuzz
+def test_the_same_links_in_the_same_order_keep_every_tag_in_its_place() -> None:
+    draw = random.Random(1)
+    for _ in range(300 * FACTOR):
+        words = [f"w{n}" for n in range(draw.randint(1, 8))]
+        spans = sorted(draw.choices(range(len(words) + 1), k=2 * draw.randint(1, 2)))
+        opened = [f"<b n='{place}'>" for place in spans[::2]]
+        source = "".join(
+            "".join("</b>" for end, start in zip(spans[1::2], spans[::2], strict=True) if start < end == place)
+            + (" " if 0 < place < len(words) else "")
+            + "".join(
+                tag for tag, start, end in zip(opened, spans[::2], spans[1::2], strict=True) if start == place < end
+            )
+            + (words[place] if place < len(words) else "")
+            for place in range(len(words) + 1)
+        )
+        target = " ".join(words).upper()
+        links = " ".join(f"{n}-{n}" for n in range(len(words)))
+        assert transferred(source, target, links) == source.replace("w", "W")
+
+
+@pytest.mark.fuzz
+def test_damaged_markup_is_read_or_refused() -> None:
+    draw = random.Random(2)
+    files = ["".join(drawn_content(draw)).encode() for _ in range(20)] + [case[0].encode() for case in CASES]
+    read, messages = 0, []
+    for content in damaged(files, 500, seed=3):
+        text = content.decode("utf-8", "replace")[:20_000]
+        with limited():
+            try:
+                markup = parse_markup(text)
+            except InvalidInputError as error:
+                messages.append(str(error))
+                continue
+            words = split_text(markup.text[:2_000], breaks=markup.breaks)
+            found = transfer_tags(markup, "A b < c, &amp; d.", Alignment(), words, split_text("A b < c, &amp; d."))
+        assert parse_markup(found).text == "A b < c, &amp; d."
+        read += 1
+    assert min(read, len(messages)) > 50
+    assert all("expected tags in pairs" in message and "\n" not in message for message in messages)
+
+
+MANY = 10_000
+LONG = [
+    "<b>" * MANY + "a" + "</b>" * MANY,
+    "<br/>" * MANY,
+    "a<b" * MANY,
+    "<!--" * MANY,
+    "<a " + "'\"" * MANY,
+    "<" * MANY,
+    "<" + "a" * 2 * MANY,
+]
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_long_lines_take_time_by_their_length(text: str) -> None:
+    with limited():
+        try:
+            markup = parse_markup(text)
+        except InvalidInputError:
+            return
+        found = transfer_tags(markup, "A B", Alignment(), split_text(markup.text[:9]), split_text("A B"))
+    assert parse_markup(found).text == "A B"

@@ -1,0 +1,181 @@
+"""The page of alignment error rates during training: what is measured, what is kept, and the page itself."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from alignment import AER, WordAligner, load_alibi
+from alignment.aligner import without_head
+from alignment.corpora import ParallelGold
+from benchmarks import checkpoints
+from benchmarks.alignment_training import against_rows, draw, page, since
+from benchmarks.checkpoints import MODELS, READ, SHIPPED, Measurement, Rate, Source, Trained
+from captum_norm import AttentionWeights, NormAttribution
+
+DOCS = Path(__file__).parents[1] / "docs"
+METHODS: dict[str, Any] = {"norms": NormAttribution, "weights": AttentionWeights}
+
+
+def corpus(sentences: slice, name: str = "a story") -> ParallelGold:
+    """Some sentences of a story."""
+    story = load_alibi("master-cat")
+    parts = (story.sources[sentences], story.targets[sentences], story.gold[sentences])
+    return ParallelGold(name, story.source_language, story.target_language, *parts)
+
+
+def save_checkpoint(path: Path, seed: int) -> None:
+    """The French–English model of the package with noise, as fairseq saves it."""
+    generator = torch.Generator().manual_seed(seed)
+    with safe_open(MODELS / "fr-en" / "model.safetensors", framework="pt") as file:
+        metadata: dict[str, str] = file.metadata()
+        weights = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - no mapping
+    for tensor in weights.values():
+        if tensor.numel() > 1:
+            tensor.add_(0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator))
+    weights |= {key[5:]: weights[origin] for key, origin in metadata.items() if key.startswith("tied.")}
+    numbers = {key: int(text) if text.isdigit() else text for key, text in metadata.items()}
+    settings = {key: value == "True" if value in ("True", "False") else value for key, value in numbers.items()}
+    torch.save({"args": argparse.Namespace(**settings), "model": weights}, path)
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "fr-en-noise"
+    folder.mkdir()
+    for updates in (500, 250):
+        save_checkpoint(folder / f"checkpoint_1_{updates}.pt", updates)
+    (folder / "checkpoint_best.pt").write_bytes(b"not read")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _one_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "shipped_models", lambda: ["en-fr"])
+
+
+def test_rates_are_those_of_the_aligner(training: Path, tmp_path: Path) -> None:
+    given = corpus(slice(0, 12))
+    found = checkpoints.completed(tmp_path / "kept.json", [training], [given])
+    assert [(one.model.training, one.model.updates, one.recipe) for one in found] == [
+        (name, updates, recipe)
+        for name, updates in ((training.name, 250), (training.name, 500), (SHIPPED, 4000))
+        for recipe in sorted(READ)
+    ]
+    for one in found:
+        shipped = one.model.training == SHIPPED
+        file = MODELS / "en-fr" / "model.safetensors" if shipped else training / f"checkpoint_1_{one.model.updates}.pt"
+        model, tokenizer = Source(one.model.training, file, 0).load()
+        assert (one.model.direction, one.model.layers, one.model.width) == ("en-fr" if shipped else "fr-en", 3, 256)
+        turned = given.swapped() if shipped else given
+        for name, method in METHODS.items():
+            head: Literal["auto"] | None = "auto" if one.recipe == "hmm" else None
+            aligner = WordAligner(
+                model, tokenizer, method(without_head(model)), setting="auto", head=head, recipe=one.recipe
+            )
+            score = AER([turned.gold]).corpus_score(aligner.align(turned.sources, turned.targets), None, 1000)
+            rate: Rate = getattr(one, name)
+            assert rate.place == str(aligner.choice)
+            assert (rate.aer, rate.interval) == pytest.approx((score.aer, score.interval), abs=6e-4)
+
+
+def test_only_what_is_new_or_changed_is_measured(
+    training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / training.name
+    folder.mkdir()
+    for file in training.glob("checkpoint_1_*.pt"):
+        (folder / file.name).hardlink_to(file)
+    kept, given, other = tmp_path / "kept.json", corpus(slice(0, 4)), corpus(slice(4, 8), "another story")
+    first = checkpoints.completed(kept, [folder], [given])
+    read = list[tuple[str, list[str]]]()
+
+    def measured(source: Source, digest: str, corpora: Any) -> Iterator[Measurement]:
+        if corpora:
+            read.append((source.path.name, [one.name for one in corpora]))
+        yield from original(source, digest, corpora)
+
+    original = checkpoints.measured
+    monkeypatch.setattr(checkpoints, "measured", measured)
+    assert checkpoints.completed(kept, [folder], [given]) == checkpoints.completed(kept, [], [given]) == first
+    assert not read
+
+    (folder / "checkpoint_1_500.pt").unlink()
+    save_checkpoint(folder / "checkpoint_1_500.pt", 1)
+    save_checkpoint(folder / "checkpoint_1_750.pt", 2)
+    changed = checkpoints.completed(kept, [folder], [given])
+    assert read == [("checkpoint_1_500.pt", ["a story"]), ("checkpoint_1_750.pt", ["a story"])]
+    assert {one for one in first if one.model.updates != 500} < set(changed)
+    assert not {one for one in first if one.model.updates == 500} & set(changed)
+    assert len(changed) == len(first) + len(READ)
+
+    read.clear()
+    both = checkpoints.completed(kept, [], [given, other])
+    assert read == [("model.safetensors", ["another story"])]
+    assert set(both) == set(checkpoints.read_measurements(kept)) > set(changed)
+
+
+@pytest.mark.parametrize("files", [[], ["checkpoint_best.pt", "checkpoint1.pt", "train.log"]])
+def test_a_folder_without_checkpoints_is_refused(files: list[str], tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(SystemExit, match=r"expected a folder with files such as checkpoint_1_250\.pt"):
+        checkpoints.sources([tmp_path])
+
+
+def measurement(updates: int, norms: float, weights: float, p: float, place: str = "AWI layer 0") -> Measurement:
+    model = Trained("run", "fr-en", 3, 256, 1000, updates, "")
+    return Measurement(model, "text", "paper", Rate(place, norms, 1.0), Rate(place, weights, 1.0), p)
+
+
+def test_counts_by_hand() -> None:
+    found = [
+        measurement(250, 50.0, 40.0, 0.001),
+        measurement(500, 30.0, 32.0, 0.3),
+        measurement(750, 30.0, 30.0, 1.0),
+        measurement(1000, 20.0, 24.0, 0.01),
+    ]
+    turned = [replace(one, recipe="hmm", model=replace(one.model, direction="en-fr")) for one in found[:1]]
+    assert list(against_rows(found + turned)) == [
+        ["fr-en", "paper", "4", "2", "1", "1", "1", "+1.0"],
+        ["en-fr", "hmm", "1", "0", "0", "1", "1", "+10.0"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [("abbb", "500"), ("abab", "1,000"), ("aaaa", "250"), ("abba", "1,000"), ("a", "")],
+)
+def test_since_when_a_place_is_chosen(places: str, expected: str) -> None:
+    history = [measurement(250 * (index + 1), 0, 0, 1, place) for index, place in enumerate(places)]
+    assert since(history) == expected
+
+
+def test_the_figure_has_every_rate() -> None:
+    found = [measurement(updates, 40 - updates / 100, 45 - updates / 100, 0.01) for updates in (250, 500)]
+    found += [replace(one, recipe="hmm", model=replace(one.model, direction="en-fr", layers=1)) for one in found]
+    panels = draw(found).axes
+    drawn = {
+        (panel.get_title(), str(line.get_linestyle())): list(map(tuple, line.get_xydata().tolist()))  # type: ignore[union-attr]
+        for panel in panels
+        for line in panel.get_lines()
+    }
+    norms, weights = [(250, 37.5), (500, 35)], [(250, 42.5), (500, 40)]
+    assert drawn == {
+        ("fr → en, width 256", "-"): norms,
+        ("fr → en, width 256", "--"): weights,
+        ("", "-"): norms,
+        ("", "--"): weights,
+    }
+    assert [len(panel.get_lines()) for panel in panels] == [2, 0, 0, 2]
+
+
+def test_the_page_is_that_of_its_measurements() -> None:
+    kept = DOCS / "_static" / "alignment-training.json"
+    text = (DOCS / "alignment-training.md").read_text(encoding="utf-8")
+    assert text == page("alignment-training", checkpoints.read_measurements(kept))
