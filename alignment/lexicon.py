@@ -40,7 +40,7 @@ MARK = 0.1
 _FORMAT = "captum-norm lexicon 2"
 _KEPT = 0.75
 _BUFFERED = 1 << 19
-_SIDE = np.uint64(32)
+_SIDE = 32
 _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
 
 
@@ -98,13 +98,12 @@ class Lexicon:
         """
         matrix = _matrix(probabilities, source, target)
         rows, columns = np.nonzero(matrix >= MIN_PROBABILITY)
-        counts = matrix[rows, columns]
-        for letters in LETTERS:
-            ids = [
-                np.array([side.setdefault(_form(word, letters), len(side)) for word in words], np.uint64)
-                for side, words in zip(self._sides, (source, target), strict=True)
-            ]
-            self._add((ids[0][columns] << _SIDE) | ids[1][rows], counts)
+        of_sources, of_targets = (
+            _by_form([side.setdefault(form, len(side)) for word in words for form in _forms(word)])
+            for side, words in zip(self._sides, (source, target), strict=True)
+        )
+        keys = (of_sources[:, columns] << _SIDE) | of_targets[:, rows]
+        self._add(keys.astype(np.uint64).ravel(), np.tile(matrix[rows, columns], len(LETTERS)))
         self.sentence_pairs += 1
 
     def merge(self, other: "Lexicon") -> None:
@@ -136,7 +135,8 @@ class Lexicon:
 
     def total(self, source: str, target: str) -> float:
         """The sum of a word pair's link probabilities."""
-        return float(self._pair_counts(*self._places([source], [target], None))[0, 0])
+        whole = LETTERS.index(None)
+        return float(self._pair_counts(*self._places([source], [target]))[whole, 0, 0])
 
     def dice(self, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None) -> WordMap:
         r"""The Dice coefficient of each source and target word, $2\,(c(s, t) - p) / (c(s) + c(t) + 1)$.
@@ -159,14 +159,12 @@ class Lexicon:
         if own is not None:
             matrix = _matrix(own, source, target)
             left_out = np.where(matrix >= MIN_PROBABILITY, matrix, 0.0)
-        self._settle()
+        columns, rows = self._places(source, target)
+        counts = np.maximum(self._pair_counts(columns, rows) - left_out, 0.0)
         of_sources, of_targets = (np.append(total, 0.0) for total in self._totals)
-        coefficients = np.zeros_like(left_out)
-        for letters in LETTERS:
-            columns, rows = self._places(source, target, letters)
-            counts = np.maximum(self._pair_counts(columns, rows) - left_out, 0.0)
-            coefficients += 2 * counts / (of_sources[columns] + of_targets[rows][:, None] + 1)
-        return coefficients / len(LETTERS)
+        coefficients = 2 * counts / (of_sources[columns][:, None] + of_targets[rows][..., None] + 1)
+        mean: WordMap = coefficients.mean(0)
+        return mean
 
     def applied(
         self, word_map: ArrayLike, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None
@@ -236,22 +234,20 @@ class Lexicon:
         lexicon._keys, lexicon._counts, lexicon._totals = keys, counts, (totals[0], totals[1])
         return lexicon
 
-    def _pair_counts(self, columns: NDArray[np.intp], rows: NDArray[np.intp]) -> WordMap:
-        """(T, S), for the places of source and target words."""
+    def _pair_counts(self, columns: NDArray[np.intp], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """(forms, T, S), for the places of source and target words."""
         self._settle()
-        known = (rows >= 0)[:, None] & (columns >= 0)
-        wanted = (columns.astype(np.uint64) << _SIDE) | rows.astype(np.uint64)[:, None]
-        places = np.minimum(np.searchsorted(self._keys, wanted), max(len(self._keys) - 1, 0))
+        known = (rows >= 0)[..., None] & (columns >= 0)[:, None]
         if not len(self._keys):
             return np.zeros(known.shape)
+        wanted = (columns.astype(np.uint64) << _SIDE)[:, None] | rows.astype(np.uint64)[..., None]
+        places = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
         return np.where(known & (self._keys[places] == wanted), self._counts[places], 0.0)
 
-    def _places(
-        self, source: Sequence[str], target: Sequence[str], letters: int | None
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """(S,) and (T,), the places of a form of source and target words; −1 for one that was never counted."""
+    def _places(self, source: Sequence[str], target: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """(forms, S) and (forms, T), the places of source and target words; −1 for a form that was never counted."""
         columns, rows = (
-            np.array([side.get(_form(word, letters), -1) for word in words], np.intp)
+            _by_form([side.get(form, -1) for word in words for form in _forms(word)])
             for side, words in zip(self._sides, (source, target), strict=True)
         )
         return columns, rows
@@ -299,9 +295,15 @@ class Lexicon:
             self._keys, self._counts = self._keys[chosen], self._counts[chosen]
 
 
-def _form(word: str, letters: int | None) -> str:
-    """A form in which a word is counted, which no other number of letters gives."""
-    return f"{letters or ''}:{word.lower()[:letters]}"
+def _forms(word: str) -> list[str]:
+    """The forms in which a word is counted; no two numbers of letters give the same form."""
+    lower = word.lower()
+    return [f"{letters or ''}:{lower[:letters]}" for letters in LETTERS]
+
+
+def _by_form(places: Sequence[int]) -> NDArray[np.intp]:
+    """(forms, words), of the places of every form of each word in turn."""
+    return np.array(places, np.intp).reshape(-1, len(LETTERS)).T
 
 
 def _is_mark(word: str) -> bool:

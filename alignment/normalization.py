@@ -12,7 +12,7 @@ gold sets have them, and ``à`` and ``a``, ``où`` and ``ou`` are different word
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from alignment.tokenization import EncodedSentence, IdentifiedTokenizer, digest_of
@@ -69,13 +69,15 @@ def clean(text: str) -> str:
     return unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
 
 
-def normalize_word(word: str, language: Language) -> list[str]:
+# Most words of a text come again.
+@lru_cache(maxsize=1 << 16)
+def normalize_word(word: str, language: Language) -> tuple[str, ...]:
     """The tokens for one word of a tokenised sentence: usually one, none for invisible characters.
 
     >>> normalize_word("Mr.", "en"), normalize_word("two-thirds", "en")
-    (['mr'], ['two', '-', 'thirds'])
+    (('mr',), ('two', '-', 'thirds'))
     >>> normalize_word("L'", "fr"), normalize_word("des", "fr"), normalize_word("prendra-t-il", "fr")
-    (['le'], ['de', 'les'], ['prendra', 'il'])
+    (('le',), ('de', 'les'), ('prendra', 'il'))
     """
     tokens: list[str] = []
     for part in clean(word).lower().split():
@@ -84,7 +86,7 @@ def normalize_word(word: str, language: Language) -> list[str]:
             tokens.append(part[:-1])
         else:
             tokens.extend(_split(part, language))
-    return tokens
+    return tuple(tokens)
 
 
 def normalize_words(words: list[str], language: Language) -> list[str]:

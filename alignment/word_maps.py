@@ -15,6 +15,8 @@ from captum_norm import InvalidInputError
 WordMap = NDArray[np.float64]
 """(T, S + 1) with the null column last, or (T, S) without one."""
 
+_LEAST = 1e-300  # what a sum is divided by at least: its entries stay finite, and zeros stay zeros
+
 
 def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
     """Divide each row by its sum, null column included; rows of zeros stay zeros.
@@ -33,7 +35,9 @@ def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
     [[0.75, 0.25], [0.0, 0.0]]
     """
     matrix = checked_map(word_map, null=null)
-    return _divided(matrix, matrix.sum(1, keepdims=True))
+    sums = matrix.sum(1, keepdims=True)
+    normalized: WordMap = np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)
+    return normalized
 
 
 def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1e-9, null: bool = True) -> WordMap:
@@ -60,16 +64,18 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
     [[0.667, 0.333], [0.333, 0.667]]
     """
     result = normalize_rows(word_map, null=null)
-    words, _ = split_null(result, null=null)
-    row_sums = words.sum(1, keepdims=True)
+    words = np.ascontiguousarray(split_null(result, null=null)[0])
+    # Small maps: products with ones are faster than sums along an axis, one factor per line than dividing each entry.
+    of_rows, of_columns = map(np.ones, words.shape)
+    row_sums = words @ of_columns
     live = words.any(0)
     column_sums = np.where(live, row_sums.sum() / max(1, live.sum()), 0.0)
     for _ in range(iterations):
-        reached = words.sum(0)
+        reached = of_rows @ words
         if np.abs(reached - column_sums).max(initial=0.0) <= tolerance:
             break
-        words = _divided(words, reached) * column_sums
-        words = _divided(words, words.sum(1, keepdims=True)) * row_sums
+        words *= column_sums / np.maximum(reached, _LEAST)
+        words *= (row_sums / np.maximum(words @ of_columns, _LEAST))[:, None]
     result[:, : words.shape[1]] = words
     return result
 
@@ -181,7 +187,3 @@ def _check_alike(matrices: Sequence[WordMap], weights: Sequence[float]) -> None:
     if not matrices or len(matrices) != len(weights) or len(set(shapes)) > 1:
         found = f"got maps of shapes {shapes} and {len(weights)} weights"
         raise InvalidInputError(f"{found}, expected at least one map, all of one shape, and a weight for each")
-
-
-def _divided(matrix: WordMap, sums: WordMap) -> WordMap:
-    return np.divide(matrix, sums, out=np.zeros_like(matrix), where=sums > 0)
