@@ -44,6 +44,7 @@ from .lexicon import Lexicon as Lexicon
 from .links import Alignment as Alignment
 from .links import GoldAlignment as GoldAlignment
 from .links import Link as Link
+from .log_probabilities import target_log_probabilities as target_log_probabilities
 from .markup import Markup as Markup
 from .markup import parse_markup as parse_markup
 from .markup import transfer_tags as transfer_tags
@@ -55,7 +56,6 @@ from .recipes import RECIPES as RECIPES
 from .recipes import Recipe as Recipe
 from .scored import ScoredAlignment as ScoredAlignment
 from .scored import calibrated as calibrated
-from .scoring import target_log_probabilities as target_log_probabilities
 from .selection import Choice as Choice
 from .selection import consistency as consistency
 from .settings import Setting as Setting

@@ -25,7 +25,8 @@ class BidirectionalAligner(TextAligner):
         combine: ``"add"`` or ``"multiply"`` the two maps, and read links off the result; ``"mutual"``, the links that
             are the most probable ones for their target word by the forward model and for their source word by the
             reverse one [Liang et al. 2006]; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges
-            the links of each. The first three need a recipe without a null column, such as ``hmm``.
+            the links of each. ``"add"`` and ``"multiply"`` need a recipe without a null column, ``hmm`` or ``product``;
+            ``"mutual"`` needs ``hmm``.
         lexicon: as for :class:`WordAligner`; for ``"add"`` and ``"multiply"``.
         count_text: likewise.
 
@@ -119,7 +120,7 @@ class BidirectionalAligner(TextAligner):
             if isinstance(both, InvalidInputError):
                 yield index, both
             elif self.combine == "mutual":
-                yield index, self.recipe.decode(*both, sure=True)
+                yield index, self.recipe.decode(*both, combined=True)
             else:
                 forward, reverse = (self.recipe.decode(word_map).links for word_map in both)
                 yield index, ScoredAlignment(SYMMETRIZATIONS[self.combine](forward, reverse.transposed()))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from alignment.scoring import forward_hook, log_probabilities
+from alignment.log_probabilities import forward_hook, log_probabilities
 from alignment.teacher_forcing import NO_LABEL
 from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import length

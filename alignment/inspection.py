@@ -61,7 +61,7 @@ class Inspection:
         end_log_probability: that of the end of sentence; None if the model has none.
         source_share: how much of the decoder's states comes from the source, not from the target words before; the
             mean over decoder steps, from 0 to 1.
-        alti_share: the same by ALTI+ [Ferrando et al. 2022; Dale et al. 2023]; None unless asked for.
+        alti_share: the same by ALTI+ [Ferrando et al. 2022b; Dale et al. 2023]; None unless asked for.
         link_entropy: how widely target words spread over the source, see :func:`link_entropy`.
         source_coverage: the probability of each source word's best link, the mean over source words.
         target_coverage: the same of target words.

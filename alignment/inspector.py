@@ -22,9 +22,14 @@ from alignment.inspection import (
     longest_run,
     repeated_words,
 )
+from alignment.log_probabilities import (
+    batch_log_probabilities,
+    emitted_steps,
+    recorded_logits,
+    target_log_probabilities,
+)
 from alignment.recipes import RECIPES
 from alignment.scored import calibrated
-from alignment.scoring import batch_log_probabilities, recorded_logits, spoken_steps, target_log_probabilities
 from alignment.teacher_forcing import TeacherForcedBatch
 from alignment.text_aligner import Pairs, Words, sentence_pairs
 from alignment.tokenization import TranslationTokenizer
@@ -54,7 +59,7 @@ class Inspector:
         head: their head: an index, or ``"auto"`` to choose it with the layer.
         alti: whether to compute the source's share by ALTI+, too, in a pass of its own.
         limits: other limits of the flags, by measure (:data:`alignment.inspection.RULES`).
-        every: whether to pass every pair through the model again, so that no measure is missing.
+        all_measures: whether to pass every pair through the model again, so that no measure is missing.
         max_tokens: the largest batch, in pieces of both sides, padding included.
 
     Raises:
@@ -78,7 +83,7 @@ class Inspector:
         head: int | Literal["auto"] = "auto",
         alti: bool = False,
         limits: Mapping[str, float] | None = None,
-        every: bool = False,
+        all_measures: bool = False,
         max_tokens: int = 4096,
     ) -> None:
         self.aligner = WordAligner(model, tokenizer, layer=layer, head=head, recipe=_RECIPE, max_tokens=max_tokens)
@@ -86,7 +91,7 @@ class Inspector:
         self.rules = changed_rules(limits or {})
         self._meter = NormMeter(model)
         self._alti = ALTI(model) if alti else None
-        self._every, self._max_tokens = every, max_tokens
+        self._all_measures, self._max_tokens = all_measures, max_tokens
 
     def inspect(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Inspection]:
         """Inspect sentence pairs.
@@ -150,7 +155,7 @@ class Inspector:
 
     def _doubts(self, one: Inspection) -> bool:
         covered = min(one.source_coverage, one.target_coverage)
-        return self._every or covered < DOUBT["coverage"] or one.log_probability < DOUBT["log_probability"]
+        return self._all_measures or covered < DOUBT["coverage"] or one.log_probability < DOUBT["log_probability"]
 
     def _scores(self, pairs: Mapping[int, tuple[Words, Words]]) -> dict[int, float]:
         """The mean log-probability of each pair; none of a pair that cannot be used."""
@@ -182,7 +187,7 @@ class Inspector:
             shares = source_shares(cross.mixing_ratio["atb"], decoder.norms["atb"])
             alti = None if self._alti is None else _alti_shares(self._alti, batch)
             for row, (index, score, target) in enumerate(zip(batch.indices, scores, batch.target, strict=True)):
-                steps = spoken_steps(target)
+                steps = emitted_steps(target)
                 ends = len(score) == steps.stop - steps.start
                 share = shares[row, : len(target.ids)][steps].mean().item()
                 other = None if alti is None else alti[row, : len(target.ids)][steps].mean().item()

@@ -43,7 +43,7 @@ class Recipe:
         sinkhorn: whether to normalise rows and columns in turn.
         decoder: a name in :data:`DECODERS`.
         options: the decoder's own parameters.
-        sure: the values that replace those of ``options`` for maps of both directions, or with a lexicon multiplied in.
+        combined_options: those that replace them for maps of both directions, or with a lexicon multiplied in.
 
     Raises:
         InvalidInputError: the decoder is unknown, an option is not one of its parameters, or a number is negative.
@@ -63,13 +63,13 @@ class Recipe:
     sinkhorn: bool = False
     decoder: str = "argmax"
     options: Mapping[str, float] = field(default_factory=dict)
-    sure: Mapping[str, float] = field(default_factory=dict)
+    combined_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
             raise InvalidInputError(f"got the decoder {self.decoder!r}; expected one of {', '.join(DECODERS)}")
         try:
-            signature(DECODERS[self.decoder]).bind(None, **{**self.options, **self.sure})
+            signature(DECODERS[self.decoder]).bind(None, **{**self.options, **self.combined_options})
         except TypeError as error:
             raise InvalidInputError(f"the options do not match the decoder {self.decoder}: {error}") from error
         if self.combination not in COMBINATIONS:
@@ -95,18 +95,20 @@ class Recipe:
         """Whether the decoder computes probabilities of links."""
         return self.decoder == _SCORED
 
-    def decode(self, word_map: ArrayLike, reverse: ArrayLike | None = None, *, sure: bool = False) -> ScoredAlignment:
+    def decode(
+        self, word_map: ArrayLike, reverse: ArrayLike | None = None, *, combined: bool = False
+    ) -> ScoredAlignment:
         """The links of a map that :meth:`word_map` returned.
 
         Args:
             word_map: (T, S + 1), or (T, S) without null.
             reverse: (S, T), the map of the opposite model, which is read in its own direction; None for one map.
-            sure: whether the map is of both directions, or a lexicon was multiplied in.
+            combined: whether the map is of both directions, or a lexicon was multiplied in.
 
         Raises:
             InvalidInputError: there is a reverse map, and the recipe is not :attr:`scored`; or see the decoder.
         """
-        options = {**self.options, **(self.sure if sure else {})}
+        options = {**self.options, **(self.combined_options if combined else {})}
         if not self.scored:
             if reverse is not None:
                 raise InvalidInputError(f"got two maps for the decoder {self.decoder}; expected {_SCORED}")
@@ -150,7 +152,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             decoder="mutual-posterior",
             # Tuned for the lowest error rate on The Last Lesson: norms and weights, both shipped models.
             options={"jump_penalty": 0.35, "min_probability": 0.3},
-            sure={"jump_penalty": 0.3, "min_probability": 0.35},  # on all three stories, norms
+            combined_options={"jump_penalty": 0.3, "min_probability": 0.35},  # on all three stories, norms
         ),
     }
 )

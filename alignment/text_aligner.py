@@ -191,6 +191,6 @@ class TextAligner(ABC):
             own: what :meth:`counted` returned for this pair, if it is counted in the lexicon.
         """
         if lexicon is None:
-            return self.recipe.decode(word_map, sure=self.both_directions)
-        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), sure=True)
+            return self.recipe.decode(word_map, combined=self.both_directions)
+        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), combined=True)
         return ScoredAlignment(found.links, found.probabilities, corpus_statistics=True)

@@ -192,7 +192,7 @@ def both_directions(forward: Sweep, backward: Sweep, method: Method) -> Iterator
             for one, other in zip(_products(forward, method, rule), _products(backward, method, rule), strict=True)
         ]
         yield f"{title}, product", [mutual_argmax(word_map, null=False) for word_map in maps]
-        yield f"{title}, hmm", [RECIPES["hmm"].decode(word_map, sure=True).links for word_map in maps]
+        yield f"{title}, hmm", [RECIPES["hmm"].decode(word_map, combined=True).links for word_map in maps]
 
 
 def _products(swept: Sweep, method: Method, rule: str) -> list[WordMap]:

@@ -173,7 +173,7 @@ def inspected(text: Text) -> Inspected:
     choice = Inspector(model, tokenizer).aligner.choose(text.pairs)
     assert choice.head is not None
     usual, every, with_alti = (
-        Inspector(model, tokenizer, layer=choice.layer, head=choice.head, every=all_pairs, alti=alti)
+        Inspector(model, tokenizer, layer=choice.layer, head=choice.head, all_measures=all_pairs, alti=alti)
         for all_pairs, alti in ((False, False), (True, False), (True, True))
     )
     few = text.pairs[:TIMED]

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         choices=list(MEAN_ERROR),
         default=DEFAULT_RECIPE,
-        help=f"how maps become links; with their error rates in %%%% on three stories, one direction: {ranking}; paper "
+        help=f"how maps become links; with their error rates in %% on three stories, one direction: {ranking}; paper "
         "is that of Kobayashi et al. 2020 (default: %(default)s)",
     )
     links.add_argument("--null", action=argparse.BooleanOptionalAction, help="include the null column, or not")
@@ -202,7 +202,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
     changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
     if options.decoder is not None:
         changes["decoder"], changes["options"] = options.decoder
-        changes["sure"] = {}
+        changes["combined_options"] = {}
     return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
 
 

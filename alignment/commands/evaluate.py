@@ -13,8 +13,8 @@ from typing import Any
 
 from alignment.aer import AER, AERScore
 from alignment.calibration import reliability, score_curve
+from alignment.commands import evaluated_files
 from alignment.commands import gold as gold_options
-from alignment.commands import scored_files
 from alignment.links import Alignment, GoldAlignment
 from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
@@ -33,7 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "systems",
         nargs="+",
-        type=scored_files.system_file,
+        type=evaluated_files.system_file,
         metavar="SYSTEM",
         help="alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1][:talp]: "
         ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1; :talp to "
@@ -103,16 +103,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _check(options)
-    file = scored_files.AlignmentFile(
+    file = evaluated_files.AlignmentFile(
         "gold", options.gold, options.gold_format, options.gold_base, options.gold_swapped, gold=True
     )
-    texts = scored_files.read_sentences(options.source), scored_files.read_sentences(options.target)
-    gold, read = scored_files.read_scored(file, options.systems, texts, skip_invalid=options.skip_invalid)
+    texts = evaluated_files.read_sentences(options.source), evaluated_files.read_sentences(options.target)
+    gold, read = evaluated_files.read_systems(file, options.systems, texts, skip_invalid=options.skip_invalid)
     systems = [(system.name, alignments) for system, alignments in zip(options.systems, read, strict=True)]
     systems += [(method, list(map(SYMMETRIZATIONS[method], *read))) for method in options.symmetrize]
     report = _evaluated(gold, systems, options)
     if options.curve or options.reliability:
-        write_outputs(_scored(gold, options, report))
+        write_outputs(_score_files(gold, options, report))
     if options.report == "table":
         _show_table(report)
     else:
@@ -158,11 +158,11 @@ def _evaluated(
     return report
 
 
-def _scored(gold: list[GoldAlignment], options: argparse.Namespace, report: dict[str, Any]) -> dict[Path, bytes]:
+def _score_files(gold: list[GoldAlignment], options: argparse.Namespace, report: dict[str, Any]) -> dict[Path, bytes]:
     """The files of ``--curve`` and ``--reliability``; adds the calibration errors to the report."""
     points, bins = list[dict[str, Any]](), list[dict[str, Any]]()
     for system, record in zip(options.systems, report["systems"], strict=False):
-        scores = scored_files.read_scores(system)
+        scores = evaluated_files.read_scores(system)
         points += [
             {"system": system.name, "min_score": least, **_rates(score)}
             for least, score in score_curve(scores, gold).items()

@@ -141,7 +141,7 @@ def _inspector(options: argparse.Namespace) -> "Inspector":
         layer=options.layer,
         head=options.head,
         alti=options.alti,
-        every=options.all_measures,
+        all_measures=options.all_measures,
         limits=dict(options.limit),
         max_tokens=options.max_tokens,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from alignment.commands import gold as gold_options
 from alignment.commands import models
-from alignment.commands.scored_files import read_sentences
+from alignment.commands.evaluated_files import read_sentences
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.formats import split_words
 from alignment.pipeline.progress import to_stderr

@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Iterator
 from itertools import zip_longest
 
+from alignment.commands.evaluated_files import AlignmentFile, system_file
 from alignment.commands.running import print_whole, text_source
-from alignment.commands.scored_files import AlignmentFile, system_file
 from alignment.formats import TextSource, format_pharaoh, read_pharaoh
 from alignment.formats.text import write_text
 from alignment.links import Alignment

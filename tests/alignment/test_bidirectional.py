@@ -139,7 +139,7 @@ def lexical(pairs: Any, both: Any, lexicon: Lexicon, counted: bool) -> list[Alig
         lexicon.applied(word_map, source, target, own if counted else None)
         for word_map, (source, target), own in zip(before, pairs, owns, strict=True)
     ]
-    return [RECIPES["hmm"].decode(word_map, sure=True).links for word_map in after]
+    return [RECIPES["hmm"].decode(word_map, combined=True).links for word_map in after]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -180,7 +180,7 @@ def test_one_direction_with_a_lexicon() -> None:
         lexicon.count(*pair, own)
     rows = zip(before, SOURCES, TARGETS, owns, strict=True)
     after = [lexicon.applied(word_map, source, target, own) for word_map, source, target, own in rows]
-    assert alone.align(SOURCES, TARGETS) == [RECIPES["hmm"].decode(word_map, sure=True).links for word_map in after]
+    assert alone.align(SOURCES, TARGETS) == [RECIPES["hmm"].decode(word_map, combined=True).links for word_map in after]
     assert alone.align([[], *SOURCES[:1]], [["A"], *TARGETS[:1]])[0] == Alignment()
 
 

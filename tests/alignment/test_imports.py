@@ -36,7 +36,7 @@ LAYERS = (
         "markup",
         "pipeline",
         "recipes",
-        "scoring",
+        "log_probabilities",
         "selection",
         "translation",
     },

@@ -12,12 +12,12 @@ from alignment.aligner import WordAligner
 from alignment.extraction import attention_maps, word_maps
 from alignment.inspection import DOUBT, Inspection, flags_of, link_entropy, repeated_words
 from alignment.inspector import NO_SOURCE, Inspector, source_shares
+from alignment.log_probabilities import emitted_steps, target_log_probabilities
 from alignment.scored import calibrated
-from alignment.scoring import spoken_steps, target_log_probabilities
 from alignment.shipped import load_shipped_model
 from alignment.teacher_forcing import teacher_forced_batches
 from captum_norm import ALTI, InvalidInputError, NormAttribution, NormMeter
-from tests.alignment.test_scoring import PAIRS, made
+from tests.alignment.test_log_probabilities import PAIRS, made
 
 SIDES = [source for source, _ in PAIRS], [target for _, target in PAIRS]
 LAYER, HEAD = 1, 0
@@ -37,21 +37,23 @@ def share_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
             added = float(cross[layer, step])
             after.append(added + (1 - added) * read)
         share = after
-    return float(np.mean(share[spoken_steps(batch.target[0])]))
+    return float(np.mean(share[emitted_steps(batch.target[0])]))
 
 
 def alti_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
     """The source's share by ALTI+, encoder included."""
     (batch,) = teacher_forced_batches(model, tokenizer, [pair])
     source = ALTI(model).source_and_prefix(batch.inputs).source[0]
-    return float(source.sum(-1)[spoken_steps(batch.target[0])].mean())
+    return float(source.sum(-1)[emitted_steps(batch.target[0])].mean())
 
 
 @pytest.mark.parametrize(("name", "seed"), [("Marian", 0), ("NLLB", 1), ("T5", 2)])
 def test_measures_are_as_defined(name: str, seed: int, tmp_path: Path) -> None:
     model, tokenizer = made(name, tmp_path, seed)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = Inspector(model, tokenizer, layer=LAYER, head=HEAD, every=True, alti=True, max_tokens=80).inspect(*SIDES)
+    found = Inspector(model, tokenizer, layer=LAYER, head=HEAD, all_measures=True, alti=True, max_tokens=80).inspect(
+        *SIDES
+    )
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     aligner = WordAligner(model, tokenizer, layer=LAYER, head=HEAD, recipe="hmm")
@@ -87,7 +89,7 @@ def test_measures_are_as_defined(name: str, seed: int, tmp_path: Path) -> None:
 
 def test_a_pair_is_inspected_alone_as_among_others(tmp_path: Path) -> None:
     model, tokenizer = made("Marian", tmp_path)
-    inspector = Inspector(model, tokenizer, layer=LAYER, head=HEAD, every=True)
+    inspector = Inspector(model, tokenizer, layer=LAYER, head=HEAD, all_measures=True)
     together = inspector.inspect(*SIDES)
     for pair, one in zip(PAIRS, together, strict=True):
         (alone,) = inspector.inspect([pair[0]], [pair[1]])
@@ -101,7 +103,7 @@ def _numbers(one: Inspection) -> list[float]:
 
 def test_doubtful_pairs_alone_go_through_the_model_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = made("Marian", tmp_path)
-    every = Inspector(model, tokenizer, layer=LAYER, head=HEAD, every=True).inspect(*SIDES)
+    every = Inspector(model, tokenizer, layer=LAYER, head=HEAD, all_measures=True).inspect(*SIDES)
     worst = sorted(one.log_probability for one in every)[1] - 1e-3  # one pair is less probable
     monkeypatch.setattr("alignment.inspector.DOUBT", {"coverage": 0.0, "log_probability": worst})
     some = Inspector(model, tokenizer, layer=LAYER, head=HEAD).inspect(*SIDES)

@@ -71,8 +71,8 @@ def test_sinkhorn_stays_finite_where_the_sums_cannot_be_reached() -> None:
 def test_sinkhorn_does_not_depend_on_the_scale_of_a_column(smallest: float) -> None:
     word_map = random_map(5, 6, 4)
     scaled = word_map * [1, smallest, 1, smallest]
-    options = {"null": False, "iterations": 100_000}
-    np.testing.assert_allclose(sinkhorn(scaled, **options), sinkhorn(word_map, **options), rtol=1e-8)
+    found, expected = (sinkhorn(one, null=False, iterations=100_000) for one in (scaled, word_map))
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
 def test_diagonal_prior_is_that_of_its_formula() -> None:

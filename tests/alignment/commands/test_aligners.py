@@ -100,7 +100,7 @@ def test_what_is_asked_for_is_chosen(shipped: tuple[Any, Any], words: str, choic
             "--recipe=paper --decoder=mutual-hmm:jump_penalty=1e-1",
             Recipe(decoder="mutual-hmm", options={"jump_penalty": 0.1}),
         ),
-        ("--recipe=hmm --decoder=argmax", replace(RECIPES["hmm"], decoder="argmax", options={}, sure={})),
+        ("--recipe=hmm --decoder=argmax", replace(RECIPES["hmm"], decoder="argmax", options={}, combined_options={})),
     ],
 )
 def test_recipes(shipped: tuple[Any, Any], words: str, recipe: Recipe) -> None:

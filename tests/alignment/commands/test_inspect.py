@@ -74,7 +74,7 @@ def test_json_and_all_measures(run: Run) -> None:
     found, told = run("fr", "bad", "--format=json", "--all-measures", "--alti", "--quiet", *CHOICE)
     records = [json.loads(line) for line in found]
     assert told == []
-    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2, every=True, alti=True)
+    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2, all_measures=True, alti=True)
     for number, record in enumerate(records, 1):
         (one,) = inspector.inspect([FRENCH[number - 1].split()], [TARGETS[number - 1].split()])
         assert list(record) == ["line", *MEASURES, "uncovered", "repeated", "flags", "source", "target"]

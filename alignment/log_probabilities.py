@@ -55,10 +55,10 @@ def target_log_probabilities(
         yield from zip(batch.indices, batch_log_probabilities(logits(), batch), strict=True)
 
 
-def spoken_steps(target: EncodedSentence) -> slice:
+def emitted_steps(target: EncodedSentence) -> slice:
     """The decoder steps that emit the first word's first piece up to the end of sentence.
 
-    >>> spoken_steps(EncodedSentence([9, 5, 6, 2, 9], [None, 0, 1, None, None]))
+    >>> emitted_steps(EncodedSentence([9, 5, 6, 2, 9], [None, 0, 1, None, None]))
     slice(1, 4, None)
     """
     words = [step for step, index in enumerate(target.word_ids) if index is not None]
@@ -66,13 +66,13 @@ def spoken_steps(target: EncodedSentence) -> slice:
 
 
 def batch_log_probabilities(logits: Tensor, batch: TeacherForcedBatch) -> list[NDArray[np.float64]]:
-    """The log-probabilities of each pair's :func:`spoken_steps`, from logits (B, T, V)."""
+    """The log-probabilities of each pair's :func:`emitted_steps`, from logits (B, T, V)."""
     # One pair at a time: vocabularies are large.
     rows = [
         log_probabilities(row, labels)[0].double().cpu().numpy()
         for row, labels in zip(logits.split(1), batch.labels.split(1), strict=True)
     ]
-    return [row[: len(target.ids)][spoken_steps(target)] for row, target in zip(rows, batch.target, strict=True)]
+    return [row[: len(target.ids)][emitted_steps(target)] for row, target in zip(rows, batch.target, strict=True)]
 
 
 def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def read_sentences(path: str | None) -> list[str] | None:
     return None if path is None else [line for _, line in read_lines(text_source(path))]
 
 
-def read_scored(
+def read_systems(
     gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides, *, skip_invalid: bool
 ) -> tuple[list[GoldAlignment], list[list[Alignment]]]:
     """Read gold alignments and the systems' alignments of the same sentence pairs; warn if they do not look right.

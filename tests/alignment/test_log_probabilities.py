@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alignment.huggingface import HuggingFaceTokenizer
-from alignment.scoring import log_probabilities, spoken_steps, target_log_probabilities
+from alignment.log_probabilities import emitted_steps, log_probabilities, target_log_probabilities
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.tokenization import EncodedSentence
 from captum_norm import InvalidInputError, UnsupportedModelError
@@ -91,5 +91,5 @@ def test_labels_outside_the_vocabulary_are_refused() -> None:
         ([0, 1], [0, 1]),  # no end of sentence
     ],
 )
-def test_spoken_steps(word_ids: list[int | None], steps: list[int]) -> None:
-    assert list(range(len(word_ids)))[spoken_steps(EncodedSentence([0] * len(word_ids), word_ids))] == steps
+def test_emitted_steps(word_ids: list[int | None], steps: list[int]) -> None:
+    assert list(range(len(word_ids)))[emitted_steps(EncodedSentence([0] * len(word_ids), word_ids))] == steps
