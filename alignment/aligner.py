@@ -15,7 +15,7 @@ from alignment.selection import Choice, highest_norm, most_consistent
 from alignment.settings import SETTINGS, Setting
 from alignment.teacher_forcing import OnError
 from alignment.text_aligner import Pairs, TextAligner
-from alignment.tokenization import TranslationTokenizer
+from alignment.tokenization import TranslationTokenizer, languages_of
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError, NormAttribution
 from captum_norm.models import explained_module
@@ -83,7 +83,8 @@ class WordAligner(TextAligner):
             raise InvalidInputError(f'got the setting {setting!r}, expected "AWI", "AWO" or "auto"')
         if isinstance(head, str) and head != "auto":
             raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or None')
-        super().__init__(RECIPES[recipe] if isinstance(recipe, str) else recipe, lexicon, count_text=count_text)
+        recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+        super().__init__(recipe, lexicon, count_text=count_text, languages=languages_of(tokenizer))
         self.model = model
         self.tokenizer = tokenizer
         self.method = cast(MapMethod, NormAttribution(without_head(model))) if method is None else method

@@ -7,7 +7,6 @@ from alignment.lexicon import Lexicon
 from alignment.scored import ScoredAlignment
 from alignment.symmetrization import COMBINATIONS, MAP_COMBINATIONS, SYMMETRIZATIONS
 from alignment.text_aligner import Pairs, TextAligner
-from alignment.tokenization import languages_of
 from alignment.word_maps import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 
@@ -74,7 +73,7 @@ class BidirectionalAligner(TextAligner):
             raise InvalidInputError(
                 f"got a lexicon and combine={combine!r}, which makes no map of both; expected add or multiply"
             )
-        super().__init__(forward.recipe, lexicon, count_text=count_text)
+        super().__init__(forward.recipe, lexicon, count_text=count_text, languages=forward.languages)
         self.forward, self.reverse, self.combine = forward, reverse, combine
 
     @property
@@ -143,7 +142,7 @@ class BidirectionalAligner(TextAligner):
 
 
 def _check_languages(forward: WordAligner, reverse: WordAligner) -> None:
-    there, back = (languages_of(aligner.tokenizer) for aligner in (forward, reverse))
+    there, back = forward.languages, reverse.languages
     for one, other in zip(there, back[::-1], strict=True):
         if one is not None and other is not None and one != other:
             ways = ["–".join(str(code) for code in way) for way in (there, back, there[::-1])]

@@ -48,6 +48,8 @@ COVERED = 0.6
 DOUBT: Mapping[str, float] = MappingProxyType({"coverage": 0.75, "log_probability": -4.0})
 """Pairs with a coverage or log-probability below these are scored without their source and with their sides exchanged,
 too."""
+FURTHER = frozenset({"information", "exchange"})
+"""The measures that need these further passes."""
 REPEATED_WORDS = 4
 """So many words that occur again are a repetition; fewer only if they follow directly on each other."""
 

@@ -13,6 +13,7 @@ from alignment.extraction import PieceMaps, WordMaps, word_maps
 from alignment.inspection import (
     COVERED,
     DOUBT,
+    FURTHER,
     Inspection,
     changed_rules,
     coverage,
@@ -59,7 +60,8 @@ class Inspector:
         head: their head: an index, or ``"auto"`` to choose it with the layer.
         alti: whether to compute the source's share by ALTI+, too, in a pass of its own.
         limits: other limits of the flags, by measure (:data:`alignment.inspection.RULES`).
-        all_measures: whether to pass every pair through the model again, so that no measure is missing.
+        all_measures: whether to pass every pair through the model again, so that no measure is missing; always with a
+            limit of a measure that needs it, ``information`` or ``exchange``.
         max_tokens: the largest batch, in pieces of both sides, padding included.
 
     Raises:
@@ -91,7 +93,8 @@ class Inspector:
         self.rules = changed_rules(limits or {})
         self._meter = NormMeter(model)
         self._alti = ALTI(model) if alti else None
-        self._all_measures, self._max_tokens = all_measures, max_tokens
+        self._all_measures = all_measures or not FURTHER.isdisjoint(limits or ())
+        self._max_tokens = max_tokens
 
     def inspect(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Inspection]:
         """Inspect sentence pairs.

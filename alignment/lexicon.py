@@ -37,11 +37,15 @@ FLOOR = 0.02
 MARK = 0.1
 """The factor of links between a word and a punctuation mark, which has neither letters nor digits."""
 
-_FORMAT = "captum-norm lexicon 2"
+_FORMAT = "captum-norm lexicon 3"
 _KEPT = 0.75
 _BUFFERED = 1 << 19
 _SIDE = 32
 _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
+
+
+Languages = tuple[str | None, str | None]
+"""Source and target language; None for one that is unknown."""
 
 
 class Lexicon:
@@ -58,6 +62,7 @@ class Lexicon:
 
     Args:
         max_word_pairs: the largest number of word pairs, each form of a word counted apart.
+        languages: of source and target, as the model's tokenizer names them; None for one that is unknown.
 
     Attributes:
         sentence_pairs: the number of sentence pairs counted.
@@ -74,10 +79,11 @@ class Lexicon:
     [[0.72, 0.0]]
     """
 
-    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS) -> None:
+    def __init__(self, *, max_word_pairs: int = MAX_WORD_PAIRS, languages: Languages = (None, None)) -> None:
         if max_word_pairs < 1:
             raise InvalidInputError(f"got max_word_pairs={max_word_pairs}, expected at least 1")
         self.max_word_pairs = max_word_pairs
+        self.languages = languages
         self.sentence_pairs = 0
         self._sides: tuple[dict[str, int], dict[str, int]] = ({}, {})
         self._totals = np.zeros(0), np.zeros(0)
@@ -106,8 +112,21 @@ class Lexicon:
         self._add(keys.astype(np.uint64).ravel(), np.tile(matrix[rows, columns], len(LETTERS)))
         self.sentence_pairs += 1
 
+    def check_direction(self, languages: Languages) -> None:
+        """Raise InvalidInputError if the lexicon is of the opposite direction; unknown languages agree with any."""
+        source, target = languages
+        if None not in languages and source != target and self.languages == (target, source):
+            raise InvalidInputError(
+                f"got a lexicon of {target}–{source} text for {source}–{target}; count one with the sides in this order"
+            )
+
     def merge(self, other: "Lexicon") -> None:
-        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding."""
+        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding.
+
+        Raises:
+            InvalidInputError: it is of the opposite direction.
+        """
+        other.check_direction(self.languages)
         other._settle()
         moved = [
             np.array([mine.setdefault(word, len(mine)) for word in theirs], np.uint64)
@@ -124,7 +143,7 @@ class Lexicon:
 
     def copy(self) -> "Lexicon":
         """A lexicon with the same counts."""
-        lexicon = Lexicon(max_word_pairs=self.max_word_pairs)
+        lexicon = Lexicon(max_word_pairs=self.max_word_pairs, languages=self.languages)
         lexicon.merge(self)
         return lexicon
 
@@ -202,6 +221,7 @@ class Lexicon:
             "format": _FORMAT,
             "max_word_pairs": self.max_word_pairs,
             "sentence_pairs": self.sentence_pairs,
+            "languages": self.languages,
             "sides": [list(side) for side in self._sides],
         }
         text = np.frombuffer(json.dumps(description, ensure_ascii=False).encode(errors="surrogatepass"), np.uint8)
@@ -227,7 +247,8 @@ class Lexicon:
             raise InvalidInputError(f"{name} is not a lexicon; give a file that --save-lexicon wrote") from error
         if not _is_sound(description, keys, counts, totals):
             raise InvalidInputError(f"{name} is not a lexicon, or damaged; give a file that --save-lexicon wrote")
-        lexicon = cls(max_word_pairs=description["max_word_pairs"])
+        source, target = description["languages"]
+        lexicon = cls(max_word_pairs=description["max_word_pairs"], languages=(source, target))
         lexicon.sentence_pairs = description["sentence_pairs"]
         first, second = ({word: place for place, word in enumerate(words)} for words in description["sides"])
         lexicon._sides = first, second
@@ -328,7 +349,12 @@ def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -
     """Whether the contents of a file fit together."""
     if not isinstance(description, dict) or description.get("format") != _FORMAT:
         return False
-    sides, numbers = description.get("sides"), [description.get(n) for n in ("max_word_pairs", "sentence_pairs")]
+    sides, languages = description.get("sides"), description.get("languages")
+    numbers = [description.get(n) for n in ("max_word_pairs", "sentence_pairs")]
+    if not (isinstance(languages, list) and len(languages) == 2):
+        return False
+    if not all(code is None or isinstance(code, str) for code in languages):
+        return False
     if not (isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, list) for side in sides)):
         return False
     if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[0]:

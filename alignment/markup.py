@@ -222,6 +222,8 @@ def _source_spans(source: Markup, words: Sequence[TextWord]) -> list[NestedSpan]
         last = len(words) if parent == SENTENCE else spans[parent].end
         start = min(max(bisect_right(ends, element.start), free[parent]), last)
         end = min(max(bisect_left(starts, element.end), start), last) if element.start < element.end else start
+        if element.start == element.end and start < last and starts[start] < element.start:
+            start = end = start + 1  # a tag within a word goes behind it
         free[parent], free[index] = end, start
         left = source.text[max(element.start - 1, 0) : element.start].strip()
         right = source.text[element.end : element.end + 1].strip()

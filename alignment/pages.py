@@ -95,6 +95,7 @@ def aligner_page(
     *,
     gold: Sequence[GoldAlignment] | None = None,
     facts: Mapping[str, str] = _NO_FACTS,
+    min_score: float = 0.0,
 ) -> Page:
     """Put the first sentence pairs on a page, as an aligner reads them: maps, links and their probabilities.
 
@@ -103,6 +104,7 @@ def aligner_page(
         pairs: source words and target words; those that cannot be used are left out.
         gold: the gold alignment of each pair.
         facts: names and values to show under the heading.
+        min_score: links less probable than this are left out.
 
     Raises:
         InvalidInputError: the aligner counts the word pairs of a whole text, there are more or fewer gold alignments
@@ -119,7 +121,7 @@ def aligner_page(
     return alignment_page(
         [shown[index][0] for index in kept],
         [shown[index][1] for index in kept],
-        [aligner.read(maps[index], *shown[index], aligner.lexicon) for index in kept],
+        [aligner.read(maps[index], *shown[index], aligner.lexicon).at_least(min_score) for index in kept],
         maps=[maps[index] for index in kept],
         gold=None if gold is None else [gold[index] for index in kept],
         facts=facts,

@@ -59,3 +59,14 @@ class ScoredAlignment:
         scores = calibrated(self.probabilities)
         for source, target in self.links:
             yield (source, target), float(scores[target, source])
+
+    def at_least(self, score: float) -> "ScoredAlignment":
+        """Leave out the links whose :func:`calibrated` probability is lower; at 0, none.
+
+        Raises:
+            ValueError: the score is not 0, and the recipe computes no probabilities.
+        """
+        if not score:
+            return self
+        links = Alignment(link for link, found in self.scored_links() if found >= score)
+        return ScoredAlignment(links, self.probabilities, self.corpus_statistics)

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 
 from alignment.alignments import Alignments
 from alignment.decoding import link_probabilities
-from alignment.lexicon import Lexicon
+from alignment.lexicon import Languages, Lexicon
 from alignment.links import Alignment
 from alignment.recipes import Recipe
 from alignment.scored import ScoredAlignment
@@ -44,17 +44,23 @@ class TextAligner(ABC):
         count_text: whether the text that is aligned counts its own word pairs in a first pass, beside those of
             ``lexicon``, which is left unchanged.
 
+        languages: source and target language of the text, None for one that is unknown.
+
     Raises:
-        InvalidInputError: there is a lexicon and the recipe's maps have a null column.
+        InvalidInputError: there is a lexicon, and the recipe's maps have a null column or it is of the opposite
+            direction.
     """
 
-    def __init__(self, recipe: Recipe, lexicon: Lexicon | None, *, count_text: bool) -> None:
+    def __init__(self, recipe: Recipe, lexicon: Lexicon | None, *, count_text: bool, languages: Languages) -> None:
         if (lexicon is not None or count_text) and recipe.null:
             raise InvalidInputError(
                 "got a lexicon and a recipe with a null column, which no word pair is counted for; expected a recipe "
                 "without one, such as hmm or product"
             )
+        if lexicon is not None:
+            lexicon.check_direction(languages)
         self.recipe = recipe
+        self.languages = languages
         self.lexicon = lexicon
         self.count_text = count_text
 
@@ -167,7 +173,7 @@ class TextAligner(ABC):
 
     def begun_lexicon(self) -> Lexicon:
         """The lexicon that a text's own word pairs are added to: a copy of the given one, or an empty one."""
-        return Lexicon() if self.lexicon is None else self.lexicon.copy()
+        return Lexicon(languages=self.languages) if self.lexicon is None else self.lexicon.copy()
 
     def counted(self, word_map: WordMap) -> WordMap:
         """The link probabilities of a map that a lexicon counts, (T, S)."""

@@ -172,12 +172,13 @@ def page(
     pairs: "Pairs",
     facts: Mapping[str, str],
     gold: "Sequence[GoldAlignment] | None" = None,
+    min_score: float = 0.0,
 ) -> bytes:
     """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
     from alignment.pages import aligner_page
     from captum_norm.visualization import render_page
 
-    return render_page(aligner_page(aligner, pairs, gold=gold, facts=facts)).encode()
+    return render_page(aligner_page(aligner, pairs, gold=gold, facts=facts, min_score=min_score)).encode()
 
 
 def identity(options: argparse.Namespace, parts: "Sequence[tuple[WordAligner, bool]]") -> dict[str, str | int | None]:

@@ -1,7 +1,7 @@
 """Declares the options for a second model, of the opposite direction, and for a lexicon; builds the aligner."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, counting: bool = True) -> 
     group.add_argument(
         "--keep-sides",
         action="store_true",
-        help="align text whose source and target look exchanged, which is otherwise an error",
+        help="align text whose source and target look exchanged, which is otherwise an error; the first pairs are "
+        f"looked at, if there are at least {CHECKED // 2}",
     )
     group.add_argument(
         "--combine",
@@ -146,6 +147,27 @@ def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
             f"got sides that look exchanged: their words agree with each other by {given:.2f} as given, and by "
             f"{other:.2f} with source and target exchanged; exchange the files, or give --keep-sides if they are right"
         )
+
+
+class SideCheck:
+    """Calls :func:`check_sides` once, with pairs that come a few at a time."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Sequence[str], Sequence[str]]] = []
+        self._done = False
+
+    def __call__(self, aligner: "TextAligner", pairs: "Pairs") -> None:
+        """Take further pairs; check the sides as soon as there are enough.
+
+        Raises:
+            InvalidInputError: the sides look exchanged.
+        """
+        if self._done:
+            return
+        self._pairs += (pair for pair in pairs if all(pair))
+        if len(self._pairs) >= CHECKED // 2:
+            check_sides(aligner, self._pairs)
+            self._pairs, self._done = [], True
 
 
 def parts(aligner: "TextAligner") -> list[tuple["WordAligner", bool]]:

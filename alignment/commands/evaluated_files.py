@@ -57,19 +57,26 @@ class AlignmentFile:
 _MARKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
 )
-_SYSTEM = re.compile(rf"(?:([^=/]+)=)?(.+?)((?::(?:{'|'.join(_MARKS)}))*)", re.DOTALL)
+_FILE = re.compile(rf"(.+?)((?::(?:{'|'.join(_MARKS)}))*)", re.DOTALL)
+_NAMED = re.compile(r"([^=/]+)=(.*)", re.DOTALL)
+
+
+def alignment_file(text: str) -> AlignmentFile:
+    """An ``argparse`` type: ``FILE[:swapped][:base1][:talp]``."""
+    match = _FILE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError("got no file name")
+    path, marks = match.groups()
+    file = AlignmentFile(path, path)
+    for mark in marks.split(":")[1:]:
+        file = replace(file, **_MARKS[mark])
+    return file
 
 
 def system_file(text: str) -> AlignmentFile:
     """An ``argparse`` type: ``[NAME=]FILE[:swapped][:base1][:talp]``."""
-    match = _SYSTEM.fullmatch(text)
-    if match is None:
-        raise argparse.ArgumentTypeError("got no file name")
-    name, path, marks = match.groups()
-    system = AlignmentFile(name or path, path)
-    for mark in marks.split(":")[1:]:
-        system = replace(system, **_MARKS[mark])
-    return system
+    match = _NAMED.fullmatch(text)
+    return alignment_file(text) if match is None else replace(alignment_file(match[2]), name=match[1])
 
 
 def read_sentences(path: str | None) -> list[str] | None:

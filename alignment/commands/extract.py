@@ -11,7 +11,7 @@ from alignment.commands import gold as gold_options
 from alignment.formats import Output, OutputStyle, TextSource, read_parallel
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
-from alignment.pipeline.extraction import output_file
+from alignment.pipeline.extraction import lexicon_file, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands import workers
 from captum_norm.commands.command import Command
@@ -131,7 +131,6 @@ class _Deferred:
         directions.choose(self._aligner, pairs, self._report)
         if self._check is not None:
             self._check(self._aligner, pairs)
-            self._check = None
         return self._aligner
 
 
@@ -179,7 +178,7 @@ def _run(options: argparse.Namespace) -> None:
                 aligner,
                 device,
                 report if None in chosen else None,
-                check=directions.check_sides if not first and not options.keep_sides else None,
+                check=directions.SideCheck() if not first and not options.keep_sides else None,
             ),
             out,
             settings={**versions(), **identity, **described, "output": str(form), "tokenize": options.tokenize},
@@ -204,7 +203,7 @@ def _run(options: argparse.Namespace) -> None:
             shown = None if gold is None else [gold[number - 1] for number in lines]
             named = {"model": options.model, "reverse": options.reverse_model}
             facts = {name: model for name, model in named.items() if model is not None}
-            write_outputs({options.page: aligners.page(aligner, first, facts, shown)})
+            write_outputs({options.page: aligners.page(aligner, first, facts, shown, options.min_score)})
         report(str(counts))
 
 
@@ -217,20 +216,21 @@ def _gold(options: argparse.Namespace, inputs: Sequence[TextSource], splits: Spl
 
 def _check_outputs(options: argparse.Namespace, inputs: Sequence[TextSource], *, rereadable: bool) -> None:
     """Check that the files can be written, before a model is loaded."""
+    if options.gold is None and (options.gold_base is not None or options.gold_swapped):
+        raise InvalidInputError("got --gold-base or --gold-swapped without --gold FILE")
     if options.gold is not None and options.page is None:
         raise InvalidInputError("got --gold without --page, which shows gold links; add --page FILE.html")
     if options.page is not None and not rereadable:
         raise InvalidInputError("got --page and a stream, which can be read only once; give files")
     if options.page is not None and options.lexicon:
         raise InvalidInputError(
-            "got --page and --lexicon, whose links depend on the whole text; save the counts by --save-lexicon, and "
-            "give them in a second run: --use-lexicon FILE --page FILE.html"
+            "got --page and --lexicon, whose links depend on the whole text; leave out one of them, or take the "
+            "lexicon of another text: --use-lexicon FILE"
         )
+    used = [options.use_lexicon] if options.use_lexicon is not None and Path(options.use_lexicon).exists() else []
+    file = None if options.out is None else output_file(options.out, [*inputs, *used], replace=options.overwrite)
     if options.save_lexicon is not None:
-        if options.save_lexicon == options.out:
-            raise InvalidInputError(f"got {options.out} for --out and --save-lexicon; give two names")
-        output_file(options.save_lexicon, inputs, replace=options.overwrite)
-    file = None if options.out is None else output_file(options.out, inputs, replace=options.overwrite)
+        lexicon_file(options.save_lexicon, file, inputs, overwrite=options.overwrite, restart=options.restart)
     if file is not None:
         if not is_url(file):
             check_writable(Path(file).parent)

@@ -98,6 +98,8 @@ def _run(options: argparse.Namespace) -> None:
     from alignment.sweep_report import corpora_tables, records, spread_tables, tables
     from captum_norm.commands.terminal import Terminal
 
+    if options.gold is None and (options.source is not None or options.target is not None):
+        raise InvalidInputError("got --source or --target without --gold; give the gold alignments of these sentences")
     given = [_own(options)] if options.gold else _given(options.corpus or ["alibi"])
     console = Terminal(width=_WIDTH)
     rows, outputs = [], dict[Path, bytes]()

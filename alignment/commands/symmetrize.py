@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from alignment.commands.evaluated_files import AlignmentFile, system_file
+from alignment.commands.evaluated_files import AlignmentFile, alignment_file
 from alignment.commands.running import print_whole, text_source
 from alignment.formats import TextSource, format_pharaoh, read_pharaoh
 from alignment.formats.text import write_text
@@ -20,7 +20,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     marks = "[:swapped][:base1]"
     parser.add_argument(
         "forward",
-        type=system_file,
+        type=alignment_file,
         metavar="FORWARD",
         help="the alignments of the model or aligner from source to target, i-j with the source first and from 0, one "
         f"sentence pair a line, given as FILE{marks}: :swapped for target first, :base1 for indices from 1; - is "
@@ -28,7 +28,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "reverse",
-        type=system_file,
+        type=alignment_file,
         metavar="REVERSE",
         help="those of the opposite direction, likewise; also with the source first, as fast_align -r writes them, "
         "unless :swapped (as norm-align extract TARGET SOURCE writes them)",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from alignment.text_aligner import Pairs, TextAligner
 
 _BLOCK_LINES = 1024
-_PAUSE = 0.05  # seconds
+_OF_MODEL = ("reverse_model", "combine", "use_lexicon", "head")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidInputError("got - twice; standard input can be read only once")
     if options.alignments is not None and options.target is None:
         raise InvalidInputError("got --alignments without TARGET; give the translations whose words they link")
+    if options.alignments is not None and (of_model := [name for name in _OF_MODEL if getattr(options, name)]):
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in of_model)
+        raise InvalidInputError(f"got --alignments and {flags}; give the links, or what a model needs to find them")
     inputs = [running.text_source(name) for name in names]
     file = None if options.out is None else output_file(options.out, inputs, replace=options.overwrite)
     if options.out is not None and file is None:
@@ -129,7 +132,7 @@ def _transfer(
     streams = [place for place, side in enumerate(inputs) if _is_stream(side)]
     blocks = cut(inputs, _BLOCK_LINES)
     if len(streams) == 1 and not together:
-        blocks = cut_at_pauses(inputs, streams[0], _BLOCK_LINES, _PAUSE)
+        blocks = cut_at_pauses(inputs, streams[0], _BLOCK_LINES, running.PAUSE)
     lines = bad_lines = 0
 
     def parts() -> Iterator[bytes]:
@@ -240,7 +243,7 @@ class _ByModel:
     aligner: "TextAligner"
     options: argparse.Namespace
     report: Callable[[str], None]
-    started: bool = False
+    check: directions.SideCheck = field(default_factory=directions.SideCheck)
 
     def __call__(self, lines: Mapping[int, _Line]) -> _Answers:
         """Return each line's translation with tags, or an error that says why there is none."""
@@ -305,11 +308,10 @@ class _ByModel:
 
     def _start(self, pairs: "Pairs") -> None:
         """Choose what was left open, and check the sides, on the first pairs."""
-        if pairs and not self.started:
-            self.started = True
+        if pairs:
             directions.choose(self.aligner, pairs, self.report)
             if self.options.target is not None and not self.options.keep_sides:
-                directions.check_sides(self.aligner, pairs)
+                self.check(self.aligner, pairs)
 
 
 COMMAND = Command("transfer-tags", "insert the inline tags of sentences into their translations", _add_arguments, _run)

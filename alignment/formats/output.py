@@ -7,7 +7,6 @@ from typing import BinaryIO, Literal, get_args
 
 from alignment.formats.matrices import encoded, write_npz
 from alignment.formats.text import write_parts
-from alignment.links import Alignment
 from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 
@@ -63,13 +62,6 @@ class Output:
         """Whether alignments must have probabilities."""
         return self.scores or self.min_score > 0 or self.style in ("matrix", "npz")
 
-    def kept(self, found: ScoredAlignment) -> ScoredAlignment:
-        """The alignment without the links that are too improbable."""
-        if not self.min_score:
-            return found
-        links = Alignment(link for link, score in found.scored_links() if score >= self.min_score)
-        return ScoredAlignment(links, found.probabilities, found.corpus_statistics)
-
     def text(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> str:
         """Return the text for the sentence pair of a line, with line ends; for npz, what :meth:`write` makes arrays of.
 
@@ -77,7 +69,7 @@ class Output:
             number: the number of the line, from 1.
             source: the source words.
             target: the target words.
-            found: the alignment, as :meth:`kept` returned it.
+            found: the alignment, without links that are too improbable.
         """
         scored = list(found.scored_links()) if self.scored else [(link, 1.0) for link in found.links]
         if self.style == "matrix":

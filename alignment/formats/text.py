@@ -1,5 +1,6 @@
 """Splits lines into words, and writes files of lines, compressed or not."""
 
+import bz2
 import gzip
 import lzma
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ def split_words(sentence: str) -> list[str]:
 
 
 def write_text(path: str | PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write the parts of a text to a file, all or nothing; ``.gz`` and ``.xz`` are compressed."""
+    """Write the parts of a text to a file, all or nothing; ``.gz``, ``.xz`` and ``.bz2`` are compressed."""
     with whole_file(path) as file:
         write_parts(file, suffix_of(Path(path).resolve()), parts)
 
@@ -33,11 +34,13 @@ def write_text(path: str | PathLike[str], parts: Iterable[bytes]) -> None:
 def write_parts(file: BinaryIO, suffix: str, parts: Iterable[bytes]) -> None:
     """Write the parts of a text to an open file, compressed as its suffix says."""
     with ExitStack() as stack:
-        stream: BinaryIO | gzip.GzipFile | lzma.LZMAFile = file
+        stream: BinaryIO | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File = file
         if suffix == ".gz":
             # No name or time in the header: equal lines give equal bytes.
             stream = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
         elif suffix == ".xz":
             stream = stack.enter_context(lzma.open(file, "wb"))
+        elif suffix == ".bz2":
+            stream = stack.enter_context(bz2.open(file, "wb"))
         for part in parts:
             stream.write(part)

@@ -103,17 +103,21 @@ Line = tuple[str, str] | InvalidInputError
 """The two sides of a line, or the error that says why it cannot be read."""
 
 
-def read_lines(block: Block) -> list[Line]:
+def read_lines(block: Block, *, live: bool = False) -> list[Line]:
     """Read the lines of a block.
 
+    Args:
+        block: the block.
+        live: whether lines are aligned as they come, so that a block may be a single one.
+
     Raises:
-        InvalidInputError: a file has changed; or this is the first block, and none of its lines can be read, such as
-            text in another encoding or with one side only.
+        InvalidInputError: a file has changed; or this is the first block, not live, and none of its lines can be read,
+            such as text in another encoding or with one side only.
     """
     errors: list[InvalidInputError] = []
     pairs = read_parallel(*map(_Stream, block.read(), block.parts), on_error=errors.append, first=block.first)
     lines: list[Line] = [errors.pop() if errors else pair for pair in pairs]
-    if block.index == 0 and lines and all(isinstance(line, InvalidInputError) for line in lines):
+    if block.index == 0 and not live and lines and all(isinstance(line, InvalidInputError) for line in lines):
         raise cast(InvalidInputError, lines[0])
     return lines
 
@@ -175,6 +179,7 @@ class BlockAligner:
         max_words: lines with more words on a side are bad.
         stop: whether to raise the error of the first bad line.
         splits: split source and target sentences into words.
+        live: whether lines are aligned as they come.
     """
 
     align: Aligner
@@ -182,6 +187,7 @@ class BlockAligner:
     max_words: int
     stop: bool
     splits: Splits = (split_words, split_words)
+    live: bool = False
 
     def __call__(self, attempt: Attempt) -> Record:
         """Align a block, except for the pairs that are saved; return its record.
@@ -192,7 +198,7 @@ class BlockAligner:
         block = attempt.block
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Reason, InvalidInputError]] = {}
-        for number, line in enumerate(read_lines(block), block.first):
+        for number, line in enumerate(read_lines(block, live=self.live), block.first):
             if isinstance(line, InvalidInputError):
                 bad[number] = ("unreadable", line)
                 continue

@@ -72,7 +72,8 @@ def extract(
         target: the target sentences, one a line.
         align: a :class:`~alignment.WordAligner`; or a function of the good pairs of a block, as words, and of nothing
             else: only whole blocks are saved then.
-        out: path or URL (``.gz`` and ``.xz`` are compressed) or open stream of bytes such as ``sys.stdout.buffer``.
+        out: path or URL (``.gz``, ``.xz`` and ``.bz2`` are compressed) or open stream of bytes, such as
+            ``sys.stdout.buffer``.
         settings: names and values that describe ``align``; a run is continued only with the same settings.
         block_lines: lines per block, which are held in memory and from which batches are formed.
         max_words: the most words that a side may have.
@@ -128,23 +129,27 @@ def extract(
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
     written = (writing or links) if counting is None else MapWriting()
-    aligner = BlockAligner(align, written, max_words, bad_lines == "stop", splits)
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
+    streams = [place for place, regular in enumerate(rereadable) if not regular]
+    live = pause is not None and len(streams) == 1 and counting is None
+    aligner = BlockAligner(align, written, max_words, bad_lines == "stop", splits, live)
     file = output_file(out, inputs, replace=overwrite)
+    settings = dict(settings or {})
+    if save_lexicon is not None:
+        settings["save_lexicon"] = lexicon_file(save_lexicon, file, inputs, overwrite=overwrite, restart=restart)
     if form.style == "npz" and (file is None or suffix_of(file) != ".npz"):
         found = "a stream" if file is None else named(file)
         raise InvalidInputError(f"got {found} for npz; give the name of a .npz file")
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and all(rereadable):
-        job = Extraction(file, inputs, aligner, settings or {}, block_lines, form, counting, overwrite=overwrite)
+        job = Extraction(file, inputs, aligner, settings, block_lines, form, counting, overwrite=overwrite)
         with bars.progress(delay=0) if shown else bars.hidden():
             return run_job(job, backend, restart=restart, report=report, log=log)
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
-    streams = [place for place, regular in enumerate(rereadable) if not regular]
     blocks = cut(inputs, block_lines)
-    if pause is not None and len(streams) == 1 and counting is None:
+    if pause is not None and live:
         blocks = cut_at_pauses(inputs, streams[0], block_lines, pause)
     with line_bar("aligning", source, shown=shown) as advance:
         return _align_through(blocks, aligner, form, counting, file, out, report, advance)
@@ -165,11 +170,11 @@ class Counting:
     save_lexicon: str | PathLike[str] | None
 
     def reread(self, records: Callable[[], Iterator[Record]]) -> Iterator[Record]:
-        """Count all records of the first pass, then read links off them."""
+        """Count all records of the first pass, then read links off them; save the word pairs at the end."""
         lexicon = count_records(self.align, records())
+        yield from read_records(self.align, self.writing, records(), lexicon)
         if self.save_lexicon is not None:
             lexicon.save(self.save_lexicon)
-        yield from read_records(self.align, self.writing, records(), lexicon)
 
 
 class Extraction(Job[ExtractionCounts]):
@@ -271,6 +276,23 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
         if journal.has_job():
             message += f"; {journal.folder} was left by a run: remove it if that run wrote {out}"
         raise InvalidInputError(f"{out} exists already; {message}")
+    return file
+
+
+def lexicon_file(
+    path: str | PathLike[str], out: str | None, inputs: Sequence[TextSource], *, overwrite: bool, restart: bool
+) -> str | None:
+    """The file of a lexicon, as :func:`output_file` returns it.
+
+    It may exist if ``out`` has an unfinished run that is continued, which was killed after writing it.
+
+    Raises:
+        InvalidInputError: see :func:`output_file`; or it is the file of the links.
+    """
+    continues = out is not None and not restart and Journal(out, {}).has_job()
+    file = output_file(path, inputs, replace=overwrite or continues)
+    if file is not None and file == out:
+        raise InvalidInputError(f"got {named(os.fspath(path))} for the links and for the lexicon; give two names")
     return file
 
 

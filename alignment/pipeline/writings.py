@@ -61,7 +61,7 @@ class LinkWriting:
 
     def written(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> Written:
         """What is written of an alignment."""
-        kept = self.form.kept(found)
+        kept = found.at_least(self.form.min_score)
         return Written(self.form.text(number, source, target, kept), len(kept.links))
 
     def nothing(self, number: int) -> str:

@@ -100,9 +100,9 @@ BARE = ScoredAlignment(FOUND.links)
 )
 def test_formats(options: Any, text: str) -> None:
     output = Output(**options)
-    assert output.text(7, SOURCE, TARGET, output.kept(FOUND)) == text
+    assert output.text(7, SOURCE, TARGET, FOUND.at_least(output.min_score)) == text
     if not output.scored:
-        assert output.text(7, SOURCE, TARGET, output.kept(BARE)) == text
+        assert output.text(7, SOURCE, TARGET, BARE.at_least(output.min_score)) == text
 
 
 def test_formats_are_read_back() -> None:

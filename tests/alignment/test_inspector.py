@@ -114,6 +114,9 @@ def test_doubtful_pairs_alone_go_through_the_model_again(tmp_path: Path, monkeyp
             other, information=None, exchange=None, flags=()
         )
     assert sum(one.information is not None for one in some) == 1
+    for limit in ({"information": 0.9}, {"exchange": -9.0}):  # a limit is worth what is measured
+        limited = Inspector(model, tokenizer, layer=LAYER, head=HEAD, limits=limit).inspect(*SIDES)
+        assert [replace(one, flags=()) for one in limited] == [replace(one, flags=()) for one in every]
 
 
 def test_unusable_pairs_are_reported(tmp_path: Path) -> None:

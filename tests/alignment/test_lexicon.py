@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alignment.aligner import WordAligner
 from alignment.lexicon import Lexicon
+from alignment.shipped import load_shipped_model
 from captum_norm import InvalidInputError
 
 Sentences = list[tuple[list[str], list[str], np.ndarray[Any, Any]]]
@@ -146,6 +148,20 @@ def test_parts_add_up(cut: int) -> None:
         assert np.array_equal(second.dice(source, target), second_before.dice(source, target))
 
 
+def test_a_lexicon_of_the_opposite_direction_is_refused(tmp_path: Path) -> None:
+    Lexicon(languages=("en", "fr")).save(tmp_path / "lexicon")
+    lexicon = Lexicon.load(tmp_path / "lexicon").copy()
+    assert lexicon.languages == ("en", "fr")
+    with pytest.raises(InvalidInputError, match="got a lexicon of en–fr text for fr–en"):
+        WordAligner(*load_shipped_model("fr-en"), recipe="hmm", lexicon=lexicon)
+    with pytest.raises(InvalidInputError, match="got a lexicon of en–fr text for fr–en"):
+        Lexicon(languages=("fr", "en")).merge(lexicon)
+    for languages in ((None, "fr"), (None, None), ("en", "fr"), ("eng_Latn", "fra_Latn"), ("de", "en")):
+        lexicon.check_direction(languages)
+    aligner = WordAligner(*load_shipped_model("fr-en"), recipe="hmm", count_text=True)
+    assert aligner.begun_lexicon().languages == ("fr", "en")
+
+
 def test_a_copy_is_independent() -> None:
     pairs = text(2)
     lexicon = lexicon_of(pairs[:6])
@@ -181,7 +197,9 @@ def test_memory_of_a_million_word_pairs() -> None:
     program = """
 import resource
 import numpy as np
+from alignment.aligner import WordAligner
 from alignment.lexicon import Lexicon
+from alignment.shipped import load_shipped_model
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 lexicon, words, ones = Lexicon(), [f"{n:04}" for n in range(1000)], np.ones((1000, 100))
 for part in range(0, 1000, 100):

@@ -40,6 +40,7 @@ CASES = [
     ("<b>in</b>credible news", "nouvelles incroyables", "0-1 1-0", "nouvelles <b>incroyables</b>"),
     ("un<b>believ</b>able", "incroyable", "0-0", "<b>incroyable</b>"),
     ('<b>d</b><i>o</i><a id="1">g</a>', "perro", "0-0", '<b>perro</b><i></i><a id="1"></a>'),
+    ("maison<a></a>s bleue", "blue houses", "0-1 1-0", "blue houses<a></a>"),
     ("foo<br/>bar", "FOO BAR", "0-0 1-1", "FOO<br/> BAR"),
     # Single tags stay beside the word that they touch, or in their place, or at their edge.
     ("big house<fn/> of Paris", "Paris no ookii ie", "0-2 1-3 2-1 3-0", "Paris no ookii ie<fn/>"),
@@ -88,6 +89,13 @@ CASES = [
 def test_cases(source: str, target: str, links: str, expected: str) -> None:
     assert transferred(source, target, links) == expected
     assert parse_markup(expected).text == target
+
+
+def test_a_single_tag_within_a_given_word_goes_behind_it() -> None:
+    source, target = parse_markup("la maison<fn/>, bleue"), "the blue house,"
+    words = split_spaces(source.text), split_spaces(target)
+    links = Alignment([(0, 0), (1, 2), (2, 1)])
+    assert transfer_tags(source, target, links, *words) == "the blue house,<fn/>"
 
 
 def test_apostrophes_end_words_by_language() -> None:

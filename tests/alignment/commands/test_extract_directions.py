@@ -14,6 +14,7 @@ from alignment.formats import format_pharaoh
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
 from alignment.shipped import load_shipped_model
+from captum_norm import InvalidInputError
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 
@@ -56,6 +57,9 @@ def test_two_directions_by_default_and_a_lexicon(
         assert cli.main(["extract", "fr", "en", *words, *kept, "--out=links2", "--quiet"]) == 130
     assert not Path("counts").exists()
     assert Lexicon.save is finish
+    Path("counts").touch()  # as if the run was killed after writing it
+    assert cli.main(["extract", "fr", "en", *words, "--lexicon", "--save-lexicon=counts2", "--out=links2"]) == 2
+    assert "links2.parts holds an unfinished run with save_lexicon" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # all blocks are finished: no model is run again
         patch.setattr(BidirectionalAligner, "map_each", None)
         assert cli.main(["extract", "fr", "en", *words, *kept, "--out=links2"]) == 0
@@ -93,12 +97,16 @@ def test_two_directions_by_default_and_a_lexicon(
         (["--use-lexicon=en"], "en is not a lexicon; give a file that --save-lexicon wrote"),
         (["--use-lexicon=none"], "cannot read none: No such file or directory"),
         (["--lexicon", "--save-lexicon=pairs"], "pairs exists already; give another name"),
-        (["--lexicon", "--save-lexicon=links"], "got links for --out and --save-lexicon; give two names"),
+        (["--lexicon", "--save-lexicon=./links"], "got ./links for the links and for the lexicon; give two names"),
+        (["--use-lexicon=pairs", "--out=./pairs", "--overwrite"], "cannot write ./pairs: it is the input"),
+        (["--gold-base=1"], "got --gold-base or --gold-swapped without --gold FILE"),
+        (["--use-lexicon=en-fr.lexicon"], "got a lexicon of en–fr text for fr–en; count one with the sides in this"),
     ],
 )
 def test_directions_and_lexicons_that_are_refused(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
+    Lexicon(languages=("en", "fr")).save("en-fr.lexicon")
     before = sorted(path.name for path in Path().iterdir())
     assert cli.main(["extract", "fr", "en", "--layer=0", "--quiet", "--out=links", *words]) == 2
     output, error = capsys.readouterr()
@@ -163,3 +171,18 @@ def test_exchanged_sides_are_refused(
         assert not list(Path().glob("links*"))
     assert cli.main(["extract", "en", "fr", *words, *options, "--keep-sides", "--quiet"]) == 0
     assert cli.main(["extract", "fr", "en", *words, *options, "--quiet"]) == 0
+
+
+def test_sides_are_checked_when_enough_pairs_have_come() -> None:
+    story = load_alibi("blue-beard")
+    aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
+    check, as_given = directions.SideCheck(), directions.SideCheck()
+    pairs = list(zip(story.sources, story.targets, strict=True))
+    exchanged = [(target, source) for source, target in pairs]
+    enough = directions.CHECKED // 2
+    for pair in exchanged[: enough - 1]:
+        check(aligner, [pair, (["un"], [])])
+    with pytest.raises(InvalidInputError, match="got sides that look exchanged"):
+        check(aligner, exchanged[enough - 1 : enough])
+    as_given(aligner, pairs[:enough])
+    as_given(aligner, exchanged)  # they are looked at once

@@ -32,11 +32,14 @@ def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert cli.main([*words, *options]) == 0
         rows = enumerate(zip(sources, targets, found, strict=True), 2)
-        texts = [output.text(number, source, target, output.kept(one)) for number, (source, target, one) in rows]
+        texts = [
+            output.text(number, source, target, one.at_least(output.min_score))
+            for number, (source, target, one) in rows
+        ]
         printed, error = capsys.readouterr()
         assert printed == "".join([output.nothing(), *texts])
         assert error == ""
-    kept = sum(len(output.kept(one).links) for output in [Output(min_score=0.9)] for one in found)
+    kept = sum(len(one.at_least(0.9).links) for one in found)
     assert 0 < kept < sum(len(one.links) for one in found)
     assert cli.main([*words[:-1], "--min-score=0.9", "--out=links"]) == 0
     assert f"7 lines, {kept} links" in capsys.readouterr().err

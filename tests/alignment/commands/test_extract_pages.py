@@ -26,6 +26,15 @@ def test_a_page_has_the_links_written(capsys: pytest.CaptureFixture[str]) -> Non
     assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
 
 
+def test_a_page_leaves_out_improbable_links_as_the_file_does() -> None:
+    words = ["--layer=0", "--head=2", "--reverse-head=0", "--min-score=0.9", "--quiet"]
+    assert cli.main(["extract", "pairs", *words, "--out=links", "--page=links.html"]) == 0
+    assert cli.main(["extract", "pairs", *words[:3], "--out=all", "--quiet"]) == 0
+    examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
+    found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
+    assert found == [set(line.split()) for line in lines("links")] != [set(line.split()) for line in lines("all")]
+
+
 GOLD = {
     "talp": ("--gold-base=1", ["1-1 2p2", "", "1-1", "", "3-2", ""]),
     "naacl": ("--gold-format=naacl", ["1 1 1 S", "1 2 2 P", "3 1 1", "5 3 2 S"]),

@@ -223,6 +223,7 @@ def test_nothing_is_written_unless_asked(run: Run) -> None:
         ),
         (["--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none, or at least 2"),
         (["--corpus=rwth=rwth", "--max-tokens=0"], "argument --max-tokens: got 0; expected a number from 1"),
+        (["--source=fr"], "got --source or --target without --gold; give the gold alignments of these sentences"),
         (["--data=wpt03"], "--data is for a fairseq checkpoint; fr-en is a shipped model"),
         (["something"], "unrecognized arguments: something"),
     ],

@@ -39,6 +39,20 @@ def test_heuristics_and_files(
     assert capfdbinary.readouterr().out.decode() == found["grow-diag"]
 
 
+def test_a_name_may_have_an_equals_sign(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write("x=forward", REVERSE)
+    assert cli.main(["symmetrize", "x=forward", "reverse", "--heuristic=union"]) == 0
+    assert capfdbinary.readouterr().out.decode().split("\n") == [*REVERSE[:2], "2-0 3-1", ""]
+
+
+def test_compressed_files_are_read_back(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    for name in ("links.gz", "links.xz", "links.bz2"):
+        assert cli.main(["symmetrize", "forward", "reverse", "--heuristic=union", f"--out={name}"]) == 0
+        assert Path(name).read_bytes() != UNION.encode()
+        assert cli.main(["symmetrize", name, name, "--heuristic=union"]) == 0
+        assert capfdbinary.readouterr().out.decode() == UNION
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

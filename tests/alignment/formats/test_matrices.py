@@ -33,7 +33,7 @@ def written(alignments: list[ScoredAlignment | None], lines_a_part: int) -> byte
         else:
             assert one.probabilities is not None
             target, source = (["w"] * size for size in one.probabilities.shape)
-            texts.append(OUTPUT.text(number, source, target, OUTPUT.kept(one)))
+            texts.append(OUTPUT.text(number, source, target, one.at_least(OUTPUT.min_score)))
     starts = range(0, len(texts), lines_a_part)
     file = io.BytesIO()
     OUTPUT.write(file, ".npz", ("".join(texts[start : start + lines_a_part]).encode() for start in starts))
