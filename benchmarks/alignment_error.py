@@ -36,12 +36,18 @@ from benchmarks import alignment_lexicon
 from captum_norm.files import write_whole
 
 STORIES = {load_alibi(story).name for story in ALIBI_STORIES}
-TEXT_COLUMNS = ("model", "direction", "place", "method", "recipe", "rule", "heads", "choice", "system")
+TEXT_COLUMNS = ("model", "direction", "method", "recipe", "rule", "heads", "choice", "system")
 
 
 INTRODUCTION = """\
-Written by `python -m benchmarks.alignment_error`; AER in %, ± half the 95 % bootstrap interval. Layers and heads count
-from 0. The models come with the package and read normalised words. [Word alignment](alignment.md) explains the methods
+AER in %, ± half the 95 % bootstrap interval. Layers and heads count from 0.
+
+```console
+$ python -m benchmarks.alignment_error --out docs/alignment-error.md --corpus wpt03=DIR --data build/translation \\
+    --eflomal eflomal-align
+```
+
+The models come with the package and read normalised words. [Word alignment](alignment.md) explains the methods
 and recipes. The recipes' constants were tuned on The Last Lesson, with these models, and those for both directions and
 for a lexicon on all three stories; WPT03, on which nothing was tuned, shows what to expect elsewhere. `hmm` is the only
 recipe that uses word positions. Rows that hold statistics of other sentences have [a section of their

@@ -34,11 +34,18 @@ STYLES: Mapping[str, Literal["-", "--"]] = {"norms": "-", "weights": "--"}
 SIGNIFICANT = 0.05
 
 INTRODUCTION = """\
-Written by `python -m benchmarks.alignment_training`; AER in %, ± half the 95 % bootstrap interval. The trainings are
-runs of `benchmarks/translation` with other widths and numbers of layers (so many in the encoder and in the decoder),
-saved every 250 updates. The checkpoints are not included; [all measurements](_static/{name}.json) are.
-The models in the package have 3 layers of width 256 and were trained for 4,000 updates; the others were stopped early,
-and are shown as far as they went.
+AER in %, ± half the 95 % bootstrap interval. The models in the package have 3 layers in the encoder and in the decoder
+and width 256; they were trained for 4,000 updates with batches of at most 4,096 pieces. The others differ in layers and
+width, and had batches of half that size:
+
+```console
+$ python -m benchmarks.translation.train --data build/translation --out build/translation/fr-en-w128-l3 \\
+    --source fr --target en --width 128 --layers 3 --batch 2048
+$ python -m benchmarks.alignment_training --out docs/alignment-training.md --corpus wpt03=DIR \\
+    --training build/translation/fr-en-w128-l3
+```
+
+Their checkpoints, one every 250 updates, are not included; [all measurements](_static/{name}.json) are.
 
 Nothing is chosen by gold alignments: norms and weights each read the place where their own links are most consistent
 (`layer="auto"`, `setting="auto"`). `paper` is the recipe of Kobayashi et al. (2020) and reads all heads of a layer;
@@ -48,13 +55,13 @@ CAPTION = """\
 AER of the three stories by training updates, for both directions and every width. Above: the recipe of the paper,
 below: hmm. Bands: 95 % intervals."""
 AGAINST = """\
-How many models of a direction have the lower error rate by norms or by weights, and for how many the difference is
+How many checkpoints of a direction have the lower error rate by norms or by weights, and for how many the difference is
 significant (approximate randomisation; not corrected for the number of tests). *Mean*: error rate of norms − that of
-weights.
+weights. Checkpoints of one training are much alike.
 """
 LAST = """\
-The last checkpoint of each training; p is that of the difference between norms and weights. *Place*: what norms chose
-for `paper`; *since*: after how many updates they chose it for good.
+The last checkpoint of each training; p is that of the difference between norms and weights. *Choice*: setting and layer
+that norms chose for `paper`; *since*: after how many updates they chose them for good.
 """
 
 
@@ -157,11 +164,11 @@ def page(name: str, found: Sequence[Measurement]) -> str:
     for corpus in sorted({one.corpus for one in found}, key=lambda name: (name != STORIES, name)):
         here = [one for one in found if one.corpus == corpus]
         parts += [f"## {corpus[0].upper()}{corpus[1:]}\n", AGAINST]
-        header = ["direction", "recipe", "models", "norms lower", "p < .05", "weights lower", "p < .05", "mean"]
+        header = ["direction", "recipe", "checkpoints", "norms lower", "p < .05", "weights lower", "p < .05", "mean"]
         parts += [table(header, list(against_rows(here))), LAST]
         header = ["direction", "width", "layers", "parameters (M)", "updates"]
         header += [f"{recipe}, {column}" for recipe in READ for column in ("norms", "weights", "p")]
-        parts.append(table([*header, "place", "since"], list(last_rows(here))))
+        parts.append(table([*header, "choice", "since"], list(last_rows(here))))
     return "\n".join(parts)
 
 

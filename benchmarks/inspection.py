@@ -37,8 +37,12 @@ TIMED = 24
 LOWER_IS_TRUE = {"link_entropy", "gap", "repetition", "exchange"}
 
 INTRODUCTION = """\
-Written by `python -m benchmarks.inspection`. True sentence pairs, and the same with targets damaged in known ways, by
-the shipped model `fr-en`; [Inspect translations](how-to/inspect-translations.md) describes the measures.
+True sentence pairs, and the same with targets damaged in known ways, by the shipped model `fr-en`; [Inspect
+translations](how-to/inspect-translations.md) describes the measures. `DIR` has Europarl, a sentence a line:
+
+```console
+$ python -m benchmarks.inspection --out docs/inspection.md --data DIR --pairs 300
+```
 
 *Unrelated*: the target of the pair whose target is the next longer one. *Half*: the target's first half, *half, full
 stop*: with a full stop behind it. *Three quarters*: the last quarter is missing. *Phrase twice*: three words are said
