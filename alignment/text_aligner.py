@@ -125,13 +125,16 @@ class TextAligner(ABC):
             InvalidInputError: see :meth:`map_each`.
             CaptumNormError: the method fails on the model.
         """
-        answers = dict(self.align_each(pairs))
-        return [answers[index] for index in range(len(pairs))]
+        answers = dict(self.read_each(pairs))
+        return [
+            answer if isinstance(answer := answers[index], InvalidInputError) else answer.links
+            for index in range(len(pairs))
+        ]
 
-    def align_each(
+    def read_each(
         self, pairs: Pairs, known: Container[int] = ()
-    ) -> Iterator[tuple[int, Alignment | InvalidInputError]]:
-        """Like :meth:`align_pairs`, but yields each pair's index and alignment as soon as its batch is done.
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        """Yield each pair's index and alignment, or an error that says why there is none, as soon as its batch is done.
 
         If the text counts its own word pairs, all of ``pairs`` are counted first.
 
@@ -143,13 +146,6 @@ class TextAligner(ABC):
             InvalidInputError: see :meth:`map_each`.
             CaptumNormError: the method fails on the model.
         """
-        for index, found in self.read_each(pairs, known):
-            yield index, found if isinstance(found, InvalidInputError) else found.links
-
-    def read_each(
-        self, pairs: Pairs, known: Container[int] = ()
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Like :meth:`align_each`, with probabilities."""
         if not self.count_text:
             for index, word_map in self.map_each(pairs, known):
                 if isinstance(word_map, InvalidInputError):

@@ -7,7 +7,6 @@ segmentation into pieces, merging into words and the links of every layer.
 
 import argparse
 import gc
-import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from alignment.extraction import PieceMaps, attention_maps, word_maps
 from alignment.shipped import load_shipped_model
 from alignment.teacher_forcing import teacher_forced_batches
 from benchmarks import alignment_gradients
+from benchmarks.eflomal import children_seconds
 from captum_norm import AttentionWeights, NormAttribution
 
 Run = Callable[[], object]
@@ -152,16 +152,11 @@ def long_text(lines: int) -> None:
                     file.writelines(islice(rows, count))
                 program = f"import sys; from alignment import cli; cli.main({['extract', 'text', *words, *options]}); "
                 program += "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-                before = _children_seconds()
+                before = children_seconds()
                 told = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, check=True)
-                seconds, peak = _children_seconds() - before, int(told.stdout) / 1024
+                seconds, peak = children_seconds() - before, int(told.stdout) / 1024
                 title = "with a lexicon" if options else "both directions"
                 print(f"{count:7} lines, {title:15} {seconds:6.0f} s of processor time, peak {peak:5.0f} MiB")
-
-
-def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:

@@ -55,9 +55,9 @@ def align(
                     with (data / f"train.{code}").open(encoding="utf-8") as training:
                         text.writelines(islice(training, TRAINING_PAIRS))
         files = ["-s", folder / "fr", "-t", folder / "en", "-f", folder / "forward", "-r", folder / "reverse"]
-        before = _children_seconds()
+        before = children_seconds()
         subprocess.run([executable, *map(str, files)], check=True)
-        seconds = _children_seconds() - before
+        seconds = children_seconds() - before
         forward, reverse = (
             map(_to_words, islice(read_pharaoh(folder / way), len(tokens)), tokens) for way in ("forward", "reverse")
         )
@@ -65,7 +65,8 @@ def align(
         return [list(islice(links, len(corpus))) for corpus in corpora], seconds
 
 
-def _children_seconds() -> float:
+def children_seconds() -> float:
+    """Return the processor time of all processes that this one waited for."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -166,10 +166,7 @@ def _run(options: argparse.Namespace) -> None:
             directions.check_sides(aligner, first)
         chosen = [one.choice for one, _ in directions.parts(aligner)]
         if None in chosen and not rereadable:
-            report(
-                "layer and head are chosen on the first lines, which are waited for; give --layer, --head and "
-                "--reverse-head to align each line as it comes"
-            )
+            running.report_waiting(report, options)
         described = aligners.identity(options, directions.parts(aligner))
         counts = extract(
             source,

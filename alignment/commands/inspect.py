@@ -105,10 +105,7 @@ def _run(options: argparse.Namespace) -> None:
         if inspector.aligner.choice is not None:
             dict(inspector.inspect_each([(["a"], ["a"])]))  # refuses layers and heads that are not there
         elif not all(isinstance(side, str) and is_regular_file(side) for side in (source, target) if side is not None):
-            report(
-                "layer and head are chosen on the first lines, which are waited for; give --layer and --head to "
-                "inspect each line as it comes"
-            )
+            running.report_waiting(report, options)
         writing = _Writing(as_json=options.format == "json", flagged=options.flagged, report=report)
         if not writing.as_json:
             sys.stdout.buffer.write(writing.row(_COLUMNS).encode())

@@ -65,6 +65,15 @@ def set_up(options: argparse.Namespace) -> Iterator[Callable[[str], None]]:
         torch.set_num_threads(threads)
 
 
+def report_waiting(report: Callable[[str], None], options: argparse.Namespace) -> None:
+    """Say that the lines of a stream wait until layers and heads are chosen."""
+    flags = "--layer, --head and --reverse-head" if "reverse_head" in options else "--layer and --head"
+    report(
+        f"layer and head are chosen on the first lines, which are waited for; give {flags} to answer each line as it "
+        "comes"
+    )
+
+
 def text_source(name: str) -> TextSource:
     """A source for the readers of :mod:`alignment.formats`; ``-`` is standard input.
 

@@ -102,10 +102,7 @@ def _run(options: argparse.Namespace) -> None:
         aligner, _ = directions.load(options, options.device)
         undecided = any(one.choice is None for one, _ in directions.parts(aligner))
         if undecided and streamed:
-            report(
-                "layer and head are chosen on the first lines, which are waited for; give --layer, --head and "
-                "--reverse-head to answer each line as it comes"
-            )
+            running.report_waiting(report, options)
         _transfer(inputs, file, _ByModel(aligner, options, report), options, report, together=undecided)
 
 

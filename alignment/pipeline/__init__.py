@@ -1,6 +1,6 @@
 """Aligns parallel text of any size in blocks; a run that was killed goes on where it stopped."""
 
-from alignment.pipeline.blocks import Aligner, Answer, ExtractionCounts, SteadyAligner
+from alignment.pipeline.blocks import Aligner, Answer, ExtractionCounts
 from alignment.pipeline.extraction import BadLines, extract
 
-__all__ = ["Aligner", "Answer", "BadLines", "ExtractionCounts", "SteadyAligner", "extract"]
+__all__ = ["Aligner", "Answer", "BadLines", "ExtractionCounts", "extract"]

@@ -18,10 +18,12 @@ Answer = Alignment | InvalidInputError
 
 
 @runtime_checkable
-class SteadyAligner(Protocol):
-    """An aligner that yields each alignment as soon as it is done, such as :class:`alignment.WordAligner`."""
+class ReadingAligner(Protocol):
+    """An aligner that yields each alignment as soon as it is read, such as :class:`alignment.WordAligner`."""
 
-    def align_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, Answer]]:
+    def read_each(
+        self, pairs: Pairs, known: Container[int]
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
         """Yield each pair's index and its alignment, or an error that says why there is none.
 
         Args:
@@ -31,18 +33,7 @@ class SteadyAligner(Protocol):
         ...
 
 
-@runtime_checkable
-class ReadingAligner(Protocol):
-    """An aligner that yields scored alignments, such as :class:`alignment.WordAligner`."""
-
-    def read_each(
-        self, pairs: Pairs, known: Container[int]
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and its alignment, or an error that says why there is none."""
-        ...
-
-
-Aligner = Callable[[Pairs], Sequence[Answer]] | SteadyAligner | ReadingAligner
+Aligner = Callable[[Pairs], Sequence[Answer]] | ReadingAligner
 """Aligns a batch of (source words, target words): returns each pair's alignment, or an error that says why not."""
 
 _Reason = Literal["unreadable", "empty", "too_long", "refused", "set_aside"]

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from alignment.formats.matrices import decoded, encoded
 from alignment.formats.output import Output
 from alignment.lexicon import Lexicon
-from alignment.pipeline.blocks import Aligner, Answer, Pairs, ReadingAligner, SteadyAligner, Written
+from alignment.pipeline.blocks import Aligner, Pairs, ReadingAligner, Written
 from alignment.scored import ScoredAlignment
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
@@ -78,12 +78,7 @@ def _scored_each(
         return
     if scored:
         raise InvalidInputError(f"got a {type(align).__name__}, which has no scores; give a WordAligner")
-    each: Iterator[tuple[int, Answer]]
-    if isinstance(align, SteadyAligner):
-        each = align.align_each(pairs, known)
-    else:
-        each = ((index, found) for index, (_, found) in enumerate(zip(pairs, align(pairs), strict=True)))
-    for index, found in each:
+    for index, (_, found) in enumerate(zip(pairs, align(pairs), strict=True)):
         yield index, found if isinstance(found, InvalidInputError) else ScoredAlignment(found)
 
 

@@ -179,8 +179,10 @@ def test_what_is_known_is_left_out_and_the_rest_is_what_it_was() -> None:
         return WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(counted), 1, max_tokens=60)
 
     def answers(known: Container[int] = ()) -> dict[int, Alignment | str]:
-        found = aligner().align_each(pairs, known)
-        return {index: answer if isinstance(answer, Alignment) else str(answer) for index, answer in found}
+        found = aligner().read_each(pairs, known)
+        return {
+            index: str(answer) if isinstance(answer, InvalidInputError) else answer.links for index, answer in found
+        }
 
     whole = answers()
     batches = seen[::2]  # of two heads

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.pipeline import Answer
+from alignment.scored import ScoredAlignment
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import journal
 from tests.fuzzing import FACTOR
@@ -52,14 +52,16 @@ class Letters:
     def __init__(self, most: int | None = None) -> None:
         self.left = most
 
-    def align_each(self, pairs: extractions.Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
+    def read_each(
+        self, pairs: extractions.Batch, known: Container[int]
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
         for index, answer in enumerate(extractions.align(pairs)):
             if index in known:
                 continue
             if self.left == 0:
                 raise KeyboardInterrupt
             self.left = None if self.left is None else self.left - 1
-            yield index, answer
+            yield index, extractions.scored(answer)
 
 
 def test_extractions(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import pytest
 from filelock import FileLock
 
 from alignment import Alignment
-from alignment.pipeline import Answer, ExtractionCounts, extract
+from alignment.pipeline import ExtractionCounts, extract
+from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, cut
 from captum_norm.runs.folders import LocalFolder
 from tests.runs import extractions
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
-from tests.runs.extractions import Batch, align, check_result, expected, interrupt, run, write_text
+from tests.runs.extractions import Batch, align, check_result, expected, interrupt, run, scored, write_text
 
 
 def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
@@ -236,8 +237,10 @@ class Slow:
     def __init__(self, clock: Clock, seconds: float, together: int) -> None:
         self.clock, self.seconds, self.together = clock, seconds, together
 
-    def align_each(self, pairs: Batch, known: Container[int]) -> Iterator[tuple[int, Answer]]:
-        answers = list(enumerate(align(pairs)))
+    def read_each(
+        self, pairs: Batch, known: Container[int]
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        answers = list(enumerate(map(scored, align(pairs))))
         for start in range(0, len(pairs), self.together):
             batch = answers[start : start + self.together]
             if not all(index in known for index, _ in batch):

@@ -22,7 +22,7 @@ from captum_norm.urls import Remote
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
 from tests.runs.damage import damages
-from tests.runs.extractions import Batch, align, expected, interrupt, run
+from tests.runs.extractions import Batch, align, expected, interrupt, run, scored
 
 PAIRS = extractions.text(4 * extractions.BLOCK_LINES - 1)
 SETTINGS = {"settings": {"layer": 1, "é": None}}
@@ -105,14 +105,14 @@ def test_unfinished_blocks_are_continued(place: str, monkeypatch: pytest.MonkeyP
     source, out, left = put_text(f"{place}/text", PAIRS), f"{place}/out", 3
 
     class Letters:
-        def align_each(self, pairs: Batch, known: Any) -> Any:
+        def read_each(self, pairs: Batch, known: Any) -> Any:
             nonlocal left
             for index, answer in enumerate(align(pairs)):
                 if index not in known:
                     if left == 0:
                         raise KeyboardInterrupt
                     left -= 1
-                    yield index, answer
+                    yield index, scored(answer)
 
     with pytest.raises(KeyboardInterrupt):
         run(source, out, align=Letters(), block_lines=20)
