@@ -287,10 +287,10 @@ class _HMM:
 
 def _log_product(scores: WordMap, factors: WordMap) -> WordMap:
     """log(exp(scores) @ factors), for factors above 0."""
-    highest = scores.max(initial=-np.inf)
+    highest = np.maximum.reduce(scores, initial=-np.inf)
     if highest == -np.inf:
         return np.full(factors.shape[1], -np.inf)
-    product: WordMap = np.log(np.exp(scores - highest) @ factors) + highest
+    product: WordMap = np.log(np.exp(scores - highest).dot(factors)) + highest
     return product
 
 

@@ -51,7 +51,7 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
         word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
         iterations: the maximum number of iterations. Zeros in the map can make the sums unattainable; the rows then
             have their sums, and the columns come as close as the iterations allow.
-        tolerance: the deviation of column sums at which to stop.
+        tolerance: the deviation of the column sums, by the Euclidean norm, at which to stop.
         null: whether the last column is the null column.
 
     Returns:
@@ -65,17 +65,18 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
     """
     result = normalize_rows(word_map, null=null)
     words = np.ascontiguousarray(split_null(result, null=null)[0])
-    # Small maps: products with ones are faster than sums along an axis, one factor per line than dividing each entry.
+    # Small maps: dot() with ones is faster than sums along an axis, one factor per line than dividing each entry.
     of_rows, of_columns = map(np.ones, words.shape)
-    row_sums = words @ of_columns
+    row_sums = words.dot(of_columns)
     live = words.any(0)
     column_sums = np.where(live, row_sums.sum() / max(1, live.sum()), 0.0)
     for _ in range(iterations):
-        reached = of_rows @ words
-        if np.abs(reached - column_sums).max(initial=0.0) <= tolerance:
+        reached = of_rows.dot(words)
+        deviation = reached - column_sums
+        if deviation.dot(deviation) <= tolerance**2:
             break
         words *= column_sums / np.maximum(reached, _LEAST)
-        words *= (row_sums / np.maximum(words @ of_columns, _LEAST))[:, None]
+        words *= (row_sums / np.maximum(words.dot(of_columns), _LEAST))[:, None]
     result[:, : words.shape[1]] = words
     return result
 
