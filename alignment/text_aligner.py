@@ -43,7 +43,6 @@ class TextAligner(ABC):
         lexicon: word pairs counted before, whose lexical map is multiplied in; None for none.
         count_text: whether the text that is aligned counts its own word pairs in a first pass, beside those of
             ``lexicon``, which is left unchanged.
-
         languages: source and target language of the text, None for one that is unknown.
 
     Raises:

@@ -82,7 +82,8 @@ def _run(options: argparse.Namespace) -> None:
         raise InvalidInputError("got - twice; standard input can be read only once")
     if options.alignments is not None and options.target is None:
         raise InvalidInputError("got --alignments without TARGET; give the translations whose words they link")
-    if options.alignments is not None and (of_model := [name for name in _OF_MODEL if getattr(options, name)]):
+    of_model = [name for name in _OF_MODEL if getattr(options, name) is not None]
+    if options.alignments is not None and of_model:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in of_model)
         raise InvalidInputError(f"got --alignments and {flags}; give the links, or what a model needs to find them")
     inputs = [running.text_source(name) for name in names]
