@@ -24,7 +24,7 @@ demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with 
 	$(BIN)/captum-norm demo
 	$(BIN)/norm-align sweep --corpus alibi=blue-beard
 
-SCRIPT := captum_norm/visualization/script
+SCRIPT := captum_norm/show/script
 MODULES := $(SCRIPT)/node_modules/.package-lock.json
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(SCRIPT)
 
@@ -32,7 +32,7 @@ $(MODULES): $(SCRIPT)/package-lock.json | $(INSTALLED)
 	$(NPM) ci --no-audit --no-fund
 	touch $@
 
-script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/visualization/page/assets
+script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/show/page/assets
 	$(NPM) run check
 	$(NPM) test
 	$(NPM) run build

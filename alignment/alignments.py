@@ -8,15 +8,15 @@ import numpy as np
 
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
-from captum_norm.results import Result
-from captum_norm.tables import data_frame, data_set
+from captum_norm.results.base import Result
+from captum_norm.results.tables import data_frame, data_set
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
 
-    from captum_norm.visualization.page import Page
+    from captum_norm.show.page import Page
 
 
 _LONGEST = 300
@@ -152,7 +152,7 @@ class Alignments(list[Alignment], Result):
         Raises:
             InvalidInputError: there are several pairs, or a side has no words.
         """
-        from captum_norm.visualization import Panel, draw_heatmaps
+        from captum_norm.show import Panel, draw_heatmaps
 
         if len(self) != 1 or not self.sources[0] or not self.targets[0]:
             raise InvalidInputError(

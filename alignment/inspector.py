@@ -35,7 +35,7 @@ from alignment.teacher_forcing import TeacherForcedBatch
 from alignment.text_aligner import Pairs, Words, sentence_pairs
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import ALTI, InvalidInputError, NormMeter
-from captum_norm.aggregation import encoder_decoder_rollout
+from captum_norm.results.aggregation import encoder_decoder_rollout
 
 NO_SOURCE = (".",)
 """What stands for no source."""

@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
-from captum_norm.files import whole_file
-from captum_norm.texts import named
+from captum_norm.text.files import whole_file
+from captum_norm.text.lines import named
 
 MAX_WORD_PAIRS = 10_000_000
 """The largest number of word pairs that a :class:`Lexicon` holds unless told otherwise."""

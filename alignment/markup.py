@@ -10,7 +10,7 @@ from alignment.links import Alignment
 from alignment.spans import SENTENCE, NestedSpan, Span, project_nested
 from alignment.words import TextWord
 from captum_norm import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 VOID = frozenset(
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")

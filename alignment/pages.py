@@ -17,8 +17,8 @@ from alignment.sweep import AUTO, AttentionMethod, Reading, Sweep
 from alignment.sweep_report import TITLES, head_figure, layer_figure, tables
 from alignment.text_aligner import Pairs, TextAligner
 from captum_norm import InvalidInputError
-from captum_norm.visualization import figure_bytes
-from captum_norm.visualization.page import Column, Example, Figure, Links, Maps, Page, Table, Tokens
+from captum_norm.show import figure_bytes
+from captum_norm.show.page import Column, Example, Figure, Links, Maps, Page, Table, Tokens
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _MOST_EXAMPLES = 8
@@ -50,7 +50,7 @@ def alignment_page(
         facts: names and values to show under the heading.
 
     Returns:
-        the page, for :func:`captum_norm.visualization.page.render`.
+        the page, for :func:`captum_norm.show.page.render`.
 
     Raises:
         InvalidInputError: the numbers of sentences, alignments, maps or gold alignments differ.

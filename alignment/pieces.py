@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from captum_norm import InvalidInputError
-from captum_norm.pieces import BYTE_CHARACTERS
+from captum_norm.text.pieces import BYTE_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ def _figure(
     place: Callable[[int, int], Choice],
     note: str = "",
 ) -> "Figure":
-    from captum_norm.visualization import StandaloneFigure
+    from captum_norm.show import StandaloneFigure
 
     size = (1.5 + 1.6 * len(columns), 1.2 + 0.45 * len(rows))
     figure = StandaloneFigure(figsize=size, dpi=150, layout="constrained")

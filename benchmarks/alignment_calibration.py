@@ -20,7 +20,7 @@ from alignment.commands.sweep import corpora as corpora_of
 from alignment.corpora import ParallelGold
 from alignment.scored import CALIBRATION, ScoredAlignment
 from benchmarks.alignment_lexicon import Kept
-from captum_norm.visualization import save_figure
+from captum_norm.show import save_figure
 
 TITLES = ("both directions", "both directions, lexicon of the text")
 

@@ -33,7 +33,7 @@ from alignment.sweep_report import ATTENTION, TITLES
 from alignment.symmetrization import SYMMETRIZATIONS
 from alignment.word_maps import WordMap, sinkhorn
 from benchmarks import alignment_lexicon
-from captum_norm.files import write_whole
+from captum_norm.text.files import write_whole
 
 STORIES = {load_alibi(story).name for story in ALIBI_STORIES}
 TEXT_COLUMNS = ("model", "direction", "method", "recipe", "rule", "heads", "choice", "system")

@@ -25,9 +25,9 @@ from matplotlib.lines import Line2D
 from alignment.commands.sweep import corpora as corpora_of
 from benchmarks.alignment_error import table
 from benchmarks.checkpoints import DIRECTIONS, READ, SHIPPED, Measurement, Rate, completed, joined, order
-from captum_norm.files import write_whole
-from captum_norm.visualization.analysis.plots import COLORS, INK
-from captum_norm.visualization.figures import StandaloneFigure, save_figure
+from captum_norm.show.analysis.plots import COLORS, INK
+from captum_norm.show.figures import StandaloneFigure, save_figure
+from captum_norm.text.files import write_whole
 
 STORIES = "the three stories"
 STYLES: Mapping[str, Literal["-", "--"]] = {"norms": "-", "weights": "--"}

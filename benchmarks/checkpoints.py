@@ -22,7 +22,7 @@ from alignment.shipped import load_shipped_model, shipped_models
 from alignment.significance import paired_significance
 from alignment.sweep import AttentionMethod, Method, attention_word_maps, maps_to_read
 from alignment.word_maps import WordMap
-from captum_norm.files import write_whole
+from captum_norm.text.files import write_whole
 
 MODELS = Path(__file__).parents[1] / "alignment" / "models"
 SHIPPED = "shipped"

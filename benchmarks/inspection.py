@@ -27,7 +27,7 @@ from alignment import Inspection, Inspector, load_alibi, load_shipped_model, tar
 from alignment.corpora import AlibiStory
 from alignment.inspection import FLAGS, MEASURES, RULES
 from alignment.normalization import tokenize
-from captum_norm.texts import read_lines
+from captum_norm.text.lines import read_lines
 
 Pair = tuple[list[str], list[str]]
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from captum.attr import Attribution
 
-from captum_norm.evaluation import agreement
+from captum_norm.lab.evaluation import agreement
 from captum_norm.loading import load
 
 Content = Mapping[str, Any]

@@ -22,9 +22,9 @@ from rich.table import Table
 
 from captum_norm import AttentionWeights, NormAttribution
 from captum_norm.loading import load
-from captum_norm.visualization.page import Example, Maps, Page, render
-from captum_norm.visualization.page.tokens import tokens_of
-from captum_norm.words import words_of_tokens
+from captum_norm.show.page import Example, Maps, Page, render
+from captum_norm.show.page.tokens import tokens_of
+from captum_norm.text.words import words_of_tokens
 from tests.browser.visits import started
 
 TOKENS = 64
@@ -40,7 +40,7 @@ _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.start
 def examples(count: int) -> Iterator[Example]:
     """Norms per head of pieces of a text, and next to them weights per head."""
     model, tokenizer = load()
-    text = (files("captum_norm.analysis") / "data" / "europarl-en.txt").read_text(encoding="utf-8")
+    text = (files("captum_norm.lab.analysis") / "data" / "europarl-en.txt").read_text(encoding="utf-8")
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     size = TOKENS - 2
     for number in range(count):

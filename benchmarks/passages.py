@@ -22,13 +22,13 @@ from benchmarks.kept import Content, Opener, kept, kept_methods, passes, refusal
 from benchmarks.ranking import first_share, reciprocal_rank, with_interval
 from captum_norm import GenerationAttribution
 from captum_norm.bars import bar
-from captum_norm.comparison.methods import make_method
-from captum_norm.comparison.seeding import seeded
-from captum_norm.comparison.timing import timed
 from captum_norm.errors import CaptumNormError
 from captum_norm.generation import handed_on
 from captum_norm.generation.prompts import read_answer, read_prompt
 from captum_norm.generation.segments import segments_of
+from captum_norm.lab.comparison.methods import make_method
+from captum_norm.lab.comparison.seeding import seeded
+from captum_norm.lab.comparison.timing import timed
 from captum_norm.methods import METHODS
 
 SEED = 17

@@ -52,7 +52,7 @@ import torch
 from transformers import ViTConfig, ViTModel
 
 from captum_norm import NormAttribution
-from captum_norm.visualization import render_patches, write_page
+from captum_norm.show import render_patches, write_page
 
 torch.manual_seed(0)
 sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 192, "patch_size": 16}

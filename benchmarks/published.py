@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from captum_norm.analysis.results import AnalysisResult, Cell
+from captum_norm.lab.analysis.results import AnalysisResult, Cell
 
 Find = Callable[[AnalysisResult], float | None]
 

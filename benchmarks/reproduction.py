@@ -31,13 +31,13 @@ from alignment.normalization import tokenize
 from alignment.shipped import load_shipped_model
 from benchmarks.checkpoints import MODELS
 from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, Series
-from captum_norm.analysis import read_result
-from captum_norm.analysis.corpus import Corpus
-from captum_norm.analysis.engine import analyze
-from captum_norm.analysis.results import AnalysisResult
-from captum_norm.files import write_whole
+from captum_norm.lab.analysis import read_result
+from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.engine import analyze
+from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.loading import load
-from captum_norm.visualization import draw_plot, plot_bytes, write_report
+from captum_norm.show import draw_plot, plot_bytes, write_report
+from captum_norm.text.files import write_whole
 
 INTRODUCTION = """\
 # Reproducing the papers

@@ -10,7 +10,7 @@ from captum.attr import InputXGradient, IntegratedGradients
 from benchmarks import sentiment
 from benchmarks.kept import Content, Methods, Opener, kept_methods, made, passes, refusals, table
 from captum_norm import TokenAttribution, compare
-from captum_norm.comparison.measures import MEASURES
+from captum_norm.lab.comparison.measures import MEASURES
 
 PUBLISHED = {"GlobEnc": 0.307, "gradient × input": 0.310, "IG": 0.340, "ALTI": 0.416, "DecompX": 0.627}
 """AOPC on SST-2 of BERT-base [Modarressi et al. 2023]."""

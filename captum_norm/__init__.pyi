@@ -1,5 +1,3 @@
-from .analysis import ContextualizationChange as ContextualizationChange
-from .analysis import contextualization_change as contextualization_change
 from .attr import ALTI as ALTI
 from .attr import CPLRP as CPLRP
 from .attr import GIM as GIM
@@ -28,8 +26,6 @@ from .attr import TokenAttribution as TokenAttribution
 from .attr import TokenVectors as TokenVectors
 from .attr import ValueZeroing as ValueZeroing
 from .bars import progress as progress
-from .comparison import Comparison as Comparison
-from .comparison import compare as compare
 from .errors import CaptumNormError as CaptumNormError
 from .errors import IncompleteDecompositionError as IncompleteDecompositionError
 from .errors import InvalidInputError as InvalidInputError
@@ -44,9 +40,10 @@ from .forward.layer import Layer as Layer
 from .forward.session import Session as Session
 from .generation import GenerationAttribution as GenerationAttribution
 from .generation import GenerationResult as GenerationResult
-from .maps import AttributionMaps as AttributionMaps
-from .maps import MapUnits as MapUnits
-from .maps import Patches as Patches
+from .lab.analysis import ContextualizationChange as ContextualizationChange
+from .lab.analysis import contextualization_change as contextualization_change
+from .lab.comparison import Comparison as Comparison
+from .lab.comparison import compare as compare
 from .methods import register_method as register_method
 from .models import Difference as Difference
 from .models import FeedForwardLayout as FeedForwardLayout
@@ -55,8 +52,11 @@ from .models import SentenceSimilarity as SentenceSimilarity
 from .models import Site as Site
 from .models import register_feed_forward as register_feed_forward
 from .models import register_layout as register_layout
-from .words import Words as Words
-from .words import words_of as words_of
-from .words import words_of_tokens as words_of_tokens
+from .results.maps import AttributionMaps as AttributionMaps
+from .results.maps import MapUnits as MapUnits
+from .results.maps import Patches as Patches
+from .text.words import Words as Words
+from .text.words import words_of as words_of
+from .text.words import words_of_tokens as words_of_tokens
 
 __version__: str

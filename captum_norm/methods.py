@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.texts import named
+from captum_norm.text.lines import named
 
 if TYPE_CHECKING:
     from captum_norm.attr.base import AttentionMapAttribution
@@ -82,7 +82,7 @@ _methods = {
     "occlusion": _captum("occlusion", "Occlusion"),
     "shapley": _captum("Shapley value sampling", "ShapleyValueSampling", n_samples=5),
     "lime": _captum("LIME", "Lime", n_samples=100, requires="sklearn"),
-    "random": NamedMethod("RandomScores", "captum_norm.comparison", False, "random scores"),
+    "random": NamedMethod("RandomScores", "captum_norm.lab.comparison", False, "random scores"),
 }
 METHODS: Mapping[str, NamedMethod] = MappingProxyType(_methods)
 """All methods by name, those of :func:`register_method` included."""
@@ -110,7 +110,7 @@ def register_method(method: "Method") -> "Method":
         captum_norm.errors.InvalidInputError: there is a method called 'alti'; give Interactions another name
     """
     from captum_norm.attr.base import AttentionMapAttribution as Base
-    from captum_norm.maps import MapUnits
+    from captum_norm.results.maps import MapUnits
 
     found: Any = method
     if not (isinstance(found, type) and issubclass(found, Base)):

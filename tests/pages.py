@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from captum_norm.visualization.page.encoding import EncodedArray
+from captum_norm.show.page.encoding import EncodedArray
 
 
 class Elements(HTMLParser):

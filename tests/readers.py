@@ -23,10 +23,10 @@ from alignment.fairseq.dictionary import SPECIAL, Dictionary, read_dictionary
 from alignment.fairseq.segmentation import BPESegmenter, SentencePieceSegmenter
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
-from captum_norm.analysis import read_result
-from captum_norm.analysis.corpus import Corpus
-from captum_norm.analysis.frequencies import read_ranks
-from captum_norm.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.lab.analysis import read_result
+from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.frequencies import read_ranks
+from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
 from captum_norm.loading.configurations import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.analysis.small import randomized
+from tests.lab.analysis.small import randomized
 from tests.tiny import bert_config, save_tiny
 
 

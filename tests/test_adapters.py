@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from captum_norm import cli
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import load, load_model
-from tests.analysis.small import randomized
+from tests.lab.analysis.small import randomized
 from tests.tiny import bert_config, save_tiny, tokenizer
 
 IDS = torch.tensor([[2, 5, 7, 3]])

@@ -13,7 +13,8 @@ from sphinx.util.inventory import InventoryFile
 
 import alignment
 import captum_norm
-from captum_norm import comparison, evaluation, functional, models, runs, visualization
+from captum_norm import functional, models, runs, show
+from captum_norm.lab import comparison, evaluation
 from tests.browser.visits import started
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +78,7 @@ def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) 
     documented = {
         name.rpartition(".")[2] for domain, names in inventory.items() if domain.startswith("py:") for name in names
     }
-    packages = (alignment, captum_norm, comparison, evaluation, functional, models, runs, visualization)
+    packages = (alignment, captum_norm, comparison, evaluation, functional, models, runs, show)
     public = {name for package in packages for name in package.__all__}
     assert public - documented == set()
     files = [file for file in tmp_path.rglob("*") if file.suffix in {".html", ".css"}]

@@ -22,7 +22,7 @@ from captum_norm.models import (
     register_layout,
 )
 from tests.alignment.translation_models import FAMILIES
-from tests.analysis.small import bert, tokenizer
+from tests.lab.analysis.small import bert, tokenizer
 
 
 def test_every_value_type_shape_and_name_of_the_weights_counts() -> None:

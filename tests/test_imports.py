@@ -18,23 +18,16 @@ FILES = {
 """Every file by its module's name."""
 
 LAYERS = (
-    {"bars", "characters", "errors", "functional", "memory", "versions"},
-    {"pieces"},
-    {"words"},
-    {"aggregation", "arguments", "tables", "urls"},
-    {"files", "map_layers", "texts"},
-    {"map_parts", "map_words"},
-    {"map_stacks"},
-    {"results"},
-    {"maps"},
-    {"runs"},
+    {"bars", "errors", "functional", "memory", "versions"},
+    {"checks", "text"},
+    {"results", "runs"},
     {"loading", "models"},
     {"forward", "identity"},
     {"attr"},
-    {"evaluation", "generation", "methods"},
-    {"analysis", "comparison"},
+    {"generation", "methods"},
+    {"lab"},
     {"explanation"},
-    {"visualization"},
+    {"show"},
     {"__init__"},
     {"demo"},
     {"commands"},
@@ -43,33 +36,21 @@ LAYERS = (
 """The modules and packages of captum_norm; each may import those of the sets before its own."""
 
 THIRD_PARTY = {
-    "aggregation": {"torch"},
-    "arguments": set(),
     "bars": {"tqdm"},
-    "characters": set(),
+    "checks": set(),
     "errors": set(),
-    "files": set(),
     "functional": {"torch"},
-    "map_layers": set(),
-    "map_parts": {"torch"},
-    "map_stacks": {"pandas", "torch", "xarray"},
-    "map_words": {"torch"},
-    "maps": {"matplotlib", "pandas", "torch", "xarray"},
     "memory": {"torch"},
     "methods": set(),
-    "pieces": set(),
-    "results": {"safetensors", "torch"},
+    "results": {"matplotlib", "pandas", "safetensors", "torch", "xarray"},
     "runs": {"filelock", "numpy", "ray", "torch", "tqdm"},
-    "tables": {"pandas", "xarray"},
-    "texts": set(),
-    "urls": {"fsspec"},
+    "text": {"fsspec", "regex", "torch"},
     "versions": set(),
-    "words": {"regex", "torch"},
 }
 """What some of them may import of other distributions; the others may import all but those in NEVER."""
 
-DRAWING = ("captum_norm.visualization", "alignment.pages")
-RESULTS = {"alignments", "maps", "results", "attr", "generation", "comparison", "explanation"}
+DRAWING = ("captum_norm.show", "alignment.pages")
+RESULTS = {"alignments", "results", "attr", "generation", "lab", "explanation"}
 """Rooms of results, which import what draws them inside of functions: ``plot()`` and ``_repr_html_``."""
 
 NEVER = {"alignment", "fairseq"}
@@ -194,9 +175,9 @@ def test_files_import_what_their_place_allows() -> None:
         ("models/blocks.py", "from captum_norm import NormAttribution"),
         ("models/blocks.py", "import fairseq.models"),
         ("forward/recording.py", "def late():\n    import captum_norm.attr.norms"),
-        ("attr/norms.py", "from captum_norm import visualization"),
+        ("attr/norms.py", "from captum_norm import show"),
         ("attr/norms.py", "from .alti import ALTI"),
-        ("comparison/results.py", "if TYPE_CHECKING:\n    from captum_norm.visualization.page import render_page"),
+        ("lab/comparison/results.py", "if TYPE_CHECKING:\n    from captum_norm.show.page import render_page"),
         ("versions.py", "import captum_norm"),
         ("__init__.py", "from captum_norm.cli import main"),
         ("cli.py", "from alignment import WordAligner"),
@@ -209,11 +190,11 @@ def test_forbidden_import_is_seen(file: str, statement: str) -> None:
 @pytest.mark.parametrize(
     ("file", "statement", "private"),
     [
-        ("captum_norm/comparison/run.py", "from captum_norm.models.heads import _labels", True),
+        ("captum_norm/lab/comparison/run.py", "from captum_norm.models.heads import _labels", True),
         ("alignment/aligner.py", "import captum_norm.models._hidden.names", True),
         ("captum_norm/models/blocks.py", "from captum_norm.models.heads import _labels", False),
         ("captum_norm/commands/program.py", "from captum_norm.versions import __version__", False),
-        ("captum_norm/comparison/run.py", "from torch import _C", False),
+        ("captum_norm/lab/comparison/run.py", "from torch import _C", False),
     ],
 )
 def test_private_name_is_seen(file: str, statement: str, private: bool) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from captum_norm.visualization.page import Page
-from captum_norm.visualization.page.frame import framed
+from captum_norm.show.page import Page
+from captum_norm.show.page.frame import framed
 
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")

@@ -22,9 +22,9 @@ from torch import Tensor
 import captum_norm
 from captum_norm import TOLERANCE, AttributionMaps, CaptumNormError, Difference, SourceAndPrefix
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.comparison import RandomScores
-from captum_norm.maps import Scores
+from captum_norm.lab.comparison import RandomScores
 from captum_norm.methods import METHODS
+from captum_norm.results.maps import Scores
 from tests.classifiers import randomized, state
 from tests.fuzzing import FACTOR
 from tests.torch_models import Classifier

@@ -10,11 +10,11 @@ import pytest
 import alignment.cli
 import captum_norm.cli
 from captum_norm import InvalidInputError
-from captum_norm.analysis.corpus import Corpus
-from captum_norm.analysis.engine import analyze
-from captum_norm.urls import Remote
+from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.engine import analyze
+from captum_norm.text.urls import Remote
 from tests.alignment.commands.texts import ENGLISH, FRENCH
-from tests.analysis.small import TEXTS, bert, tokenizer, write_model
+from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model
 from tests.object_store import FULL, ObjectStore
 
 

@@ -25,9 +25,9 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
-from captum_norm.aggregation import encoder_decoder_relevance, encoder_decoder_rollout
-from captum_norm.analysis import Corpus, analyze
-from captum_norm.analysis.corpus import SAMPLE
+from captum_norm.lab.analysis import Corpus, analyze
+from captum_norm.lab.analysis.corpus import SAMPLE
+from captum_norm.results.aggregation import encoder_decoder_relevance, encoder_decoder_rollout
 from tests import families
 from tests.commands.calls import TEXT, TOKENS, explain, written
 from tests.encoder_decoders import ENCODER_DECODERS

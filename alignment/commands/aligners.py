@@ -176,7 +176,7 @@ def page(
 ) -> bytes:
     """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
     from alignment.pages import aligner_page
-    from captum_norm.visualization import render_page
+    from captum_norm.show import render_page
 
     return render_page(aligner_page(aligner, pairs, gold=gold, facts=facts, min_score=min_score)).encode()
 

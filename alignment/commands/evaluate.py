@@ -19,11 +19,11 @@ from alignment.links import Alignment, GoldAlignment
 from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
-from captum_norm.characters import spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.tables import csv_records, json_text
+from captum_norm.results.tables import csv_records, json_text
+from captum_norm.text.characters import spelled_out
 
 _UNBOUNDED = 10_000  # columns: outside a terminal, lines are neither folded nor cut
 

@@ -17,7 +17,7 @@ from alignment.links import Alignment, GoldAlignment, Link
 from alignment.pipeline.progress import to_stderr
 from alignment.plausibility import Change, find_correction, lacks_first_words
 from captum_norm import InvalidInputError
-from captum_norm.texts import error_at, located, read_lines
+from captum_norm.text.lines import error_at, located, read_lines
 
 Sides = tuple[Texts | None, Texts | None]
 """The tokenised source and target sentences; None if unknown."""

@@ -8,7 +8,7 @@ from alignment.formats import GoldFormat, split_words
 from alignment.formats.gold import GoldFile, Texts, scan_gold
 from alignment.links import GoldAlignment
 from captum_norm import InvalidInputError
-from captum_norm.texts import error_at, quoted
+from captum_norm.text.lines import error_at, quoted
 
 
 def add_format(group: argparse._ArgumentGroup) -> None:

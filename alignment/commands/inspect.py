@@ -15,7 +15,7 @@ from alignment.pipeline.blocks import Aligner, Pairs, Written
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive
-from captum_norm.texts import is_regular_file
+from captum_norm.text.lines import is_regular_file
 
 if TYPE_CHECKING:
     from alignment.inspector import Inspector

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from alignment.formats import TextSource
 from alignment.pipeline.progress import to_stderr
 from captum_norm.commands.numbers import positive, whole_number
-from captum_norm.texts import is_regular_file
+from captum_norm.text.lines import is_regular_file
 
 PAUSE = 0.05
 """Seconds without a new line after which the lines of a stream are processed."""

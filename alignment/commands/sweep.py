@@ -18,7 +18,7 @@ from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
 from captum_norm.commands.outputs import output_folder, write_outputs
-from captum_norm.tables import csv_records
+from captum_norm.results.tables import csv_records
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -172,8 +172,8 @@ def _swept(
 def _shown(swept: "Sweep", model: str, folder: Path, ending: str) -> dict[Path, bytes]:
     from alignment.pages import sweep_page
     from alignment.sweep_report import head_figure, layer_figure
-    from captum_norm.visualization import figure_bytes
-    from captum_norm.visualization.page import render
+    from captum_norm.show import figure_bytes
+    from captum_norm.show.page import render
 
     title = swept.corpus.name.lower().replace(" ", "-")
     drawn = {"layers": layer_figure(swept), "heads": head_figure(swept)}

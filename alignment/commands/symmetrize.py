@@ -13,7 +13,7 @@ from alignment.pipeline.extraction import output_file
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
-from captum_norm.texts import error_at, source_name
+from captum_norm.text.lines import error_at, source_name
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

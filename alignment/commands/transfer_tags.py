@@ -21,12 +21,12 @@ from alignment.pipeline.streams import cut_at_pauses
 from alignment.tokenization import languages_of
 from alignment.words import TextWord, split_spaces, split_text
 from captum_norm import InvalidInputError
-from captum_norm.characters import spelled_lines
 from captum_norm.commands.command import Command
-from captum_norm.files import check_writable
 from captum_norm.runs import Block, cut
-from captum_norm.texts import error_at, is_regular_file, scan_lines
-from captum_norm.urls import is_url
+from captum_norm.text.characters import spelled_lines
+from captum_norm.text.files import check_writable
+from captum_norm.text.lines import error_at, is_regular_file, scan_lines
+from captum_norm.text.urls import is_url
 
 if TYPE_CHECKING:
     from alignment.text_aligner import Pairs, TextAligner

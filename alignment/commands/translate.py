@@ -17,11 +17,11 @@ from alignment.normalization import NormalizedWords, normalize_words, tokenize
 from alignment.pipeline.progress import count_lines, line_bar, to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.characters import spelled_lines
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive
 from captum_norm.commands.outputs import output_path, write_outputs
-from captum_norm.texts import error_at, read_lines, scan_lines
+from captum_norm.text.characters import spelled_lines
+from captum_norm.text.lines import error_at, read_lines, scan_lines
 
 if TYPE_CHECKING:
     from torch import nn

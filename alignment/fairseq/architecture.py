@@ -10,7 +10,7 @@ from transformers import MarianConfig, MarianMTModel, PegasusConfig, PegasusForC
 
 from alignment.fairseq.dictionary import BOS, EOS, PAD, SPECIAL
 from captum_norm import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 TranslationModel = MarianMTModel | PegasusForConditionalGeneration
 """The classes that checkpoints are loaded as."""

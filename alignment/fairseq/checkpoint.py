@@ -15,7 +15,7 @@ from torch import Tensor
 
 from alignment.fairseq.pickles import PickleScan
 from captum_norm import InvalidInputError
-from captum_norm.texts import named, quoted
+from captum_norm.text.lines import named, quoted
 
 # What fairseq's files contain beside tensors: settings, enumerations, meters, and types noted by OmegaConf.
 _EXPECTED = re.compile(

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from alignment.fairseq.architecture import Architecture, TranslationModel, architecture, position_count, weight
 from alignment.fairseq.dictionary import PAD
 from captum_norm import InvalidInputError
-from captum_norm.texts import named, quoted
+from captum_norm.text.lines import named, quoted
 
 # Counters and tables that fairseq computes, and copies of initial weights that 0.12.2 leaves behind.
 _NOT_WEIGHTS = re.compile(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from captum_norm import InvalidInputError
-from captum_norm.texts import located, quoted, read_lines
+from captum_norm.text.lines import located, quoted, read_lines
 
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -11,7 +11,7 @@ from alignment.fairseq.dictionary import Dictionary, find_dictionary, read_dicti
 from alignment.fairseq.segmentation import Codes, Segmenter, StrPath, find_segmenter
 from alignment.fairseq.tokenizer import FairseqTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 _LANGUAGE = re.compile(r"[\w.@+-]{1,64}")
 

@@ -13,7 +13,7 @@ from alignment.pieces import PIECE_SCHEMES
 from alignment.subwords import encode_words, word_ids_from_pieces
 from alignment.tokenization import digest_of
 from captum_norm import InvalidInputError
-from captum_norm.texts import error_at, quoted, read_text
+from captum_norm.text.lines import error_at, quoted, read_text
 
 StrPath = str | os.PathLike[str]
 Codes = StrPath | tuple[StrPath, StrPath] | Literal[False] | None

@@ -7,7 +7,7 @@ from alignment.formats.output import Output, OutputStyle
 from alignment.formats.parallel import read_parallel
 from alignment.formats.pharaoh import format_pharaoh, parse_pharaoh, parse_scored_pharaoh, read_pharaoh, write_pharaoh
 from alignment.formats.text import split_words
-from captum_norm.texts import TextSource
+from captum_norm.text.lines import TextSource
 
 __all__ = [
     "GoldFormat",

@@ -3,7 +3,7 @@
 from itertools import zip_longest
 
 from captum_norm import InvalidInputError
-from captum_norm.texts import TextSource, error_at, located, quoted, read_lines, source_name
+from captum_norm.text.lines import TextSource, error_at, located, quoted, read_lines, source_name
 
 
 def read_identified(*sources: TextSource) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
 from captum_norm import InvalidInputError
-from captum_norm.texts import TextSource, error_at, scan_lines, source_name
+from captum_norm.text.lines import TextSource, error_at, scan_lines, source_name
 
 _SEPARATOR = "|||"
 

@@ -7,7 +7,7 @@ from os import PathLike
 from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
-from captum_norm.texts import TextSource, located, quoted, read_lines
+from captum_norm.text.lines import TextSource, located, quoted, read_lines
 
 # At most nine digits: no sentence is longer, and int() refuses very long numbers with an error of its own.
 _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([01](?:\.[0-9]{1,9})?))?")

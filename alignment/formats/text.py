@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
-from captum_norm.files import whole_file
-from captum_norm.texts import suffix_of
+from captum_norm.text.files import whole_file
+from captum_norm.text.lines import suffix_of
 
 
 def split_words(sentence: str) -> list[str]:

@@ -11,7 +11,7 @@ from alignment.links import Alignment
 from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Part, Record
-from captum_norm.texts import error_at
+from captum_norm.text.lines import error_at
 
 Pairs = Sequence[tuple[list[str], list[str]]]
 Answer = Alignment | InvalidInputError

@@ -19,10 +19,10 @@ from alignment.pipeline.progress import Advance, line_bar, to_stderr
 from alignment.pipeline.streams import cut_at_pauses
 from alignment.pipeline.writings import CountingAligner, LinkWriting, MapWriting, count_records, read_records
 from captum_norm import InvalidInputError, bars
-from captum_norm.files import check_file, check_url, whole_file
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
-from captum_norm.texts import is_regular_file, named, suffix_of
-from captum_norm.urls import Remote, is_url
+from captum_norm.text.files import check_file, check_url, whole_file
+from captum_norm.text.lines import is_regular_file, named, suffix_of
+from captum_norm.text.urls import Remote, is_url
 
 _PHARAOH = Output()
 

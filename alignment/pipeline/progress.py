@@ -10,8 +10,8 @@ from tqdm import tqdm
 
 from alignment.formats import TextSource
 from captum_norm import bars
-from captum_norm.characters import spelled_lines
-from captum_norm.texts import COMPRESSED
+from captum_norm.text.characters import spelled_lines
+from captum_norm.text.lines import COMPRESSED
 
 _CHUNK_BYTES = 1 << 20
 

@@ -7,7 +7,7 @@ from itertools import count, islice
 
 from alignment.formats import TextSource
 from captum_norm.runs import Block, LineReader, block_of
-from captum_norm.texts import error_at
+from captum_norm.text.lines import error_at
 
 
 def cut_at_pauses(sources: Sequence[TextSource], live: int, size: int, pause: float) -> Iterator[Block]:
@@ -22,7 +22,8 @@ def cut_at_pauses(sources: Sequence[TextSource], live: int, size: int, pause: fl
         pause: seconds without a new line after which a block ends.
 
     Raises:
-        InvalidInputError: a source cannot be read, see :func:`captum_norm.texts.raw_lines`; or one ends before another.
+        InvalidInputError: a source cannot be read, see :func:`~captum_norm.text.lines.raw_lines`; or one ends
+            before another.
     """
     readers = [LineReader(source) for source in sources]
     waiting = queue.Queue[bytes | BaseException | None](size)

@@ -22,7 +22,7 @@ from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.attr.value_zeroing import ValueZeroing
 from captum_norm.attr.weights import AttentionWeights
 from captum_norm.forward.checks import TOLERANCE
-from captum_norm.maps import SourceAndPrefix
+from captum_norm.results.maps import SourceAndPrefix
 
 __all__ = [
     "ALTI",

@@ -6,17 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.segments import LayerSegments
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.layer import Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import l1_distances, nearness, own_keys
-from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
+from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 
 class ALTI(AttentionMapAttribution):

@@ -7,7 +7,6 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from captum_norm.arguments import one_of
 from captum_norm.attr.alti import alti_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
 from captum_norm.attr.frozen.results import Decomposition
@@ -15,12 +14,12 @@ from captum_norm.attr.logit_tracing import ChainingReducer, Spread, Tracing
 from captum_norm.attr.logit_updates import LogitUpdates, ScaleReducer, Step, UpdateReducer, residual_path
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.output import OutputAttribution
+from captum_norm.checks import one_of
 from captum_norm.forward.checks import expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import LayerTask
 from captum_norm.forward.stacking import scores_of_inputs
-from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
@@ -31,6 +30,7 @@ from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Readout
 from captum_norm.models.stacks import StackName
 from captum_norm.models.values import OutputValues
+from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 
 class ALTILogit(OutputAttribution):

@@ -4,8 +4,8 @@ from typing import Literal, Unpack
 
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.norms import ScopedNorms
-from captum_norm.maps import MapUnits
 from captum_norm.models.objects import Explainable
+from captum_norm.results.maps import MapUnits
 
 
 class AttentionBlockAttribution(ScopedNorms):

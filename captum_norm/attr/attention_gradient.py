@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.aggregation import encoder_decoder_relevance
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import expect_number, finite_results
 from captum_norm.forward.gradients import WITHOUT, gradients_on, gradients_through
 from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import of_last_rows, stacked_maps
-from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import Position
@@ -24,6 +22,8 @@ from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role, StackName
+from captum_norm.results.aggregation import encoder_decoder_relevance
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 
 class AttentionTimesGradient(AttentionMapAttribution):
@@ -34,7 +34,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
     model predicts; if there are outputs at each position, at the position explained.
 
     In an encoder–decoder model, the maps of all three stacks come from one backward pass, and the paper's rules chain
-    them: see :func:`captum_norm.aggregation.encoder_decoder_relevance`.
+    them: see :func:`captum_norm.results.aggregation.encoder_decoder_relevance`.
 
     Args:
         model: a Hugging Face model or a fairseq model; left unchanged.

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, Literal, Protocol, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from captum_norm.aggregation import AGGREGATIONS, with_prefix_rows
-from captum_norm.arguments import as_truth, one_of, shown
 from captum_norm.attr.interface import MapsInterface
 from captum_norm.attr.meter import MeterOptions, refuse_unknown
 from captum_norm.attr.segments import LayerSegments, SegmentReducer
+from captum_norm.checks import as_truth, one_of, shown
 from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
 from captum_norm.forward.head import ObservedHead
 from captum_norm.forward.layer import Layer, LayerReducer
@@ -20,7 +19,6 @@ from captum_norm.forward.recording import Reducer
 from captum_norm.forward.request import Request, Segments, as_layers, as_segments, as_stacks, refuse_towers
 from captum_norm.forward.session import LayerTask, Session
 from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
-from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
@@ -30,6 +28,8 @@ from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import encoder_of
+from captum_norm.results.aggregation import AGGREGATIONS, with_prefix_rows
+from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 
 
 class MapReducer(Reducer, Protocol):

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.files import write_whole
-from captum_norm.tables import json_text
+from captum_norm.results.tables import json_text
+from captum_norm.text.files import write_whole
 
 FlowPart = Literal["residual", "attention", "feed-forward"]
 

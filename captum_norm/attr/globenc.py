@@ -14,11 +14,11 @@ from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
-from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.objects import Explainable
+from captum_norm.results.maps import AttributionMaps, MapUnits
 
 END: Scope = "atb_ff_res_ln"
 

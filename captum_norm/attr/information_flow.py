@@ -7,12 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.aggregation import encoder_decoder_rollout
-from captum_norm.arguments import as_number, as_truth
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_edges import block_edges, feed_forward_edges, feed_forward_error
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.flow_routes import FlowRoutes
+from captum_norm.checks import as_number, as_truth
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.layer import Layer, LayerReducer
 from captum_norm.forward.recording import BlockTensors
@@ -20,7 +19,6 @@ from captum_norm.forward.request import Request
 from captum_norm.forward.session import LayerTask
 from captum_norm.forward.stacking import stack_name
 from captum_norm.functional import own_keys
-from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
@@ -29,6 +27,8 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.outputs import real_positions
 from captum_norm.models.stacks import Role
+from captum_norm.results.aggregation import encoder_decoder_rollout
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 
 class InformationFlow(AttentionMapAttribution):

@@ -9,19 +9,19 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_truth, shown
 from captum_norm.attr.meter import count_layers
+from captum_norm.checks import as_truth, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import Session
-from captum_norm.maps import AttributionMaps, Scores
 from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Texts
 from captum_norm.models.stacks import StackName
+from captum_norm.results.maps import AttributionMaps, Scores
 
 
 class MapsInterface(Attribution, ABC):

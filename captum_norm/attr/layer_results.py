@@ -9,13 +9,13 @@ from torch import Tensor
 from captum_norm.attr.measurements import Measurements
 from captum_norm.forward.stacking import maps_of_call, real_keys, real_queries, stacked
 from captum_norm.functional import Baseline
-from captum_norm.map_layers import STACKS
-from captum_norm.maps import AttributionMaps
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import Role, StackName
+from captum_norm.results.map_layers import STACKS
+from captum_norm.results.maps import AttributionMaps
 
 
 @dataclass(eq=False)

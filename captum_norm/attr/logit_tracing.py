@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captum_norm.aggregation import normalize_rows
 from captum_norm.attr.frozen.head import HeadReading
 from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.results import Decomposition
@@ -21,13 +20,14 @@ from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import LayerTask
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import own_keys
-from captum_norm.maps import AttributionMaps, SourceAndPrefix
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import coarsest
 from captum_norm.models.projections import NormReader, Projection
 from captum_norm.models.stacks import Place, Role
+from captum_norm.results.aggregation import normalize_rows
+from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
 
 Spread = Literal["all", "attention"]
 

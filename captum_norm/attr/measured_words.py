@@ -6,8 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from captum_norm.map_words import columns_of, expect_same_start, joined_texts, stacked, words_from, words_of_side
-from captum_norm.words import Words, WordScore
+from captum_norm.results.map_words import (
+    columns_of,
+    expect_same_start,
+    joined_texts,
+    stacked,
+    words_from,
+    words_of_side,
+)
+from captum_norm.text.words import Words, WordScore
 
 
 def words_of_measurements(

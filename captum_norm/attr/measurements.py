@@ -9,20 +9,20 @@ from torch import Tensor
 
 from captum_norm.attr.measured_words import words_of_measurements
 from captum_norm.functional import Baseline
-from captum_norm.map_layers import numbered, place_of_layer
-from captum_norm.map_parts import kept, kept_entries, own_patches, padded, place_of
-from captum_norm.map_stacks import Entry, MapStack, dataset_of, frame_of, top_entries
-from captum_norm.maps import Modality, Patches
 from captum_norm.models.layouts import Layout, Scope
-from captum_norm.results import Result
-from captum_norm.words import Words, WordScore
+from captum_norm.results.base import Result
+from captum_norm.results.map_layers import numbered, place_of_layer
+from captum_norm.results.map_parts import kept, kept_entries, own_patches, padded, place_of
+from captum_norm.results.map_stacks import Entry, MapStack, dataset_of, frame_of, top_entries
+from captum_norm.results.maps import Modality, Patches
+from captum_norm.text.words import Words, WordScore
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
 
-    from captum_norm.visualization.page import Page
+    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -255,13 +255,13 @@ class Measurements(Result):
         Raises:
             InvalidInputError: there are several examples.
         """
-        from captum_norm.visualization.heatmap import draw_stacks
+        from captum_norm.show.heatmap import draw_stacks
 
         return draw_stacks(self.stacks())
 
     def page(self) -> "Page":
         """Return what a notebook shows, as the data of a page."""
-        from captum_norm.visualization.page.maps import measurements_page
+        from captum_norm.show.page.maps import measurements_page
 
         return measurements_page(self)
 

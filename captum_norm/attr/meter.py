@@ -6,11 +6,11 @@ from typing import Any, TypedDict, Unpack, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_truth, entries, shown
 from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
 from captum_norm.attr.layer_results import LayerResults, assemble
 from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.norm_reducer import NormReducer
+from captum_norm.checks import as_truth, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import expect_finite, finite_results
 from captum_norm.forward.recording import BlockTensors

@@ -5,7 +5,6 @@ from typing import ClassVar, Literal, Unpack
 
 from torch import Tensor
 
-from captum_norm.aggregation import add_half_identity, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_results import maps_of_stacks
 from captum_norm.attr.measurements import Measurements
@@ -14,12 +13,13 @@ from captum_norm.attr.segments import LayerSegments, segment_norms
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.layer import Layer
 from captum_norm.forward.request import Request
-from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
+from captum_norm.results.aggregation import add_half_identity, normalize_rows
+from captum_norm.results.maps import AttributionMaps, MapUnits
 
 
 class ScopedNorms(AttentionMapAttribution):

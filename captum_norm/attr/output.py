@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_truth
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.meter import MeterOptions
+from captum_norm.checks import as_truth
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import delta_for
 from captum_norm.forward.gradients import gradients_on

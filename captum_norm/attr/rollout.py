@@ -6,7 +6,6 @@ from typing import Unpack, cast
 import torch
 from torch import Tensor
 
-from captum_norm.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
 from captum_norm.attr.layer_results import maps_of_stacks
 from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
@@ -14,12 +13,13 @@ from captum_norm.attr.weights import AttentionWeights, with_residual
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import of_last_rows
-from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
+from captum_norm.results.aggregation import all_replaced, encoder_decoder_rollouts, replaced, rollouts
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 
 class AttentionRollout(AttentionWeights):
@@ -30,7 +30,7 @@ class AttentionRollout(AttentionWeights):
 
     In an encoder–decoder model, decoder layers draw on both sequences: ``cross`` holds the share of each source
     position, through encoder, cross-attention and decoder layers, ``decoder`` that of each position of the decoder's
-    own input, chained by :func:`captum_norm.aggregation.encoder_decoder_rollout` with half of each row of
+    own input, chained by :func:`captum_norm.results.aggregation.encoder_decoder_rollout` with half of each row of
     cross-attention. Together, both rows of a real position sum to 1; ``attribute`` returns them.
 
     Args:

@@ -10,7 +10,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_count, as_truth, one_of
+from captum_norm.checks import as_count, as_truth, one_of
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.gradients import gradients_through

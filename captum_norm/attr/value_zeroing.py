@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from captum_norm.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
@@ -19,7 +18,6 @@ from captum_norm.forward.recording import record
 from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import of_last_rows, stacked_maps
 from captum_norm.functional import cosine_distance, length
-from captum_norm.maps import AttributionMaps, MapUnits, SourceAndPrefix
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_batch_first
@@ -28,6 +26,8 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.stacks import EXTENDED, Place, Role
+from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 # Memory that a running layer takes, in units of its output, wide intermediate tensors included.
 LAYER_COPIES = 16
@@ -45,7 +45,7 @@ class ValueZeroing(AttentionMapAttribution):
 
     A decoder layer of an encoder–decoder model runs for every key of its self-attention (``decoder``) and again for
     every one of its cross-attention (``cross``). The rollout divides the distances in a row of both together by their
-    sum, then chains the stacks as :func:`captum_norm.aggregation.encoder_decoder_rollout` does.
+    sum, then chains the stacks as :func:`captum_norm.results.aggregation.encoder_decoder_rollout` does.
 
     Args:
         model: a Hugging Face model; left unchanged.

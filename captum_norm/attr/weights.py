@@ -5,7 +5,6 @@ from typing import Any, Literal, Unpack, cast
 
 from torch import Tensor
 
-from captum_norm.aggregation import add_half_identity, replaced
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_results import maps_of_stacks
 from captum_norm.attr.measurements import Measurements
@@ -13,10 +12,11 @@ from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.attr.segments import summed_columns
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.request import Request, Segments
-from captum_norm.maps import AttributionMaps, MapUnits
 from captum_norm.models.call import ModelCall
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
+from captum_norm.results.aggregation import add_half_identity, replaced
+from captum_norm.results.maps import AttributionMaps, MapUnits
 
 
 class AttentionWeights(AttentionMapAttribution):

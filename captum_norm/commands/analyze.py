@@ -20,8 +20,8 @@ from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import Backend, Journal
 
 if TYPE_CHECKING:
-    from captum_norm.analysis.results import AnalysisResult, Table
     from captum_norm.commands.terminal import Terminal
+    from captum_norm.lab.analysis.results import AnalysisResult, Table
 
 NAMES = (
     "dispersion",
@@ -31,7 +31,7 @@ NAMES = (
     "expansion-rate",
     "contextualization-change",
 )
-"""The names of :data:`captum_norm.analysis.registry.ANALYSES`, without importing torch."""
+"""The names of :data:`captum_norm.lab.analysis.registry.ANALYSES`, without importing torch."""
 
 _SHOWN_ROWS = 40
 
@@ -115,9 +115,9 @@ def _run(options: argparse.Namespace) -> None:
         console.say(workers.status_of(f"{options.out}/{options.analysis}"))
         return
 
-    from captum_norm.analysis.engine import analyze
+    from captum_norm.lab.analysis.engine import analyze
     from captum_norm.loading import load, on_device
-    from captum_norm.visualization import write_report
+    from captum_norm.show import write_report
 
     backend, device = workers.backend_of(options), workers.device_of(options)
     declare_layouts(options)
@@ -196,7 +196,7 @@ def _cell(cell: object) -> str:
 @contextmanager
 def _corpus(options: argparse.Namespace, backend: Backend) -> Iterator[Any]:
     """The corpus; standard input is copied to a temporary file."""
-    from captum_norm.analysis.corpus import SAMPLE, Corpus
+    from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
 
     unit: Any = "documents" if options.documents else "lines"
     if options.corpus != "-":

@@ -24,19 +24,19 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
-    from captum_norm.comparison import Comparison
+    from captum_norm.lab.comparison import Comparison
 
 _REMOVALS = ("mask", "pad", "delete", "mean", "zero")
 
 
 def _html(comparison: "Comparison") -> bytes:
-    from captum_norm.visualization import render_comparison
+    from captum_norm.show import render_comparison
 
     return render_comparison(comparison).encode()
 
 
 def _png(comparison: "Comparison") -> bytes:
-    from captum_norm.visualization import draw_comparison, figure_bytes
+    from captum_norm.show import draw_comparison, figure_bytes
 
     return figure_bytes(draw_comparison(comparison))
 
@@ -137,10 +137,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.comparison import compare
     from captum_norm.explanation.targets import numbered
+    from captum_norm.lab.comparison import compare
     from captum_norm.models.sentences import SentenceEncoder
-    from captum_norm.visualization import show_comparison
+    from captum_norm.show import show_comparison
 
     examples = _examples(options)
     model, tokenizer = load_model(options)

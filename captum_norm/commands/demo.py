@@ -20,7 +20,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> None:
     from captum_norm import demo
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.visualization.figures import figure_bytes
+    from captum_norm.show.figures import figure_bytes
 
     findings = demo.compare_layers()
     write_outputs({options.out: figure_bytes(demo.draw(findings))})

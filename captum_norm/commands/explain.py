@@ -22,7 +22,7 @@ from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
-from captum_norm.words import WORD_MEASURES
+from captum_norm.text.words import WORD_MEASURES
 
 if TYPE_CHECKING:
     from captum_norm.explanation import Explanation
@@ -101,10 +101,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from captum_norm.analysis import contextualization_change
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import explain
     from captum_norm.explanation.targets import default_position
+    from captum_norm.lab.analysis import contextualization_change
     from captum_norm.models.objects import tokenized
 
     if is_generation(options):

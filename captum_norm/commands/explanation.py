@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from captum_norm.characters import spelled_out
 from captum_norm.errors import InvalidInputError
+from captum_norm.text.characters import spelled_out
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from captum_norm.analysis import ContextualizationChange
     from captum_norm.attr.flow_graph import FlowGraph
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import Explanation
+    from captum_norm.lab.analysis import ContextualizationChange
 
 
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
@@ -63,7 +63,7 @@ def flows_of(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[Fl
 
 def show(explanation: "Explanation", console: "Terminal", *, top: int | None = None) -> None:
     """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
-    from captum_norm.visualization.terminal import score_table, show_tokens
+    from captum_norm.show.terminal import score_table, show_tokens
 
     for name, value in explanation.facts().items():
         console.say(f"{name}: {spelled_out(value)}")
@@ -93,13 +93,13 @@ def _change_table(changes: "ContextualizationChange") -> "Table":
 
 
 def _png(explanation: "Explanation") -> bytes:
-    from captum_norm.visualization.figures import figure_bytes
+    from captum_norm.show.figures import figure_bytes
 
     return figure_bytes(explanation.plot())
 
 
 def _html(explanation: "Explanation", beside: "Sequence[Explanation]") -> bytes:
-    from captum_norm.visualization import render_explanation
+    from captum_norm.show import render_explanation
 
     return render_explanation(explanation, beside).encode()
 

@@ -14,7 +14,7 @@ from captum_norm.commands.options import check_dtype, declare_layouts, placed
 from captum_norm.commands.outputs import write_outputs
 from captum_norm.commands.text_argument import given_text
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import named, read_text
+from captum_norm.text.lines import named, read_text
 
 if TYPE_CHECKING:
     from captum_norm.commands.terminal import Terminal
@@ -57,8 +57,8 @@ def is_generation(options: argparse.Namespace) -> bool:
 def explain_generation(options: argparse.Namespace) -> None:
     """Explain an answer, print what it rests on and write the files asked for."""
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.comparison.methods import make_method
     from captum_norm.generation import GenerationAttribution
+    from captum_norm.lab.comparison.methods import make_method
     from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL, load
 
     _check(options)
@@ -140,9 +140,9 @@ def _segments(given: str | None) -> Any:
 
 def _show(result: "GenerationResult", console: "Terminal", options: argparse.Namespace) -> None:
     """Print the prompt in colour, a legend, and a table of the parts of highest score."""
-    from captum_norm.characters import spelled_out
-    from captum_norm.visualization.terminal import score_table, show_tokens
-    from captum_norm.words import words_of_text
+    from captum_norm.show.terminal import score_table, show_tokens
+    from captum_norm.text.characters import spelled_out
+    from captum_norm.text.words import words_of_text
 
     for name, value in result.facts().items():
         console.say(f"{name}: {spelled_out(value)}")
@@ -157,14 +157,14 @@ def _show(result: "GenerationResult", console: "Terminal", options: argparse.Nam
 
 
 def _html(result: "GenerationResult") -> bytes:
-    from captum_norm.visualization.generation import render_answer
+    from captum_norm.show.generation import render_answer
 
     return render_answer(result).encode()
 
 
 def _png(result: "GenerationResult") -> bytes:
-    from captum_norm.visualization.figures import figure_bytes
-    from captum_norm.visualization.generation import draw_answer
+    from captum_norm.show.figures import figure_bytes
+    from captum_norm.show.generation import draw_answer
 
     return figure_bytes(draw_answer(result))
 

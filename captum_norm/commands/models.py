@@ -7,12 +7,12 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from captum_norm.characters import spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.options import add_layouts, add_quantization, declare_layouts
 from captum_norm.commands.outputs import add_reports, write_outputs
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
-from captum_norm.tables import csv_text, json_text
+from captum_norm.results.tables import csv_text, json_text
+from captum_norm.text.characters import spelled_out
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:

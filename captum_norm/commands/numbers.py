@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Callable
 
-from captum_norm.texts import named
+from captum_norm.text.lines import named
 
 _MOST_DIGITS = 9
 

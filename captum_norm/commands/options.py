@@ -9,7 +9,7 @@ from typing import Any, get_args
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import import_method
-from captum_norm.texts import named as quoted_name
+from captum_norm.text.lines import named as quoted_name
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

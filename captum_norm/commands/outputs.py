@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.files import check_file, check_folder, check_url, check_writable, write_whole
-from captum_norm.texts import named
-from captum_norm.urls import Remote, is_url
+from captum_norm.text.files import check_file, check_folder, check_url, check_writable, write_whole
+from captum_norm.text.lines import named
+from captum_norm.text.urls import Remote, is_url
 
 
 def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> None:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Never
 
-from captum_norm.characters import spelled_lines, spelled_out
 from captum_norm.commands.command import Command
 from captum_norm.commands.completion import SHELLS, CompletionAction
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
+from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
 
 _LONGEST_MESSAGE = 1000

@@ -8,7 +8,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from captum_norm.characters import spelled_lines
+from captum_norm.text.characters import spelled_lines
 
 
 def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import read_text
+from captum_norm.text.lines import read_text
 
 # One word with a suffix, or a path.
 _FILE_NAME = re.compile(r"\S*[^\s.]\.[A-Za-z]\w{0,9}|(~|\.{1,2})?/\S+")

@@ -8,7 +8,7 @@ from captum_norm.commands.numbers import amount, natural, positive
 from captum_norm.commands.outputs import output_path
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import Backend, Journal, RayBackend, describe
-from captum_norm.urls import Remote, is_url
+from captum_norm.text.urls import Remote, is_url
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from captum_norm.aggregation import with_prefix_rows
-from captum_norm.analysis import ContextualizationChange
-from captum_norm.arguments import as_count, as_index
 from captum_norm.attr.flow_graph import FlowGraph
+from captum_norm.checks import as_count, as_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.words import by_words
-from captum_norm.map_layers import STACKS
-from captum_norm.map_stacks import dataset_of
-from captum_norm.maps import AttributionMaps
-from captum_norm.results import Result
-from captum_norm.tables import csv_text, data_frame, json_text
+from captum_norm.lab.analysis import ContextualizationChange
+from captum_norm.results.aggregation import with_prefix_rows
+from captum_norm.results.base import Result
+from captum_norm.results.map_layers import STACKS
+from captum_norm.results.map_stacks import dataset_of
+from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.tables import csv_text, data_frame, json_text
+from captum_norm.text.words import Words, WordScore
 from captum_norm.versions import versions
-from captum_norm.words import Words, WordScore
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
 
-    from captum_norm.visualization.heatmap import Panel
-    from captum_norm.visualization.page import Page
+    from captum_norm.show.heatmap import Panel
+    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,7 +222,7 @@ class Explanation(Result):
         Raises:
             InvalidInputError: there are several texts.
         """
-        from captum_norm.visualization.heatmap import Panel
+        from captum_norm.show.heatmap import Panel
 
         only = self._only("its maps")
         squares = only.squares
@@ -239,7 +239,7 @@ class Explanation(Result):
         Raises:
             InvalidInputError: there are several texts, or the method has no maps.
         """
-        from captum_norm.visualization.heatmap import draw_heatmaps
+        from captum_norm.show.heatmap import draw_heatmaps
 
         if self.maps is None:
             raise InvalidInputError(f"the method {self.method} has no maps to draw; show the page, or write scores")
@@ -248,7 +248,7 @@ class Explanation(Result):
 
     def page(self) -> "Page":
         """Return what a notebook shows, as the data of a page."""
-        from captum_norm.visualization.page.explanation import explanation_page
+        from captum_norm.show.page.explanation import explanation_page
 
         return explanation_page(self)
 

@@ -10,12 +10,8 @@ import torch
 from captum.attr import Attribution
 from torch import Tensor
 
-from captum_norm.arguments import as_index, as_indices, one_of, shown
 from captum_norm.attr import AttentionMapAttribution, MeterOptions, TokenAttribution
-from captum_norm.comparison.examples import Examples
-from captum_norm.comparison.methods import make_method
-from captum_norm.comparison.seeding import checked_seed, seeded
-from captum_norm.comparison.targets import PROJECTION, count_outputs, own_directions
+from captum_norm.checks import as_index, as_indices, one_of, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
 from captum_norm.explanation.targets import (
@@ -28,15 +24,19 @@ from captum_norm.explanation.targets import (
 )
 from captum_norm.explanation.words import norms_of_words, with_words, words_of_texts
 from captum_norm.forward.request import layer_indices
+from captum_norm.lab.comparison.examples import Examples
+from captum_norm.lab.comparison.methods import make_method
+from captum_norm.lab.comparison.seeding import checked_seed, seeded
+from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_directions
 from captum_norm.loading import DEFAULT_MODEL
-from captum_norm.maps import AttributionMaps
 from captum_norm.methods import METHODS
 from captum_norm.models.heads import Position, read_position
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.objects import Explainable, opened, tokenized
 from captum_norm.models.outputs import Readout, Target
 from captum_norm.models.sentences import SentenceEncoder, SentenceSimilarity
-from captum_norm.words import WORD_MEASURES, WordMeasure
+from captum_norm.results.maps import AttributionMaps
+from captum_norm.text.words import WORD_MEASURES, WordMeasure
 
 _BATCH = 32
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_norm.arguments import one_of
+from captum_norm.checks import one_of
 from captum_norm.errors import InvalidInputError
-from captum_norm.words import WORD_MEASURES, Words, WordScore, words_of
+from captum_norm.text.words import WORD_MEASURES, Words, WordScore, words_of
 
 
 def words_of_texts(tokenizer: Any, ids: Tensor, real: Tensor, texts: Sequence[str], virtual: int = 0) -> list[Words]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_norm.arguments import shown
+from captum_norm.checks import shown
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
 from captum_norm.models.offloading import loaded
 from captum_norm.models.stacks import Place

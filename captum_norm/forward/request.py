@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_indices, as_truth, entries, shown
+from captum_norm.checks import as_indices, as_truth, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.map_layers import STACKS
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.stacks import TEXT_STACKS, Place, Role, Sizes, StackName, StackSize, encoder_of
+from captum_norm.results.map_layers import STACKS
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_count, as_truth, one_of
 from captum_norm.bars import bar, is_asked
+from captum_norm.checks import as_count, as_truth, one_of
 from captum_norm.errors import (
     IncompleteDecompositionError,
     NonFiniteError,

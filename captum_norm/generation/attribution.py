@@ -8,10 +8,10 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_index, as_truth, shown
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
+from captum_norm.checks import as_index, as_truth, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.generation.hops import handed_on
 from captum_norm.generation.prompts import Prompt, check_ids, read_answer, read_prompt, span_of
@@ -24,7 +24,7 @@ from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.offloading import input_device
 from captum_norm.models.stacks import encoder_of
 from captum_norm.models.wrappers import config_of
-from captum_norm.words import Span, token_texts
+from captum_norm.text.words import Span, token_texts
 
 GENERATION: Mapping[str, Any] = {"max_new_tokens": 25, "do_sample": False}
 """How answers are generated unless ``gen_args`` says otherwise, as in Captum."""

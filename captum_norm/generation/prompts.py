@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.arguments import shown
+from captum_norm.checks import shown
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import quoted
-from captum_norm.words import Span
+from captum_norm.text.lines import quoted
+from captum_norm.text.words import Span
 
 Message = Mapping[str, str]
 """A turn of a conversation: its ``role`` and its ``content``."""

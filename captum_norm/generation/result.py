@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from captum.attr import LLMAttributionResult
 from torch import Tensor
 
-from captum_norm.arguments import as_count, shown
 from captum_norm.attr.flow_graph import FlowGraph
+from captum_norm.checks import as_count, shown
 from captum_norm.errors import InvalidInputError
-from captum_norm.map_parts import place_of
-from captum_norm.map_stacks import dataset_of
-from captum_norm.results import Result
-from captum_norm.tables import csv_text, data_frame, json_text
+from captum_norm.results.base import Result
+from captum_norm.results.map_parts import place_of
+from captum_norm.results.map_stacks import dataset_of
+from captum_norm.results.tables import csv_text, data_frame, json_text
+from captum_norm.text.words import Words, WordScore, words_of_tokens
 from captum_norm.versions import versions
-from captum_norm.words import Words, WordScore, words_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
 
-    from captum_norm.visualization.page import Page
+    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,13 @@ class GenerationResult(Result, LLMAttributionResult):
 
     def plot(self) -> "Figure":
         """Draw the scores of each output token, or of the whole; a notebook shows the figure."""
-        from captum_norm.visualization.generation import draw_answer
+        from captum_norm.show.generation import draw_answer
 
         return draw_answer(self)
 
     def page(self) -> "Page":
         """Return what a notebook shows, as the data of a page."""
-        from captum_norm.visualization.page.answer import answer_page
+        from captum_norm.show.page.answer import answer_page
 
         return answer_page(self)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.output import OutputAttribution
-from captum_norm.maps import SourceAndPrefix
 from captum_norm.models.outputs import Difference
+from captum_norm.results.maps import SourceAndPrefix
 
 # Rows of methods that run the model once a row, in one batch.
 BATCH = 16

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from captum_norm.arguments import shown
+from captum_norm.checks import shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation.prompts import Prompt
-from captum_norm.texts import quoted
-from captum_norm.words import Span, joined_spans, word_spans
+from captum_norm.text.lines import quoted
+from captum_norm.text.words import Span, joined_spans, word_spans
 
 SegmentKind = Literal["word", "sentence", "line", "paragraph", "message"]
 Segmentation = SegmentKind | re.Pattern[str] | Sequence[str | Span]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from captum_norm.loading.adapters import TASKS, Adapter
 from captum_norm.loading.places import place_of, quiet, said_plainly
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

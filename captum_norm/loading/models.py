@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from captum_norm.arguments import one_of
+from captum_norm.checks import one_of
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading.adapters import Adapter, adapter_at, in_base, number_of_labels
 from captum_norm.loading.configurations import check_room, class_of, empty_model, read_config

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from captum_norm.characters import spelled_out
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.texts import named
+from captum_norm.text.characters import spelled_out
+from captum_norm.text.lines import named
 
 _LONGEST_REASON = 400
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from captum_norm.arguments import one_of
+from captum_norm.checks import one_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

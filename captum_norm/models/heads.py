@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.arguments import as_index, as_indices
+from captum_norm.checks import as_index, as_indices
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.sentences import SentenceEncoder
 from captum_norm.models.wrappers import class_of, config_of, unwrapped

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 from captum_norm.errors import InvalidInputError
 from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward
 from captum_norm.models.layouts import Layout, Site, register_layout
-from captum_norm.texts import error_at, named, quoted, read_text
+from captum_norm.text.lines import error_at, named, quoted, read_text
 
 FEED_FORWARD = "feed_forward"
 """The key of the table, inside that of a class, that describes its feed-forward block."""

@@ -9,7 +9,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 from torch import nn
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]

@@ -11,7 +11,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.models.offloading import input_device
 from captum_norm.models.sentences import SENTENCE_TRANSFORMER, SentenceEncoder, is_instance
 from captum_norm.models.wrappers import config_of, explained_module
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding

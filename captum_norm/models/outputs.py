@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.arguments import shown
+from captum_norm.checks import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.heads import TAGGERS, Position, positions_of_examples

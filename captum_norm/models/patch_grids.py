@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.maps import Patches
+from captum_norm.results.maps import Patches
 
 # The tokens before the patches, by the configuration's ``model_type``: their numbers, or the settings that have these.
 # The patches follow row by row, and nothing follows them.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captum_norm.maps import Modality, Patches
 from captum_norm.models.patch_grids import find_patches
+from captum_norm.results.maps import Modality, Patches
 
 # The settings that name a modality's token, which the input has once for each position of a picture.
 TOKENS: Mapping[Modality, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.arguments import shown
+from captum_norm.checks import shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.offloading import input_device

@@ -7,7 +7,7 @@ from itertools import count, islice
 from typing import NamedTuple
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.texts import TextSource, decoded, error_at, plain_size, raw_lines, read_range, source_name
+from captum_norm.text.lines import TextSource, decoded, error_at, plain_size, raw_lines, read_range, source_name
 
 
 class Part(NamedTuple):
@@ -113,7 +113,8 @@ def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
     Each line of the sources is read once.
 
     Raises:
-        InvalidInputError: a source cannot be read, see :func:`captum_norm.texts.raw_lines`; or one ends before another.
+        InvalidInputError: a source cannot be read, see :func:`~captum_norm.text.lines.raw_lines`; or one ends
+            before another.
     """
     readers = [LineReader(source) for source in sources]
     for index in count():

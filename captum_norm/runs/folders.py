@@ -13,8 +13,8 @@ from typing import BinaryIO, Protocol, TypeVar
 
 from filelock import FileLock
 
-from captum_norm.files import write_whole
-from captum_norm.urls import Remote, is_url
+from captum_norm.text.files import write_whole
+from captum_norm.text.urls import Remote, is_url
 
 LOCK = "lock"
 

@@ -9,9 +9,9 @@ from secrets import token_hex
 from typing import Any, BinaryIO, cast
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.files import sync, whole_file
 from captum_norm.runs.journal import Journal
-from captum_norm.urls import Remote, is_url
+from captum_norm.text.files import sync, whole_file
+from captum_norm.text.urls import Remote, is_url
 
 
 @contextmanager

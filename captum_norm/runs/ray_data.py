@@ -9,7 +9,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.runs.blocks import cut
 from captum_norm.runs.job import Attempt, Job
 from captum_norm.runs.worker import load_job
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 from captum_norm.versions import versions
 
 Rows = Mapping[str, Sequence[Any]]

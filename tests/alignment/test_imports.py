@@ -84,7 +84,7 @@ WITHOUT_TORCH = {
 }
 """Those that read, write, decode and score without a model, and which other distributions they may import."""
 
-NO_TORCH = {"InvalidInputError", "bars", "characters", "files", "identity", "pieces", "runs", "tables", "texts", "urls"}
+NO_TORCH = {"InvalidInputError", "bars", "identity", "results.tables", "runs", "text"}
 """What they may import of captum_norm."""
 
 
@@ -122,7 +122,7 @@ def is_forbidden(path: Path, name: str) -> bool:
     if package == "alignment":
         return breaks_layers(unit, name, LAYERS)
     if package == "captum_norm":
-        return not is_public(name) or (unit in WITHOUT_TORCH and rest.partition(".")[0] not in NO_TORCH)
+        return not is_public(name) or (unit in WITHOUT_TORCH and not rest.startswith(tuple(NO_TORCH)))
     return package not in sys.stdlib_module_names and package not in WITHOUT_TORCH.get(unit, {package})
 
 

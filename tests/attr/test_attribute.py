@@ -16,7 +16,7 @@ from captum_norm import (
     InvalidInputError,
     NormAttribution,
 )
-from captum_norm.aggregation import AGGREGATIONS
+from captum_norm.results.aggregation import AGGREGATIONS
 from tests import families
 
 

@@ -25,8 +25,8 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
-from captum_norm.evaluation import Perturbation
 from captum_norm.forward import checks
+from captum_norm.lab.evaluation import Perturbation
 from captum_norm.models.stacks import Place
 from tests import encoder_decoders, families
 

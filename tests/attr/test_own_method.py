@@ -22,8 +22,8 @@ from captum_norm import (
     compare,
     register_method,
 )
-from captum_norm.aggregation import normalize_rows
 from captum_norm.methods import METHODS
+from captum_norm.results.aggregation import normalize_rows
 from tests import classifiers, encoder_decoders, families, oracle, tiny
 from tests.families import FAMILIES
 from tests.test_readme import blocks

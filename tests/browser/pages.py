@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import image
 
-from captum_norm.visualization.page import (
+from captum_norm.show.page import (
     Column,
     Example,
     Figure,

@@ -7,8 +7,8 @@ import pytest
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 
-from captum_norm.visualization.page import Page, render
-from captum_norm.visualization.page.frame import framed
+from captum_norm.show.page import Page, render
+from captum_norm.show.page.frame import framed
 from tests.browser import pages
 from tests.browser.visits import Visits, violations
 

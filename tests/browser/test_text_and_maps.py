@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
-from captum_norm.visualization.page import Example, Maps, Page, Tokens, render
+from captum_norm.show.page import Example, Maps, Page, Tokens, render
 from tests.browser import pages
 from tests.browser.pages import OF_WORD, PIECES, ROW, WORDS
 from tests.browser.test_every_page import settle

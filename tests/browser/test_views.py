@@ -5,7 +5,7 @@ import re
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
-from captum_norm.visualization.page import Page, render
+from captum_norm.show.page import Page, render
 from tests.browser import pages
 from tests.browser.visits import Visits
 

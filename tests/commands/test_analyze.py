@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from captum_norm import cli
-from captum_norm.analysis import read_result
-from captum_norm.analysis.analysis import Analysis
-from captum_norm.analysis.corpus import Corpus
-from captum_norm.analysis.engine import analyze
-from captum_norm.analysis.registry import ANALYSES
 from captum_norm.commands.analyze import NAMES
+from captum_norm.lab.analysis import read_result
+from captum_norm.lab.analysis.analysis import Analysis
+from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.engine import analyze
+from captum_norm.lab.analysis.registry import ANALYSES
 from captum_norm.loading import load
 from captum_norm.runs import journal
-from tests.analysis.small import TEXTS, bert, tokenizer, write_model, write_texts
+from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model, write_texts
 from tests.runs.damage import tree
 
 
@@ -125,7 +125,7 @@ def test_results_that_cannot_be_written_are_one_sentence(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("captum_norm.visualization.write_report", full)
+    monkeypatch.setattr("captum_norm.show.write_report", full)
     assert cli.main(["analyze", "dispersion", "--model", model, "--corpus", "text", "--out", "out"]) == 2
     assert capsys.readouterr().err.endswith("cannot write into out: No space left on device\n")
 
@@ -182,11 +182,11 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     parts.unlink()
     Path("elsewhere").rename(parts)
     with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.files.os.fsync", full)
+        patched.setattr("captum_norm.text.files.os.fsync", full)
         refused("cannot read or write out/special-tokens.parts: No space left on device")
     assert tree(tmp_path) == kept
     with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.visualization.analysis.report.write_whole", full)
+        patched.setattr("captum_norm.show.analysis.report.write_whole", full)
         refused("cannot write into out: No space left on device")
     assert (parts / "block-000000000").exists()
     damaged = (parts / "block-000000000").read_bytes()

@@ -27,12 +27,12 @@ from captum_norm import InvalidInputError, cli
 from captum_norm.commands.command import Command
 from captum_norm.commands.program import Program
 from captum_norm.commands.terminal import Terminal
-from captum_norm.visualization import Panel, draw_heatmaps, text_record
-from captum_norm.visualization.figures import figure_bytes
+from captum_norm.show import Panel, draw_heatmaps, text_record
+from captum_norm.show.figures import figure_bytes
 from tests.tiny import bert_config
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = (ROOT / "captum_norm/visualization/page/assets/page.js").read_text(encoding="utf-8").strip()
+SCRIPT = (ROOT / "captum_norm/show/page/assets/page.js").read_text(encoding="utf-8").strip()
 HOSTILE = "\x1b[31m\x1b]8;;http://e.x\x07\x9b31m\u202e\u200b[red]a[/red]:smile:<b>\u2028"
 SPELLED = "\\x1b[31m\\x1b]8;;http://e.x\\x07\\x9b31m\\u202e\\u200b[red]a[/red]:smile:<b>\\u2028"
 NAMED = HOSTILE.replace("/", "|")
@@ -214,4 +214,4 @@ def test_commands_print_through_the_terminal_alone() -> None:
         assert "print" not in calls, name
         assert "Console" not in calls or name.endswith("commands/terminal.py"), name
         assert calls.count("sys.stdout.write") + calls.count("sys.stderr.write") <= streams.get(name, 0), name
-        assert not {"csv.writer", "csv.DictWriter"} & set(calls) or name == "captum_norm/tables.py", name
+        assert not {"csv.writer", "csv.DictWriter"} & set(calls) or name == "captum_norm/results/tables.py", name

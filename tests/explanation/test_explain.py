@@ -10,7 +10,7 @@ from captum.attr import IntegratedGradients
 
 import captum_norm
 from captum_norm import Difference, Explanation, InvalidInputError, TokenAttribution, UnsupportedModelError, explain
-from captum_norm.comparison import compare
+from captum_norm.lab.comparison import compare
 from captum_norm.methods import METHODS
 from tests.tiny import WORDS, bert_config, save_tiny, tokenizer
 

@@ -7,7 +7,7 @@ import torch
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation.prompts import Prompt, read_answer, read_prompt, span_of
-from captum_norm.words import token_texts
+from captum_norm.text.words import token_texts
 from tests.generation.texts import TEXT, tokenizer
 
 TURNS = [{"role": "system", "content": "Anna owns a boat."}, {"role": "user", "content": " What does Anna own? "}]

@@ -7,7 +7,7 @@ import pytest
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation.prompts import Prompt, read_prompt
 from captum_norm.generation.segments import Segmentation, segments_of
-from captum_norm.words import token_texts
+from captum_norm.text.words import token_texts
 from tests.generation.texts import TEXT, tokenizer
 
 SENTENCES = [

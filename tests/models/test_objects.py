@@ -21,8 +21,8 @@ from captum_norm import (
     contextualization_change,
 )
 from captum_norm.errors import InvalidInputError
-from captum_norm.evaluation import Perturbation
-from tests.analysis.small import randomized
+from captum_norm.lab.evaluation import Perturbation
+from tests.lab.analysis.small import randomized
 from tests.tiny import bert_config, save_tiny, tokenizer
 
 TEXTS = ["the dog sees a cat", "a cat runs ."]

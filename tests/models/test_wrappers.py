@@ -17,9 +17,9 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
-from captum_norm.comparison import compare
 from captum_norm.forward.session import Session
 from captum_norm.identity import weights_digest
+from captum_norm.lab.comparison import compare
 from captum_norm.methods import METHODS
 from captum_norm.models.wrappers import class_of, explained_module, unwrapped
 from tests import tiny

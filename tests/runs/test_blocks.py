@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from captum_norm.analysis.corpus import Corpus
 from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.runs import Block, cut
 
 LINES = [b"one", b"", b"\xff\xfe", "été\u2028là".encode(), b"a\rb", b"end\r", b"  ", b"\xe3\x80\x80", b"\x1c", b"last"]

@@ -10,7 +10,7 @@ import pytest
 
 from captum_norm import InvalidInputError
 from captum_norm.runs import RayBackend
-from captum_norm.urls import Remote
+from captum_norm.text.urls import Remote
 from tests.fuzzing import FACTOR
 from tests.object_store import DENIED, FULL, ObjectStore, Refusal, Request, environment
 from tests.runs import extractions

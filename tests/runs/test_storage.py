@@ -18,7 +18,7 @@ from alignment.pipeline import extract
 from captum_norm import InvalidInputError
 from captum_norm.commands.workers import status_of
 from captum_norm.runs import Journal, journal, published
-from captum_norm.urls import Remote
+from captum_norm.text.urls import Remote
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
 from tests.runs.damage import damages

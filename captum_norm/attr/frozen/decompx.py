@@ -7,19 +7,18 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from captum_norm.arguments import as_truth, one_of
 from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
 from captum_norm.attr.frozen.relevance import Parts, RelevanceAttribution, sequences
 from captum_norm.attr.frozen.results import TokenVectors
 from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.bars import bar
+from captum_norm.checks import as_truth, one_of
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import finite_results
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
-from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
@@ -28,6 +27,7 @@ from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
 from captum_norm.models.values import OutputValues
+from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 # The tokens' number by sequence, their scores (P, K), and the biases' part, the value and its size (P,).

@@ -19,7 +19,6 @@ from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request
 from captum_norm.forward.room import expect_room_for_gradients, may_be_large
 from captum_norm.forward.stacking import scores_of_inputs
-from captum_norm.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
@@ -32,6 +31,7 @@ from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.projections import NormReader, Projection
 from captum_norm.models.values import OutputValues
+from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Values = Callable[[Any], tuple[Tensor, Tensor]]
 """From a model's output to R values of each example, and the sizes of what was rounded in them, (B, R) each."""

@@ -8,7 +8,7 @@ import pytest
 
 from alignment import Alignment, format_pharaoh, parse_pharaoh, read_pharaoh, write_pharaoh
 from captum_norm import InvalidInputError
-from captum_norm.texts import quoted
+from captum_norm.text.lines import quoted
 
 
 def test_line_is_written_in_ascending_order() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from alignment.formats.text import split_words, write_text
-from captum_norm.texts import read_lines
+from captum_norm.text.lines import read_lines
 
 COMPRESS = {"": lambda content: content, ".gz": gzip.compress, ".xz": lzma.compress}
 

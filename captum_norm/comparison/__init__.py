@@ -1,8 +1,0 @@
-"""Compares methods: scores, faithfulness, agreement and cost."""
-
-from captum_norm.comparison.measures import MEASURES, Measure
-from captum_norm.comparison.methods import RandomScores
-from captum_norm.comparison.results import Comparison, MethodResult
-from captum_norm.comparison.run import compare
-
-__all__ = ["MEASURES", "Comparison", "Measure", "MethodResult", "RandomScores", "compare"]

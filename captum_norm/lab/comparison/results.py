@@ -1,0 +1,331 @@
+"""Results of a comparison of methods, as tables."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from captum_norm.checks import as_count, one_of
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.comparison.measures import MEASURES
+from captum_norm.lab.comparison.significance import undefeated
+from captum_norm.lab.evaluation import FaithfulnessScores
+from captum_norm.lab.evaluation.correlation import agreement
+from captum_norm.results.base import Result
+from captum_norm.results.map_parts import kept_entries, place_of
+from captum_norm.results.map_stacks import dataset_of
+from captum_norm.results.tables import csv_records, data_frame, json_text
+from captum_norm.text.words import WordScore, words_of_tokens
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from captum_norm.show.page import Page
+
+TableName = Literal["methods", "scores", "agreement", "curves"]
+"""A table of a comparison; see :meth:`Comparison.frame`."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class MethodResult:
+    """The result of one method.
+
+    Attributes:
+        title: its title in tables.
+        signature: its class and all its choices.
+        scores: a score for each token, (B, S); 0 at padding.
+        faithfulness: the faithfulness on each example.
+        seconds: the time for all examples, after a warm-up.
+        forward_ratio: the time divided by that of the plain forward pass of all examples.
+    """
+
+    title: str
+    signature: str
+    scores: Tensor
+    faithfulness: FaithfulnessScores
+    seconds: float
+    forward_ratio: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """The result of :func:`captum_norm.compare`: several methods on the same model and inputs.
+
+    :func:`~captum_norm.show.draw_comparison`, :func:`~captum_norm.show.render_comparison` and
+    :func:`~captum_norm.show.show_comparison` show it. ``comparison[0]`` is that of the first example, without
+    padding.
+
+    Attributes:
+        model: the name of the model or its class.
+        explained: the kind of output that is explained and observed.
+        targets: the target of each example.
+        tokens: the tokens of each example, padding included.
+        real: True at real positions, (B, S).
+        removable: True at the tokens that are ranked and removed, (B, S).
+        results: the results by method, in the requested order.
+        refused: the reason by method, for methods that do not support the model or the inputs.
+        agreement: Spearman's ρ of two methods' scores of removable tokens, averaged over examples, (M, M), in the order
+            of ``results``.
+        forward_seconds: the time of the plain forward pass of all examples, without gradients.
+        accuracy: the share of examples that the model classifies correctly; None without labels, and for one of several
+            examples.
+        signature: all choices that change numbers, and the versions of the packages.
+    """
+
+    model: str
+    explained: str
+    targets: Sequence[str]
+    tokens: Sequence[Sequence[str]]
+    real: Tensor
+    removable: Tensor
+    results: Mapping[str, MethodResult]
+    refused: Mapping[str, str]
+    agreement: Tensor
+    forward_seconds: float
+    accuracy: float | None
+    signature: str
+
+    axes = MappingProxyType(
+        {"targets": ("B",), "tokens": ("B",), "real": ("BS",), "removable": ("BS",), "agreement": ("MM",)}
+    )
+
+    def __repr__(self) -> str:
+        refused = f"; refused: {', '.join(self.refused)}" if self.refused else ""
+        order = ", ".join(self.ranking)
+        size = f"{self.examples} examples, {self.real.shape[1]} tokens"
+        return f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})"
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, example: int) -> "Comparison":
+        """Return the comparison on one example, without padding; times stay those of all examples.
+
+        Raises:
+            InvalidInputError: there is no such example.
+        """
+        place = place_of("example", example, len(self))
+        one, real = slice(place, place + 1), self.real[place]
+        names = [field.name for field in fields(FaithfulnessScores)]
+
+        def own(result: MethodResult) -> MethodResult:
+            scores = FaithfulnessScores(**{name: getattr(result.faithfulness, name)[one] for name in names})
+            return replace(result, scores=result.scores[one, real], faithfulness=scores)
+
+        results = {name: own(result) for name, result in self.results.items()}
+        removable = self.removable[one, real]
+        return replace(
+            self,
+            targets=self.targets[one],
+            tokens=[kept_entries(self.tokens[place], real)],
+            real=self.real[one, real],
+            removable=removable,
+            results=results,
+            agreement=agreement({name: result.scores for name, result in results.items()}, removable).cpu(),
+            accuracy=self.accuracy if len(self) == 1 else None,
+        )
+
+    def __iter__(self) -> Iterator["Comparison"]:
+        return (self[example] for example in range(len(self)))
+
+    @property
+    def examples(self) -> int:
+        """The number of examples."""
+        return len(self)
+
+    @property
+    def ranking(self) -> list[str]:
+        """The methods by descending relevance gain."""
+        means = self.means()
+        return sorted(means, key=lambda name: -means[name][MEASURES[0].name])
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Average each method's faithfulness over examples."""
+        return {name: result.faithfulness.means() for name, result in self.results.items()}
+
+    def best(self) -> dict[str, set[str]]:
+        """Return the methods that no other is better than by more than chance, by measure.
+
+        See :func:`captum_norm.lab.comparison.significance.undefeated`; none where no method is worse than another.
+        """
+        columns = {
+            one.name: {name: getattr(result.faithfulness, one.name) for name, result in self.results.items()}
+            for one in MEASURES
+        }
+        return {one.name: undefeated(columns[one.name], one) for one in MEASURES}
+
+    @property
+    def flat(self) -> bool:
+        """Whether no method differs from the best one by any measure."""
+        return not any(self.best().values())
+
+    def facts(self) -> dict[str, str]:
+        """Return the names and values to show beside the numbers."""
+        facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
+        if self.accuracy is not None:
+            facts["accuracy"] = f"{self.accuracy:.1%}"
+        facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
+        if self.flat:
+            facts["flat"] = "no method differs from the best by more than chance; take more texts, or another model"
+        return facts | {"signature": self.signature}
+
+    def frame(self, table: TableName = "methods") -> "pd.DataFrame":
+        """Return a table as a data frame of pandas.
+
+        Args:
+            table: ``"methods"``: a row for each method, with faithfulness, cost and signature, or why it was refused.
+                ``"scores"``: a row for each token, with example, position, token, whether it is removable, and every
+                method's score. ``"agreement"``: Spearman's ρ between methods, a row and a column for each.
+                ``"curves"``: a row for each method and share of removed tokens, with the mean output, most and least
+                relevant tokens removed first.
+
+        Raises:
+            InvalidInputError: there is no such table, or pandas is not installed.
+        """
+        frame = data_frame(self._rows(table))
+        return frame.set_index("method") if table in ("methods", "agreement") else frame
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return the table of the methods; see :meth:`frame` for others."""
+        return self.frame()
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: ``scores`` with the axes ``method``, ``example`` and ``key``, and tokens.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        names = list(self.results)
+        scores = torch.stack([self.results[name].scores for name in names])
+        others: dict[str, tuple[Sequence[str], Tensor]] = {
+            "scores": (("method", "example", "key"), scores),
+            "removable": (("example", "key"), self.removable),
+        }
+        found = dataset_of([], others)
+        return found.assign_coords(method=names, key_token=(("example", "key"), [list(row) for row in self.tokens]))
+
+    def top(self, count: int = 10, method: str | None = None) -> list[tuple[str, float]]:
+        """Return the tokens of highest score in all examples, and their scores.
+
+        Args:
+            count: how many.
+            method: the method; None for the one with the highest relevance gain.
+
+        Raises:
+            InvalidInputError: there is no such method.
+        """
+        name = one_of("method", self.ranking[0] if method is None else method, list(self.results))
+        rows = sorted(_scores(self), key=lambda row: -row[name])
+        return [(row["token"], row[name]) for row in rows[: as_count("count", count)]]
+
+    def words(self, score: WordScore = "sum") -> "pd.DataFrame":
+        """Return the scores of words: a row for each, with the example, the word and every method's score.
+
+        Words are found by the marks of the tokens. Faithfulness is that of tokens, which were removed one by one.
+
+        Args:
+            score: how a word's score comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        rows = []
+        for example, real in enumerate(self.real):
+            words = words_of_tokens(kept_entries(self.tokens[example], real))
+            scores = {
+                name: words.scores(result.scores[example][real], score).tolist()
+                for name, result in self.results.items()
+            }
+            for index, word in enumerate(words.texts):
+                rows.append({"example": example, "word": word, **{name: own[index] for name, own in scores.items()}})
+        return data_frame(rows)
+
+    def plot(self) -> "Figure":
+        """Draw the measures of all methods; a notebook shows the figure."""
+        from captum_norm.show.comparison.figure import draw_comparison
+
+        return draw_comparison(self)
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        from captum_norm.show.comparison.page import comparison_page
+
+        return comparison_page(self)
+
+    def to_json(self) -> str:
+        """Format everything as JSON; NaN is null."""
+        content = {
+            "model": self.model,
+            "explained": self.explained,
+            "signature": self.signature,
+            "examples": self.examples,
+            "accuracy": self.accuracy,
+            "forward_seconds": self.forward_seconds,
+            "targets": list(self.targets),
+            **{table: list(rows(self)) for table, rows in _TABLES.items()},
+        }
+        return json_text(content)
+
+    def to_csv(self, table: TableName = "methods") -> str:
+        """Format a table as CSV; NaN is empty.
+
+        Args:
+            table: see :meth:`frame`.
+
+        Raises:
+            InvalidInputError: there is no such table.
+        """
+        return csv_records(self._rows(table))
+
+    def _rows(self, table: str) -> list[Row]:
+        if table not in _TABLES:
+            raise InvalidInputError(f"got the table {table!r}; expected one of {', '.join(_TABLES)}")
+        return list(_TABLES[table](self))
+
+
+def _methods(comparison: Comparison) -> Iterator[Row]:
+    means = comparison.means()
+    for name, result in comparison.results.items():
+        faithfulness = {measure.name: means[name][measure.name] for measure in MEASURES}
+        cost = {"seconds": result.seconds, "forward_ratio": result.forward_ratio}
+        yield {"method": name, **faithfulness, **cost, "signature": result.signature, "refused": None}
+    nothing = dict.fromkeys([*(measure.name for measure in MEASURES), "seconds", "forward_ratio"], math.nan)
+    for name, reason in comparison.refused.items():
+        yield {"method": name, **nothing, "signature": None, "refused": reason}
+
+
+def _scores(comparison: Comparison) -> Iterator[Row]:
+    scores = {name: result.scores.tolist() for name, result in comparison.results.items()}
+    removable = comparison.removable.tolist()
+    for example, position in comparison.real.nonzero().tolist():
+        yield {
+            "example": example,
+            "position": position,
+            "token": comparison.tokens[example][position],
+            "removable": removable[example][position],
+            **{name: rows[example][position] for name, rows in scores.items()},
+        }
+
+
+def _agreement(comparison: Comparison) -> Iterator[Row]:
+    for name, row in zip(comparison.results, comparison.agreement.tolist(), strict=True):
+        yield {"method": name, **dict(zip(comparison.results, row, strict=True))}
+
+
+def _curves(comparison: Comparison) -> Iterator[Row]:
+    for name, result in comparison.results.items():
+        curves = [curve.mean(0).tolist() for curve in (result.faithfulness.morf, result.faithfulness.lerf)]
+        last = len(curves[0]) - 1
+        for step, (most, least) in enumerate(zip(*curves, strict=True)):
+            yield {"method": name, "removed": step / last, "morf": most, "lerf": least}
+
+
+_TABLES = {"methods": _methods, "scores": _scores, "agreement": _agreement, "curves": _curves}

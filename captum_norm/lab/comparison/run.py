@@ -1,0 +1,252 @@
+"""Compares methods on one model and its inputs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from captum.attr import Attribution
+from torch import Tensor
+
+from captum_norm.bars import bar
+from captum_norm.checks import as_index
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.comparison.examples import Batch, Examples, gathered
+from captum_norm.lab.comparison.methods import chosen_methods, make_method
+from captum_norm.lab.comparison.results import Comparison, MethodResult
+from captum_norm.lab.comparison.seeding import checked_seed
+from captum_norm.lab.comparison.targets import (
+    PROJECTION,
+    as_target,
+    count_outputs,
+    own_directions,
+    target_names,
+    tokens_of,
+)
+from captum_norm.lab.comparison.timing import forward_seconds, prepared, run_methods
+from captum_norm.lab.evaluation import (
+    ERASER_BINS,
+    Faithfulness,
+    FaithfulnessScores,
+    Perturbation,
+    PerturbedInputs,
+    agreement,
+)
+from captum_norm.lab.evaluation.perturbation import Output
+from captum_norm.methods import METHODS
+from captum_norm.models.embeddings import StandIn, embedding_module
+from captum_norm.models.heads import Position, has_sigmoids
+from captum_norm.models.inputs import Inputs, bind_inputs
+from captum_norm.models.objects import Explainable, opened
+from captum_norm.models.outputs import Difference, Readout, Target
+from captum_norm.models.sentences import SentenceEncoder
+from captum_norm.versions import versions
+
+
+def compare(
+    model: Explainable,
+    inputs: Inputs,
+    additional_forward_args: Any = None,
+    *,
+    methods: Sequence[str] | Mapping[str, str | Attribution] | None = None,
+    target: Target = None,
+    position: Position = None,
+    readout: Readout | None = None,
+    tokenizer: Any = None,
+    tokens: Sequence[Sequence[str]] | None = None,
+    labels: Sequence[int] | Tensor | None = None,
+    removal: StandIn | Literal["delete"] | int | Tensor | None = None,
+    keep_special: bool = True,
+    output: Output | None = None,
+    bins: Sequence[float] = ERASER_BINS,
+    steps: int = 10,
+    seed: int = 0,
+    batch_size: int = 32,
+    name: str | None = None,
+) -> Comparison:
+    """Explain inputs by several methods, and score the methods: faithfulness, agreement and cost.
+
+    All methods explain the same output of each example. Faithfulness is measured by
+    :class:`captum_norm.lab.evaluation.Faithfulness`. Methods that do not support the model are listed with the reason.
+
+    For a model that only returns hidden states, the output is the projection of the mean-pooled hidden states on their
+    own direction for the whole input; results say so.
+
+    Args:
+        model: a model of Hugging Face that reads one sequence; not changed.
+        inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, a mapping such as a tokenizer's output, or
+            texts.
+        additional_forward_args: the model's further positional arguments (attention mask first).
+        methods: names in :data:`captum_norm.methods.METHODS`, or a mapping from names for the results to such names or
+            methods of your own, which have the same interface. None: all of :data:`captum_norm.methods.METHODS`.
+        target: the class or next token to explain, as for every method; None for the model's prediction.
+        position: where to read the logits if every position has some; None for the position that the head reads.
+        readout: the output to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
+        tokenizer: tokenizes texts, and knows mask, padding and special tokens, and the texts of tokens; None for that
+            of a pipeline or a SentenceTransformer.
+        tokens: the texts of the tokens, S for each example; None to take them from the inputs or the tokenizer.
+        labels: the right class of each example, for the model's accuracy.
+        removal: how to remove a token, see :class:`captum_norm.lab.evaluation.Perturbation`; also the baseline of
+            Captum's methods, unless it is ``"delete"``. None: the mask token, or else the padding token, or else
+            the mean of all embeddings.
+        keep_special: never remove nor rank special tokens such as [CLS]; Captum's methods keep them in their baseline.
+            Needs the tokenizer.
+        output: the output to observe, ``"probability"`` (softmax) or ``"logit"``. None: the probability if the model
+            returns logits of mutually exclusive classes, else the number itself.
+        bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
+        steps: the number of steps of the curves and of AOPC.
+        seed: the seed of methods that draw random numbers, for each batch; 0 to 2³² − 1. The global generators are
+            restored.
+        batch_size: the number of inputs in one forward pass. It changes which random numbers an example gets.
+        name: the model's name in results; None for its class.
+
+    Returns:
+        the comparison.
+
+    Raises:
+        InvalidInputError: an option is invalid, no method supports the model, or an example has no token to remove.
+        UnsupportedModelError: the model is an encoder–decoder, does not name its embedding module, or returns neither
+            logits nor hidden states.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+        >>> model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
+        >>> tokenizer = SimpleNamespace(mask_token_id=4, pad_token_id=0, all_special_ids=[0, 2, 3, 4])
+        >>> ids = torch.tensor([[2, 7, 9, 8, 3]])
+        >>> comparison = compare(model, ids, methods=["norm", "alti", "saliency"], tokenizer=tokenizer)
+        >>> list(comparison.results), comparison.agreement.shape
+        (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
+    """
+    chosen, seed = chosen_methods(methods), checked_seed(seed)
+    model, tokenizer = opened(model, tokenizer)
+    embedding_module(model)
+    call = bind_inputs(model, inputs, additional_forward_args, tokenizer=tokenizer)
+    examples = Examples(call, target, position)
+    first = next(examples.batches(1))
+    count = None if readout is not None else count_outputs(first)
+    explained = "readout" if count is None else "logit"
+    if readout is None and count is None:
+        if target is not None:
+            raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
+        readout, explained = own_directions(examples, batch_size), PROJECTION
+        examples = Examples(examples.call, torch.arange(len(examples)), position)
+    if labels is not None:
+        _check_labels(labels, len(examples), count)
+    if output is None:
+        single = count is None or count < 2 or isinstance(target, Difference)
+        exclusive = not (single or has_sigmoids(model) or isinstance(model, SentenceEncoder))
+        output = "probability" if exclusive else "logit"
+    options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
+    perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
+    faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
+    make = partial(make_method, model=model, removal=removal, batch_size=batch_size, **options)
+    batches = list(examples.batches(batch_size))
+    bound = [_bound(perturbation, batch) for batch in batches]
+    batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
+    forward = forward_seconds(batches)
+    ready, refused = prepared(chosen, make, model, batches, seed, mean=explained == PROJECTION)
+    removing = forward * faithfulness.passes * len(ready)
+    work = removing + sum(method.seconds * len(examples) for method in ready.values())
+    with bar("comparing", work, "") as progress:
+        scored, failed = run_methods(ready, batches, progress.update)
+        refused |= failed
+        if not scored:
+            one, reason = next(iter(refused.items()))
+            raise InvalidInputError(f"no method supports the model and these inputs; {one}: {reason}")
+        order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
+        scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
+        removable = gathered([one.removable for one in bound], order, width)
+        by_batch = {label: method.scores for label, method in scored.items()}
+        progress.update(work - removing - progress.n)
+        each = removing / len(examples)
+        faithful = _faithfulness(faithfulness, batches, by_batch, order, lambda count: progress.update(count * each))
+    found = [one.target for one in bound if one.target is not None]
+    if explained == PROJECTION or not found:
+        targets = ["own direction" if explained == PROJECTION else "the only number"] * len(examples)
+    else:
+        targets = target_names(model, gathered(found, order), readout, tokenizer)
+    return Comparison(
+        model=name or type(model).__name__,
+        explained=explained if output == "logit" else "probability",
+        targets=targets,
+        tokens=tokens_of(examples, tokens, tokenizer),
+        real=examples.shown(examples.real).bool().cpu(),
+        removable=examples.shown(removable).bool().cpu(),
+        results={
+            label: MethodResult(
+                title=METHODS[label].title if chosen[label] == label else label,
+                signature=method.signature,
+                scores=examples.shown(scores[label]).cpu(),
+                faithfulness=faithful[label],
+                seconds=method.seconds,
+                forward_ratio=method.seconds / forward,
+            )
+            for label, method in scored.items()
+        },
+        refused=refused,
+        agreement=agreement(scores, removable).cpu(),
+        forward_seconds=forward,
+        accuracy=None if labels is None else _accuracy(perturbation, batches, labels, order),
+        signature="|".join(
+            [
+                faithfulness.signature,
+                f"batch:{batch_size}",
+                f"seed:{seed}",
+                *(f"{package}:{version}" for package, version in versions().items()),
+            ]
+        ),
+    )
+
+
+def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | None) -> None:
+    if classes is None or classes < 2 or len(labels) != examples:
+        raise InvalidInputError(
+            f"got {len(labels)} labels for {examples} examples and "
+            f"{'no logits' if classes is None else f'{classes} logits'}; expected one label each, and several classes"
+        )
+    for example, label in enumerate(torch.as_tensor(labels).tolist()):
+        if not 0 <= as_index("the label", label) < classes:
+            raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
+
+
+def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
+    bound = perturbation.bind(batch.inputs, target=batch.target, position=batch.position)
+    empty = batch.index[(~bound.removable.any(1)).to(batch.index.device)].tolist()
+    if empty:
+        raise InvalidInputError(f"example {min(empty)} has no token that may be removed")
+    return bound
+
+
+def _faithfulness(
+    faithfulness: Faithfulness,
+    batches: Sequence[Batch],
+    scores: Mapping[str, Sequence[Tensor]],
+    order: Tensor,
+    done: Callable[[int], object],
+) -> dict[str, FaithfulnessScores]:
+    """Measure the faithfulness of every method, on all examples in their order."""
+    parts = []
+    for place, batch in enumerate(batches):
+        of_batch = {name: methods[place] for name, methods in scores.items()}
+        parts.append(faithfulness.evaluate(batch.inputs, of_batch, batch.target, position=batch.position))
+        done(len(batch.index))
+
+    def ordered(name: str) -> FaithfulnessScores:
+        columns = (field.name for field in fields(FaithfulnessScores))
+        return FaithfulnessScores(
+            **{column: gathered([getattr(part[name], column) for part in parts], order).cpu() for column in columns}
+        )
+
+    return {name: ordered(name) for name in scores}
+
+
+def _accuracy(
+    perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor, order: Tensor
+) -> float:
+    """The share of examples whose label the model predicts."""
+    found = [perturbation.bind(batch.inputs, position=batch.position).target for batch in batches]
+    predicted = gathered([classes for classes in found if classes is not None], order).cpu()
+    return float((predicted == torch.as_tensor(labels)).double().mean())

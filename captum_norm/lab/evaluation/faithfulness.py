@@ -1,0 +1,214 @@
+"""Measures how faithful token scores are: how the model's output changes when tokens are removed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from captum_norm.checks import as_count, entries, shown
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.evaluation.correlation import kendall, spearman
+from captum_norm.lab.evaluation.perturbation import Perturbation, PerturbedInputs
+from captum_norm.lab.evaluation.ranking import highest, lowest, ranks, token_counts
+from captum_norm.lab.evaluation.scores import MOST, check_scores, mean_drop, relevance_gain
+from captum_norm.models.heads import Position
+from captum_norm.models.inputs import Inputs
+from captum_norm.models.outputs import Target
+
+ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
+"""Shares of tokens [DeYoung et al. 2020]."""
+
+
+@dataclass(frozen=True, eq=False)
+class FaithfulnessScores:
+    """Scores of one method on B examples, in the unit of the observed output.
+
+    Attributes:
+        aopc: mean drop over the steps of the MoRF curve, (B,); higher is better.
+        comprehensiveness: mean drop without the highest-ranked tokens of each bin, (B,); higher is better.
+        sufficiency: mean drop with only these tokens, (B,); lower is better.
+        log_odds: mean of log p − log p(whole) without them, (B,); lower is better. NaN for logits.
+        relevance_gain: area between LeRF and MoRF, (B,); higher is better.
+        spearman: Spearman's ρ with leave-one-out scores, (B,); NaN if either has no order.
+        kendall: Kendall's τ_b with leave-one-out scores, (B,).
+        morf: the output at steps + 1 shares of removed tokens from 0 to 1, most relevant first, (B, steps + 1).
+        lerf: the same with the least relevant first.
+    """
+
+    aopc: Tensor
+    comprehensiveness: Tensor
+    sufficiency: Tensor
+    log_odds: Tensor
+    relevance_gain: Tensor
+    spearman: Tensor
+    kendall: Tensor
+    morf: Tensor
+    lerf: Tensor
+
+    def means(self) -> dict[str, float]:
+        """Average every score over examples, without undefined correlations."""
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: float(column.nanmean()) for name, column in columns.items() if column.dim() == 1}
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["FaithfulnessScores"]) -> "FaithfulnessScores":
+        """Concatenate the scores of several batches."""
+        if not parts:
+            raise InvalidInputError("got no scores; expected those of at least one batch")
+        return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
+
+
+class Faithfulness:
+    """Scores token attributions of any method by how the model's output changes when tokens are removed.
+
+    Tokens are ranked by descending score, equal scores from the left; a share q of n tokens is ⌈qn⌉ of them.
+
+    Args:
+        perturbation: how tokens are removed, and which output is observed.
+        bins: shares of tokens for comprehensiveness, sufficiency and log-odds.
+        steps: the number of steps of the curves and of AOPC.
+
+    Raises:
+        InvalidInputError: a bin is not in (0, 1], or there are no steps.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from transformers import BertConfig, BertForSequenceClassification
+        >>> sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32)
+        >>> model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes))
+        >>> tokenizer = SimpleNamespace(mask_token_id=4, pad_token_id=0, all_special_ids=[0, 2, 3, 4])
+        >>> faithfulness = Faithfulness(Perturbation(model, "mask", tokenizer=tokenizer))
+        >>> faithfulness.signature
+        'removal:mask:4|special:kept|output:probability|bins:0.01,0.05,0.1,0.2,0.5|steps:10'
+        >>> ids = torch.tensor([[2, 7, 9, 8, 3]])
+        >>> faithfulness.evaluate(ids, torch.tensor([[0.0, 0.5, 0.1, 0.4, 0.0]])).aopc.shape
+        torch.Size([1])
+    """
+
+    def __init__(self, perturbation: Perturbation, *, bins: Sequence[float] = ERASER_BINS, steps: int = 10) -> None:
+        if not isinstance(perturbation, Perturbation):
+            raise InvalidInputError(f"got {shown(perturbation)}; expected a Perturbation")
+        self.perturbation = perturbation
+        self.bins = tuple(entries("bins", bins, "shares of tokens"))
+        if not self.bins or not all(isinstance(share, (int, float)) and 0 < share <= 1 for share in self.bins):
+            raise InvalidInputError(f"got the bins {shown(self.bins)}; expected shares of tokens above 0, at most 1")
+        self.steps = as_count("steps", steps, MOST)
+
+    @property
+    def signature(self) -> str:
+        """Every choice that changes scores, in the manner of sacrebleu."""
+        return f"{self.perturbation.signature}|bins:{','.join(map(str, self.bins))}|steps:{self.steps}"
+
+    @property
+    def passes(self) -> int:
+        """The largest number of inputs, for one example and one method, that the model is run on."""
+        return 2 * (len(self.bins) + self.steps)
+
+    @overload
+    def evaluate(
+        self,
+        inputs: Inputs,
+        scores: Tensor,
+        target: Target = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+    ) -> FaithfulnessScores: ...
+
+    @overload
+    def evaluate(
+        self,
+        inputs: Inputs,
+        scores: Mapping[str, Tensor],
+        target: Target = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+    ) -> dict[str, FaithfulnessScores]: ...
+
+    def evaluate(
+        self,
+        inputs: Inputs,
+        scores: Tensor | Mapping[str, Tensor],
+        target: Target = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+    ) -> FaithfulnessScores | dict[str, FaithfulnessScores]:
+        """Score one method, or several, which run the inputs they share only once.
+
+        Args:
+            inputs: see :meth:`Perturbation.bind`.
+            scores: a number for each token, (B, S), or those of several methods by name. Higher is more relevant;
+                scores of tokens that are not removable are ignored.
+            target: the class or next token that the scores explain; None for the model's prediction.
+            additional_forward_args: see :meth:`Perturbation.bind`.
+            position: see :meth:`Perturbation.bind`.
+
+        Returns:
+            the scores, by name for several methods.
+
+        Raises:
+            InvalidInputError: the scores do not have the shape of the inputs or are not finite, an example has no token
+                to remove, or see :meth:`Perturbation.bind` and :meth:`PerturbedInputs.outputs`.
+        """
+        bound = self.perturbation.bind(inputs, additional_forward_args, target=target, position=position)
+        methods = dict(scores) if isinstance(scores, Mapping) else {"": scores}
+        for values in methods.values():
+            _check(values, bound.removable)
+        kept = [self._kept(values.detach().to(bound.removable.device), bound.removable) for values in methods.values()]
+        outputs = bound.outputs(torch.cat([bound.all_but_one(), *kept], 1))
+        length = bound.removable.shape[1]
+        alone, *parts = outputs.split([length, *(part.shape[1] for part in kept)], 1)
+        omitted = bound.drops(alone)
+        results = {
+            name: self._scores(bound, values, part, omitted)
+            for (name, values), part in zip(methods.items(), parts, strict=True)
+        }
+        return results if isinstance(scores, Mapping) else results[""]
+
+    def _kept(self, scores: Tensor, removable: Tensor) -> Tensor:
+        """The tokens kept without each bin, with each bin alone, and along the two curves, (B, K, S)."""
+        places = ranks(scores, removable)
+        bins = token_counts(self.bins, removable)
+        steps = token_counts([step / self.steps for step in range(1, self.steps + 1)], removable)
+        removed = [
+            highest(places, bins),
+            ~highest(places, bins),
+            highest(places, steps),
+            lowest(places, steps, removable),
+        ]
+        return ~torch.cat(removed, 1)
+
+    def _scores(self, bound: PerturbedInputs, scores: Tensor, outputs: Tensor, omitted: Tensor) -> FaithfulnessScores:
+        bins, steps = len(self.bins), self.steps
+        without, _, morf, _ = outputs.split([bins, bins, steps, steps], 1)
+        log_odds = -mean_drop(bound.whole, without)
+        if self.perturbation.output == "logit":
+            log_odds = torch.full_like(log_odds, torch.nan)
+        whole, values = bound.values(bound.whole), bound.values(outputs)
+        without, alone, morf, lerf = values.split([bins, bins, steps, steps], 1)
+        morf, lerf = (torch.cat([whole[:, None], curve], 1) for curve in (morf, lerf))
+        scores = scores.to(omitted.device)
+        return FaithfulnessScores(
+            aopc=mean_drop(whole, morf[:, 1:]),
+            comprehensiveness=mean_drop(whole, without),
+            sufficiency=mean_drop(whole, alone),
+            log_odds=log_odds,
+            relevance_gain=relevance_gain(morf, lerf),
+            spearman=spearman(scores, omitted, bound.removable),
+            kendall=kendall(scores, omitted, bound.removable),
+            morf=morf,
+            lerf=lerf,
+        )
+
+
+def _check(scores: Tensor, removable: Tensor) -> None:
+    check_scores(scores, removable)
+    if not scores.detach().to(removable.device)[removable].isfinite().all():
+        raise InvalidInputError("the scores contain NaN or infinity")
+    empty = (~removable.any(1)).nonzero()
+    if len(empty):
+        raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed")

@@ -1,0 +1,1 @@
+"""Results: what methods return, saved, loaded and put into tables."""

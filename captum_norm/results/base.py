@@ -1,0 +1,335 @@
+"""What results share: they compare by value, move between devices, are saved and loaded, and show themselves.
+
+A result is its fields, those that its class is created with; their annotations say how they are read from a file.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as saved_tensors
+from torch import Tensor
+
+from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.text.files import write_whole
+from captum_norm.text.lines import named
+from captum_norm.text.urls import Remote, is_url
+
+if TYPE_CHECKING:
+    from captum_norm.show.page import Page
+
+__all__ = ["Result"]
+
+VERSION = 2
+"""The version of the files that :meth:`Result.save` writes; files of earlier ones are read, too."""
+
+_DAMAGED = (CaptumNormError, LookupError, ValueError, TypeError, AttributeError, RecursionError, struct.error)
+_NUMBERS = ("nan", "inf", "-inf")
+
+
+class Result:
+    """Base class of results.
+
+    Attributes:
+        axes: of the class: the axes that fields may have, a letter each, in files; ``.`` for one of any size. Axes of
+            the same letter have the same size.
+    """
+
+    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return same(contents(self), contents(other))
+
+    def __hash__(self) -> int:
+        # Equal results have tensors of equal shapes; their numbers, which may be many, are not read.
+        return hash((type(self), tuple(_shapes(contents(self)))))
+
+    def to(
+        self, device: torch.device | str | int | torch.dtype | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """Move all tensors to a device, or convert those of floating-point numbers to a dtype, as for tensors.
+
+        Args:
+            device: the device; or the dtype alone.
+            dtype: the dtype.
+
+        Returns:
+            a new result.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise InvalidInputError(f"got the dtype {dtype}; expected one of floating-point numbers")
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
+        return type(self)(**{name: _mapped(value, moved) for name, value in contents(self).items()})
+
+    def cpu(self) -> Self:
+        """Move all tensors to the CPU."""
+        return self.to("cpu")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write everything to one file: a safetensors file with the tensors, and JSON in its metadata.
+
+        Args:
+            path: the file's path or URL; its folder must exist. An older file is replaced as a whole, or not at all.
+
+        Returns:
+            the path.
+
+        Raises:
+            OSError: the folder does not exist or cannot be written to.
+        """
+        tensors = dict[str, Tensor]()
+        content = {name: _encoded(value, name, tensors) for name, value in contents(self).items()}
+        # Tensors may share memory, which a file does not.
+        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        metadata = {"format": "captum-norm", "version": str(VERSION), "result": type(self).__name__, "content": text}
+        return write_whole(path, saved_tensors(own, metadata))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file of :meth:`save`, to the CPU; nothing in it is run.
+
+        Args:
+            path: the file's path or URL.
+
+        Raises:
+            InvalidInputError: there is no such file, or it is damaged, or holds another result.
+        """
+        called = named(os.fspath(path))
+        with _refusing(called):
+            data = _bytes_of(path)
+            tensors = load_tensors(data)
+            size = struct.unpack("<Q", data[:8])[0]
+            metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+            if metadata.get("format") != "captum-norm":
+                raise InvalidInputError(f"cannot load {called}: it is a safetensors file, but not of captum-norm")
+            versions = [str(version) for version in range(1, VERSION + 1)]
+            if metadata["version"] not in versions:
+                raise InvalidInputError(
+                    f"cannot load {called}: it has version {named(metadata['version'])} of the format, expected "
+                    f"{' or '.join(versions)}; take the version of captum-norm that wrote it"
+                )
+            if metadata["result"] != cls.__name__:
+                found = named(metadata["result"])
+                raise InvalidInputError(f"cannot load {called}: it holds {found}; expected {cls.__name__}")
+            content = cls.upgraded(json.loads(metadata["content"]), int(metadata["version"]))
+            values = _fields(content, hints_of(cls), tensors)
+            _check_axes(cls, values)
+            return cls(**values)
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003 - of classes that changed
+        """Return the content of a file of an earlier version with the fields of this one."""
+        return content
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        """Show the page in a notebook, in a frame of its own."""
+        from captum_norm.show.page.frame import framed
+
+        return framed(self.page())
+
+
+def hints_of(kind: type) -> dict[str, Any]:
+    """Return the annotations of the fields that a class is created with."""
+    if "__dataclass_fields__" in vars(kind):
+        found = get_type_hints(kind)
+        return {field.name: found[field.name] for field in fields(kind) if field.init}
+    return {name: hint for name, hint in get_type_hints(kind.__init__).items() if name != "return"}  # type: ignore[misc]
+
+
+def contents(result: Any) -> dict[str, Any]:
+    """Return the fields of a result or dataclass."""
+    return {name: getattr(result, name) for name in hints_of(type(result))}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values of fields are the same; tensors by their numbers on any device, and NaN is NaN."""
+    if isinstance(one, Tensor):
+        if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        left, right = one.detach().cpu(), other.detach().cpu()
+        return bool(((left == right) | ((left != left) & (right != right))).all())
+    if isinstance(one, str):
+        return isinstance(other, str) and one == other
+    if is_dataclass(one):
+        return type(one) is type(other) and same(contents(one), contents(other))
+    if isinstance(one, Mapping):
+        matching = isinstance(other, Mapping) and one.keys() == other.keys()
+        return matching and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, Sequence):
+        matching = isinstance(other, Sequence) and not isinstance(other, str) and len(one) == len(other)
+        return matching and all(map(same, one, other))
+    return bool(one == other) or (one != one and other != other)
+
+
+def _shapes(value: Any) -> Iterator[tuple[int, ...]]:
+    if isinstance(value, Tensor):
+        yield tuple(value.shape)
+    elif is_dataclass(value):
+        yield from _shapes(contents(value))
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            yield from _shapes(value[name])
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change all tensors in the value of a field."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if is_dataclass(value):
+        kind: Any = type(value)
+        return kind(**{name: _mapped(part, change) for name, part in contents(value).items()})
+    if isinstance(value, Mapping):
+        return {name: _mapped(part, change) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_mapped(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Make JSON of the value of a field; tensors go into ``tensors`` by their names in the result."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if is_dataclass(value):
+        value = contents(value)
+    if isinstance(value, Mapping):
+        return {key: _encoded(part, f"{name}.{key}", tensors) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encoded(part, f"{name}.{place}", tensors) for place, part in enumerate(value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _fields(value: Any, hints: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(_few(value))
+    if value.keys() != hints.keys():
+        raise ValueError(f"got the fields {_few(value)}; expected {', '.join(hints)}")
+    found = {}
+    for name, hint in hints.items():
+        try:
+            found[name] = _decoded(value[name], hint, tensors)
+        except TypeError as error:
+            raise ValueError(f"the field {name} is {error}") from error
+    return found
+
+
+def _decoded(value: Any, hint: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Read the value of a field as its annotation says; TypeError if it is no such value."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _as_any_of(value, parts, tensors)
+    kind = origin or hint
+    if is_dataclass(kind):
+        return cast(type, kind)(**_fields(value, _filled(cast(type, kind), parts), tensors))
+    if isinstance(value, dict) and kind is Tensor and value.keys() == {"tensor"} and value["tensor"] in tensors:
+        return tensors[value["tensor"]]
+    if isinstance(value, dict) and origin is not None and issubclass(origin, Mapping):
+        return {_decoded(name, parts[0], tensors): _decoded(part, parts[1], tensors) for name, part in value.items()}
+    if isinstance(value, list) and isinstance(hint, type) and issubclass(hint, tuple) and hint.__annotations__:
+        return hint(*_as_sequence(value, tuple, list(get_type_hints(hint).values()), tensors))
+    if isinstance(value, list) and origin is not None and issubclass(origin, Sequence):
+        return _as_sequence(value, origin, parts, tensors)
+    return _as_plain(value, hint, parts)
+
+
+def _as_any_of(value: Any, hints: Sequence[Any], tensors: Mapping[str, Tensor]) -> Any:
+    for hint in hints:
+        with suppress(TypeError):
+            return _decoded(value, hint, tensors)
+    raise TypeError(_few(value))
+
+
+def _as_sequence(value: list[Any], kind: Any, hints: Sequence[Any], tensors: Mapping[str, Tensor]) -> Any:
+    if kind is not tuple:
+        return [_decoded(part, hints[0], tensors) for part in value]
+    if hints[-1] is ...:
+        return tuple(_decoded(part, hints[0], tensors) for part in value)
+    if len(value) != len(hints):
+        raise TypeError(_few(value))
+    return tuple(_decoded(part, hint, tensors) for part, hint in zip(value, hints, strict=True))
+
+
+def _as_plain(value: Any, hint: Any, choices: Sequence[Any]) -> Any:
+    if hint is float and (type(value) in (int, float) or value in _NUMBERS):
+        return float(value)
+    if (hint in (str, int, bool, NoneType) and type(value) is hint) or (
+        get_origin(hint) is Literal and value in choices
+    ):
+        return value
+    raise TypeError(_few(value))
+
+
+def _filled(kind: type, parts: tuple[Any, ...]) -> dict[str, Any]:
+    """The annotations of a dataclass, whose type parameters are given."""
+    given = dict(zip(getattr(kind, "__parameters__", ()), parts, strict=False))
+    return {name: given.get(hint, hint) for name, hint in hints_of(kind).items()}
+
+
+def _check_axes(kind: type[Result], values: Mapping[str, Any]) -> None:
+    sizes = dict[str, int]()
+    for name, patterns in kind.axes.items():
+        value = values[name]
+        found = (len(value),) if isinstance(value, list) else tuple(value.shape) if isinstance(value, Tensor) else None
+        if found is None:
+            continue
+        pattern = next((axes for axes in patterns if len(axes) == len(found)), None)
+        if pattern is None:
+            raise ValueError(f"the field {name} has the shape {found}")
+        for axis, size in zip(pattern, found, strict=True):
+            if axis != "." and sizes.setdefault(axis, size) != size:
+                raise ValueError(f"the field {name} has the shape {found}, which does not fit the others")
+
+
+def _few(value: Any) -> str:
+    text = ", ".join(value) if isinstance(value, dict) else repr(value)
+    return named(text if len(text) <= 60 else f"{text[:60]}…")
+
+
+def _bytes_of(path: str | os.PathLike[str]) -> bytes:
+    return Remote(os.fspath(path)).read() if is_url(path) else Path(path).read_bytes()
+
+
+@contextmanager
+def _refusing(called: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInputError as error:
+        if str(error).startswith("cannot load"):
+            raise
+        raise InvalidInputError(f"cannot load {called}: the file is damaged ({error})") from error
+    except OSError as error:
+        raise InvalidInputError(f"cannot load {called}: {error.strerror or error}") from error
+    except (
+        SafetensorError,
+        CaptumNormError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InvalidInputError(f"cannot load {called}: the file is damaged ({reason})") from error

@@ -1,0 +1,366 @@
+"""Results of a method: a map for each layer, further measurements, and their units."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.results.base import Result
+from captum_norm.results.map_layers import STACKS, numbered
+from captum_norm.results.map_parts import example_of, layer_of
+from captum_norm.results.map_stacks import Entry, MapStack, dataset_of, frame_of, stacks_of, top_entries
+from captum_norm.results.map_words import joined, words_of_maps, words_of_side
+from captum_norm.text.words import Words, WordScore
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from captum_norm.show.page import Page
+
+
+@dataclass(frozen=True)
+class MapUnits:
+    """Units of the maps and scores of a method.
+
+    Attributes:
+        entry: the unit of an entry of its maps.
+        together: the unit of a score of all layers; None if it follows from the aggregation.
+        aggregation: how it combines the layers, if that cannot be chosen.
+        target: the unit of a score if a target is given.
+    """
+
+    entry: str
+    together: str | None = None
+    aggregation: str | None = None
+    target: str | None = None
+
+
+class SourceAndPrefix(NamedTuple):
+    """Scores of an encoder–decoder model's two inputs: the source and the target prefix that the decoder reads.
+
+    Attributes:
+        source: scores of the source positions, (B, S), or (B, T, S) in every decoder position.
+        prefix: scores of the decoder's own input positions, (B, T), or (B, T, T).
+    """
+
+    source: Tensor
+    prefix: Tensor
+
+
+Scores = Tensor | SourceAndPrefix
+"""Scores of a model's input positions, (B, S); of an encoder–decoder model, those of both inputs."""
+
+
+Modality = Literal["text", "image", "video", "audio"]
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Where the patches of one picture stand in a sequence.
+
+    Attributes:
+        example: the index of the example.
+        picture: the index among all pictures of the batch, in the order of the inputs: an image, a tile of one that the
+            inputs have as a picture of its own, or a frame of a video.
+        positions: the position of each patch in the sequence, (rows, columns).
+
+    Example:
+        >>> import torch
+        >>> patches = Patches(example=0, picture=0, positions=torch.tensor([[1, 2], [3, 4]]))
+        >>> patches.scores(torch.tensor([[0.5, 0.1, 0.0, 0.2, 0.0, 0.2]]))
+        tensor([[0.1000, 0.0000],
+                [0.2000, 0.0000]])
+    """
+
+    example: int
+    picture: int
+    positions: Tensor
+
+    def scores(self, scores: Tensor) -> Tensor:
+        """Select the scores of the patches: scores of all positions, (B, S), to (rows, columns)."""
+        if scores.dim() != 2 or scores.shape[0] <= self.example or scores.shape[1] <= int(self.positions.max()):
+            raise InvalidInputError(
+                f"got scores of shape {tuple(scores.shape)}; expected (batch, sequence), as attribute() returns for "
+                "the inputs that the patches belong to"
+            )
+        return scores[self.example, self.positions.to(scores.device)]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttributionMaps(Result):
+    """Maps of all layers of a model for one batch.
+
+    ``maps[0]`` are those of the first example without padding, ``maps.layer(4)`` those of layer 4, the model's fifth.
+    A notebook shows the maps as a page.
+
+    Rows are queries (receiving positions), columns are keys (contributing positions). Entries at padded queries and
+    keys are exactly 0. Keys of virtual tokens and of a cache come first, those of the inputs last: a query's own key is
+    the one K − Q further, also if only the last positions have rows.
+
+    Attributes:
+        encoder: (B, L, Q, K), or (B, L, H, Q, K) per head; None if the model has no bidirectional stack.
+        decoder: the same for a causal stack; None if the model has none.
+        cross: the same for attention from the decoder's positions (Q) to the encoder's (K); None if the model has none.
+        mixing_ratio: (B, L, Q), ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖); None if the method defines none, and for
+            encoder–decoder models, whose stacks have one each: see :meth:`captum_norm.NormMeter.measure`.
+        convergence_delta: (B, L), relative completeness error of each layer, for encoder–decoder models those of all
+            stacks, encoder first, for models with towers those of the stack that reads the tokens, or of the towers if
+            only these were requested; None for methods without one.
+        real: (B, Q), True at real (unpadded) input positions.
+        tokens: the texts of the keys of each example, if the inputs have their tokens; with ``[virtual 1]``, … or
+            ``[cached 1]``, … before these. Of an encoder–decoder model those of the source, if the tokenizer is known,
+            unless the decoder alone is explained.
+        decoder_real: ``real`` for the decoder's positions of an encoder–decoder model, else None.
+        towers: the maps of a model's towers that were requested, by name: ``"vision"``, (N, L, [H,] Q, K), with the N
+            pictures (images, tiles) that the tower reads instead of the examples. Pictures packed into one sequence
+            (Qwen2-VL) are one, in which no picture attends to another.
+        modality: of each position of each example, ``"text"``, ``"image"``, ``"video"`` or ``"audio"``; None unless the
+            model reads several in one sequence, and its inputs are token ids.
+        patches: where the patches of each picture stand, for pictures whose patches the model keeps in rows.
+        virtual: the number of virtual tokens of a prompt-learning adapter (PEFT). Those of prompt tuning have rows and
+            columns, before the encoder's in an encoder–decoder model; those of prefix tuning columns alone, before the
+            decoder's.
+        cached: the number of positions without rows, columns of the decoder alone: those in the cache passed, and those
+            before the last ones if only these were requested.
+        segmented: whether columns are segments of keys, (B, L, Q, G), and rows may be one for all queries together.
+        decoder_tokens: the texts of the keys of the decoder's self-attention in an encoder–decoder model.
+        layers: the numbers of the L layers of each stack and tower, from 0; 0 to L − 1 if they are not given.
+    """
+
+    encoder: Tensor | None
+    decoder: Tensor | None
+    cross: Tensor | None
+    mixing_ratio: Tensor | None
+    convergence_delta: Tensor | None
+    real: Tensor
+    tokens: Sequence[Sequence[str]] | None = None
+    decoder_real: Tensor | None = None
+    towers: Mapping[str, Tensor] = field(default_factory=dict)
+    modality: Sequence[Sequence[Modality]] | None = None
+    patches: Sequence[Patches] = ()
+    virtual: int = 0
+    cached: int = 0
+    segmented: bool = False
+    decoder_tokens: Sequence[Sequence[str]] | None = None
+    layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    axes = MappingProxyType(
+        {
+            "encoder": ("B...", "B...."),
+            "decoder": ("B...", "B...."),
+            "cross": ("B...", "B...."),
+            "mixing_ratio": ("B..",),
+            "convergence_delta": ("B.",),
+            "real": ("BQ",),
+            "tokens": ("B",),
+            "decoder_real": ("B.",),
+            "decoder_tokens": ("B",),
+            "modality": ("B",),
+        }
+    )
+
+    def __post_init__(self) -> None:
+        found = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None} | dict(self.towers)
+        layers = {name: numbered(name, self.layers.get(name), stack.shape[1]) for name, stack in found.items()}
+        object.__setattr__(self, "layers", layers)
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
+        return content if version > 1 else content | {"decoder_tokens": None, "layers": {}}
+
+    @property
+    def before(self) -> int:
+        """Number of keys before those of the inputs in a model with one stack."""
+        return self.virtual + self.cached
+
+    @property
+    def self_attention(self) -> Tensor:
+        """The maps of the only self-attention stack of an encoder or decoder, (B, L, [H,] Q, K).
+
+        Raises:
+            InvalidInputError: for an encoder–decoder model, or if only a tower's maps were requested.
+        """
+        stack = self.encoder if self.decoder is None else self.decoder
+        if self.towers and stack is None:
+            raise InvalidInputError(
+                f"got maps of {', '.join(self.towers)} alone; read .towers, or request the text's maps, too: "
+                "stacks=['text', ...]"
+            )
+        if stack is None or (self.encoder is not None and self.decoder is not None):
+            raise InvalidInputError(
+                "got an encoder–decoder model, whose stacks cannot be aggregated; read .encoder, .decoder "
+                "and .cross of maps(), or explain the encoder alone (in transformers: model.get_encoder())"
+            )
+        return stack
+
+    @property
+    def of_three_stacks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The maps of an encoder–decoder model's encoder, decoder and cross-attention.
+
+        Raises:
+            InvalidInputError: if a stack is missing, or the decoder's layers do not have one cross-attention each.
+        """
+        if self.encoder is None or self.decoder is None or self.cross is None:
+            found = [name for name in STACKS if getattr(self, name) is not None]
+            raise InvalidInputError(
+                f"got maps of the stacks {', '.join(found)}; expected encoder, decoder and cross, which are aggregated "
+                "together, or one of them: scores(maps(..., stacks=['decoder']))"
+            )
+        if self.decoder.shape[1] != self.cross.shape[1]:
+            raise InvalidInputError(
+                f"got maps of {self.decoder.shape[1]} decoder layers and {self.cross.shape[1]} of cross-attention; "
+                "expected one of both in each layer: explain single layers by maps()"
+            )
+        return self.encoder, self.decoder, self.cross
+
+    def __repr__(self) -> str:
+        parts = [stack.summary for stack in self.stacks()]
+        if self.mixing_ratio is not None:
+            parts.append(f"mixing ratio {tuple(self.mixing_ratio.shape)}")
+        if self.convergence_delta is not None and self.convergence_delta.numel():
+            parts.append(f"convergence delta {float(self.convergence_delta.max()):.1e}")
+        return f"AttributionMaps({', '.join(parts)})"
+
+    def __len__(self) -> int:
+        return len(self.real)
+
+    def __getitem__(self, example: int) -> "AttributionMaps":
+        """Return the maps of one example, as a batch of one without padding.
+
+        Of a model with towers, those of the example's pictures, if it is known which these are.
+
+        Raises:
+            InvalidInputError: there is no such example.
+        """
+        found: AttributionMaps = example_of(self, example)
+        return found
+
+    def __iter__(self) -> Iterator["AttributionMaps"]:
+        return (self[example] for example in range(len(self)))
+
+    def layer(self, layer: int) -> "AttributionMaps":
+        """Return the maps of one layer in each stack, (B, 1, [H,] Q, K), without those of towers beside them.
+
+        Args:
+            layer: its number, from 0, as in :attr:`layers`; or from −1 backwards among these.
+
+        Raises:
+            InvalidInputError: a stack has no maps of this layer.
+        """
+        found: AttributionMaps = layer_of(self, layer)
+        return found
+
+    def stacks(self) -> list[MapStack]:
+        """Return the maps of each stack with the tokens of their rows and columns."""
+        return stacks_of(self)
+
+    def top(self, count: int = 10) -> list[Entry]:
+        """Return the largest entries of the maps, largest first."""
+        return top_entries(self.stacks(), count)
+
+    def words(
+        self,
+        score: WordScore = "sum",
+        words: Sequence[Words] | None = None,
+        decoder_words: Sequence[Words] | None = None,
+    ) -> "AttributionMaps":
+        """Return the maps of words: a column is that of its tokens together, a row the mean of theirs.
+
+        In an encoder–decoder model, the words of the source and those of the decoder's input, each where its tokens
+        are. Columns of segments stay. Norms of vectors that are added first are another thing: pass ``segments=`` to a
+        method's ``maps``.
+
+        Args:
+            score: how a column comes from its tokens': ``"sum"``, ``"mean"`` or ``"max"``.
+            words: the words of each example's tokens without padding, see :func:`captum_norm.words_of`; None to
+                find them by the marks of :attr:`tokens`.
+            decoder_words: the same for :attr:`decoder_tokens`.
+
+        Raises:
+            InvalidInputError: the tokens are not known, or the words do not fit.
+        """
+        targets: Sequence[Words | None] = [None] * len(self)
+        sources = words_of_side("maps", self._texts_alone("tokens"), words, len(self))
+        if self.decoder_real is not None:
+            texts = self._texts_alone("decoder_tokens")
+            targets = words_of_side("maps of a decoder", texts, decoder_words, len(self))
+        parts = zip(self, sources, targets, strict=True)
+        found: AttributionMaps = joined([words_of_maps(one, own, target, score) for one, own, target in parts])
+        return found
+
+    def _texts_alone(self, name: str) -> list[Sequence[str]] | None:
+        """The tokens of each example without padding, if they are known."""
+        return None if getattr(self, name) is None else [getattr(one, name)[0] for one in self]
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a data frame of pandas with a row for each entry: example, stack, layer, head, query, key, value.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        return frame_of(self.stacks())
+
+    def to_xarray(self) -> "xr.Dataset":
+        """Return a dataset of xarray: maps by stack with the axes ``example``, ``layer``, ``head``, ``query``, ``key``.
+
+        The coordinate ``layer`` has the layers' numbers, ``query_token`` and ``key_token`` the tokens. If there are
+        several stacks, the names of their axes begin with theirs: ``decoder_query``; then ``checked_layer`` are the
+        layers of all stacks, of which each has a completeness error.
+
+        Raises:
+            InvalidInputError: xarray is not installed.
+        """
+        stacks, others = self.stacks(), dict[str, tuple[Sequence[str], Tensor]]()
+        if self.mixing_ratio is not None:
+            *_, query, _ = stacks[0].dims
+            others["mixing_ratio"] = ((*stacks[0].dims[:2], query), self.mixing_ratio)
+        if self.convergence_delta is None:
+            return dataset_of(stacks, others)
+        # Those of towers are checked only alone.
+        checked = [stack for stack in stacks if stack.name in STACKS] or stacks
+        axis = checked[0].dims[1] if len(checked) == 1 else "checked_layer"
+        names = [f"{stack.name} {layer}" for stack in checked for layer in stack.layers]
+        found = dataset_of(stacks, others | {"convergence_delta": (("example", axis), self.convergence_delta)})
+        return found if len(checked) == 1 else found.assign_coords(checked_layer=names)
+
+    def plot(self) -> "Figure":
+        """Draw the maps of the only example, the mean over heads; a notebook shows the figure.
+
+        Raises:
+            InvalidInputError: there are several examples.
+        """
+        from captum_norm.show.heatmap import draw_stacks
+
+        return draw_stacks(self.stacks())
+
+    def page(self) -> "Page":
+        """Return what a notebook shows, as the data of a page."""
+        from captum_norm.show.page.maps import maps_page
+
+        return maps_page(self)
+
+    def with_tokens(
+        self, tokens: Sequence[Sequence[str]], decoder_tokens: Sequence[Sequence[str]] | None = None
+    ) -> "AttributionMaps":
+        """Return the same maps with the texts of the tokens, a sequence for each example.
+
+        Args:
+            tokens: those of the inputs.
+            decoder_tokens: those of the decoder's inputs in an encoder–decoder model; None for those known.
+        """
+        return replace(
+            self, tokens=tokens, decoder_tokens=self.decoder_tokens if decoder_tokens is None else decoder_tokens
+        )
+
+
+def only_layer(stack: Tensor) -> Tensor:
+    """Return the only map of a stack: (B, 1, Q, K) -> (B, Q, K)."""
+    if stack.shape[1] != 1:
+        raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
+    return stack[:, 0]

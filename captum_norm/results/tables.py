@@ -1,0 +1,112 @@
+"""Formats results as CSV, JSON, data frames of pandas and datasets of xarray."""
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.text.characters import spelled_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+_NOT_ASCII = re.compile("[^\n -~]")
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    r"""Format rows as CSV, with unprintable characters spelled out and NaN as an empty cell.
+
+    Cells are data: a leading ``=``, which a spreadsheet would read as a formula, is kept.
+
+    Example:
+        >>> csv_text([["token", "score"], ["=1\x1b", 0.5]])
+        'token,score\n=1\\x1b,0.5\n'
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerows(
+        [spelled_lines(cell) if isinstance(cell, str) else without_nan(cell) for cell in row] for row in rows
+    )
+    return buffer.getvalue()
+
+
+def csv_records(records: Sequence[Mapping[str, Any]]) -> str:
+    r"""Format records as CSV, see :func:`csv_text`; the first one's keys are the header.
+
+    Example:
+        >>> csv_records([{"method": "norm", "gain": 0.5}])
+        'method,gain\nnorm,0.5\n'
+    """
+    names = list(records[0])
+    return csv_text([names, *([record.get(name) for name in names] for record in records)])
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    r"""Format a value as JSON, with NaN as null, unprintable characters escaped, and a final line feed.
+
+    Example:
+        >>> json_text({"é": "\u202e"}), json.loads(json_text("\u202e")) == "\u202e"
+        ('{"é": "\\u202e"}\n', True)
+
+    Raises:
+        ValueError: a number is infinite.
+    """
+    text = json.dumps(without_nan(content), ensure_ascii=False, allow_nan=False, indent=indent)
+    return _NOT_ASCII.sub(lambda found: _escaped(found[0]), text) + "\n"
+
+
+def without_nan(value: Any) -> Any:
+    """Replace NaN by None in a value made of dictionaries, lists and tuples; JSON and CSV have no NaN.
+
+    Example:
+        >>> without_nan({"gain": [0.5, math.nan]})
+        {'gain': [0.5, None]}
+    """
+    if isinstance(value, dict):
+        return {name: without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def data_frame(rows: Sequence[Any], columns: list[str] | None = None) -> "pd.DataFrame":
+    """Make a data frame of pandas.
+
+    Args:
+        rows: records, or rows of cells.
+        columns: the names of the columns; the records' keys if None.
+
+    Raises:
+        InvalidInputError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ModuleNotFoundError as error:
+        raise InvalidInputError("data frames need pandas: pip install 'captum-norm[tables]'") from error
+    return pd.DataFrame(list(rows), columns=columns)
+
+
+def data_set(variables: Mapping[str, Any], coordinates: Mapping[str, Any]) -> "xr.Dataset":
+    """Make a dataset of xarray, whose axes have names.
+
+    Args:
+        variables: the axes and the values of each, and what is noted of it.
+        coordinates: the same of what stands along axes, or a list for an axis of this name.
+
+    Raises:
+        InvalidInputError: xarray is not installed.
+    """
+    try:
+        import xarray as xr
+    except ModuleNotFoundError as error:
+        raise InvalidInputError("labelled arrays need xarray: pip install 'captum-norm[tables]'") from error
+    return xr.Dataset(dict(variables), dict(coordinates))
+
+
+def _escaped(character: str) -> str:
+    return character if spelled_lines(character) == character else json.dumps(character)[1:-1]

@@ -1,0 +1,1 @@
+"""Text: lines of files, words, pieces of words."""

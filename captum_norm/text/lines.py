@@ -1,0 +1,293 @@
+"""Reads the lines of UTF-8 text files, compressed or not, and explains what is wrong with a file."""
+
+import bz2
+import gzip
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, BinaryIO, Protocol, cast
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.text.urls import Remote, is_url
+
+TextSource = str | PathLike[str] | IO[str] | IO[bytes]
+"""A path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which
+is not closed."""
+
+COMPRESSED: Mapping[str, Callable[[IO[bytes]], object]] = MappingProxyType(
+    {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+)
+"""Functions that open compressed files, by suffix."""
+
+_BOM = "\ufeff"
+_NOTHING = (_BOM, _BOM.encode())  # an empty file, as some editors write it
+_LONGEST_LINE = 1 << 26
+_LARGEST_TEXT = 1 << 28
+# gzip compresses up to 1032:1, but text of any language less than 10:1; more than this is a decompression bomb.
+_UNPACKED, _RATIO = 1 << 26, 250
+_LONGEST_QUOTE = 80
+_REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
+
+
+class _Stream(Protocol):
+    def readline(self, limit: int, /) -> str | bytes: ...
+
+
+def quoted(value: object) -> str:
+    """Quote a value for a message: its ``repr``, truncated if it is long.
+
+    >>> quoted("0:0"), len(quoted("0" * 1000))
+    ("'0:0'", 84)
+    """
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _LONGEST_QUOTE else f"{value[:_LONGEST_QUOTE]!r} …"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
+
+
+def named(name: str) -> str:
+    r"""Format a name for a message: bare, or quoted if it is empty, long or unprintable.
+
+    >>> named("encoder.version"), named(""), named("a\x1b[31m")
+    ('encoder.version', "''", "'a\\x1b[31m'")
+    """
+    return name if name and name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
+
+
+def source_name(source: TextSource) -> str:
+    """Return the name of a source for messages: its path, or the stream's name."""
+    return os.fspath(source) if isinstance(source, str | PathLike) else str(getattr(source, "name", "<stream>"))
+
+
+@contextmanager
+def located(source: TextSource, number: int) -> Iterator[None]:
+    """Prefix InvalidInputErrors in the context with the source's name and the line number, from 1."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise error_at(source, number, str(error)) from error.__cause__
+
+
+def error_at(source: TextSource, number: int, message: str) -> InvalidInputError:
+    """Create an error about a line, counted from 1."""
+    return InvalidInputError(f"{source_name(source)}, line {number}: {message}")
+
+
+def is_regular_file(path: str | PathLike[str]) -> bool:
+    """Whether a path or URL is a regular file, which can be read twice, rather than a pipe or a device.
+
+    Raises:
+        InvalidInputError: there is no such file, it is a folder, or it cannot be examined.
+    """
+    called = named(os.fspath(path))
+    try:
+        if is_url(path):
+            kind, _ = Remote(os.fspath(path)).info()
+            if kind == "directory":
+                raise IsADirectoryError
+            return kind == "file"
+        mode = os.stat(path).st_mode  # noqa: PTH116  # Path("") is the current folder
+    except (OSError, ValueError) as error:
+        raise _unreadable(called, error) from error
+    if stat.S_ISDIR(mode):
+        raise _unreadable(called, IsADirectoryError())
+    return stat.S_ISREG(mode)
+
+
+def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
+    """Read a whole small text, such as a settings file, without a byte order mark.
+
+    Args:
+        source: a path, or an open stream of bytes.
+        name: its name in messages; its path or the stream's name if None.
+
+    Raises:
+        InvalidInputError: it cannot be read, is not UTF-8, or is larger than 256 MiB.
+    """
+    called = source_name(source) if name is None else name
+    try:
+        with ExitStack() as stack:
+            stream: IO[bytes]
+            stream = stack.enter_context(Path(source).open("rb")) if isinstance(source, str | PathLike) else source
+            content = stream.read(_LARGEST_TEXT + 1)
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{called}: {_not_utf8(error, 'file')}") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(called, error) from error
+    if "\0" in text:
+        raise InvalidInputError(f"{called}: {_nul(text, 'file')}")
+    if len(content) > _LARGEST_TEXT:
+        raise InvalidInputError(f"{called}: got a text of more than {_LARGEST_TEXT >> 20} MiB; expected a smaller one")
+    return text.removeprefix(_BOM)
+
+
+def read_lines(source: TextSource, name: str | None = None, first: int = 1) -> Iterator[tuple[int, str]]:
+    """Yield the numbered lines of a text like :func:`scan_lines`, but raise for a line that is not UTF-8."""
+    for number, line in scan_lines(source, name, first):
+        if isinstance(line, InvalidInputError):
+            raise line
+        yield number, line
+
+
+def scan_lines(
+    source: TextSource, name: str | None = None, first: int = 1
+) -> Iterator[tuple[int, str | InvalidInputError]]:
+    """Yield the numbered lines of a text without line ends; a line that is not UTF-8 is yielded as an error.
+
+    Lines end at line feeds, optionally after a carriage return, but not at the other separators of ``str.splitlines``:
+    parallel files must stay parallel if a sentence contains U+2028. A byte order mark is skipped.
+
+    Args:
+        source: the text.
+        name: its name in messages; its path or the stream's name if None.
+        first: the number of the first line.
+
+    Raises:
+        InvalidInputError: see :func:`raw_lines`; reading ends there.
+    """
+    called = source_name(source) if name is None else name
+    for number, line in enumerate(raw_lines(source, called, first), first):
+        yield number, decoded(line, called, number)
+
+
+def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> Iterator[str | bytes]:
+    """Yield the lines of a text as they are, with line ends; strings if the source is a stream of text.
+
+    Raises:
+        InvalidInputError: the file cannot be read, a compressed one is damaged or unpacks to more than 250 times its
+            size, a line is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8.
+    """
+    called = source_name(source) if name is None else name
+    number = first
+    with ExitStack() as stack:
+        try:
+            stream: _Stream
+            stream = stack.enter_context(_open(source)) if isinstance(source, str | PathLike) else source
+            for number in count(first):
+                line = stream.readline(_LONGEST_LINE)
+                if not line or (number == 1 and line in _NOTHING):
+                    return
+                if len(line) == _LONGEST_LINE and line[-1] not in ("\n", ord("\n")):
+                    expected = f"expected lines of at most {_LONGEST_LINE >> 20} MiB"
+                    raise InvalidInputError(f"{called}, line {number}: got a longer line; {expected}")
+                yield line
+        except InvalidInputError:
+            raise
+        except UnicodeDecodeError as error:
+            message = f"got a stream of text that is not UTF-8 ({error.reason}); pass the stream of bytes"
+            raise InvalidInputError(f"{called}, line {number}: {message}") from error
+        except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
+            # Errors that gzip and bz2 raise themselves have no errno.
+            if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None):
+                raise _unreadable(called, error) from error
+            message = f"the compressed file is damaged or truncated ({error}); create it again"
+            raise InvalidInputError(f"{called}, line {number}: {message}") from error
+
+
+def decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputError:
+    """Decode a line of :func:`raw_lines`, without its line end and, in line 1, without a byte order mark."""
+    if isinstance(line, bytes):
+        try:
+            line = line.decode()
+        except UnicodeDecodeError as error:
+            return InvalidInputError(f"{called}, line {number}: {_not_utf8(error, 'line')}")
+    if "\0" in line:
+        return InvalidInputError(f"{called}, line {number}: {_nul(line, 'line')}")
+    if number == 1:
+        line = line.removeprefix(_BOM)
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+def plain_size(source: TextSource) -> int | None:
+    """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file.
+
+    Raises:
+        InvalidInputError: it cannot be examined.
+    """
+    if not isinstance(source, str | PathLike) or suffix_of(source) in COMPRESSED or not is_regular_file(source):
+        return None
+    try:
+        return _size(source)
+    except OSError as error:
+        raise _unreadable(named(os.fspath(source)), error) from error
+
+
+def read_range(path: str, offset: int, size: int) -> bytes:
+    """Read some bytes of a file at a path or URL; fewer if it ends before.
+
+    Raises:
+        InvalidInputError: it cannot be read.
+    """
+    try:
+        if is_url(path):
+            return Remote(path).read(offset, offset + size)
+        with Path(path).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except (OSError, ValueError) as error:
+        raise _unreadable(named(path), error) from error
+
+
+def suffix_of(source: str | PathLike[str]) -> str:
+    """The suffix of a path or URL, such as ``.gz``."""
+    return os.path.splitext(os.fspath(source))[1]  # noqa: PTH122  # URLs are no paths
+
+
+class _Unpacked:
+    """Reads lines of a compressed file, unless it is a decompression bomb."""
+
+    def __init__(self, stream: BinaryIO, size: int, name: str) -> None:
+        self._stream = stream
+        self._left = max(_UNPACKED, _RATIO * size)
+        self._name = name
+
+    def readline(self, limit: int, /) -> bytes:
+        line = self._stream.readline(min(limit, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first if that is intended"
+            raise InvalidInputError(f"{self._name}: {message}")
+        return line
+
+
+@contextmanager
+def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
+    remote = Remote(os.fspath(source)) if is_url(source) else None
+    opener = COMPRESSED.get(suffix_of(source))
+    with Path(source).open("rb") if remote is None else remote.open() as plain:
+        if opener is None:
+            yield plain
+        else:
+            with cast(BinaryIO, opener(plain)) as unpacking:
+                yield _Unpacked(unpacking, _size(source) or 0, os.fspath(source))
+
+
+def _size(source: str | PathLike[str]) -> int | None:
+    return Remote(os.fspath(source)).info()[1] if is_url(source) else Path(source).stat().st_size
+
+
+def _not_utf8(error: UnicodeDecodeError, of: str) -> str:
+    found = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the {of}"
+    return f"got {found}, expected UTF-8; convert the file"
+
+
+def _nul(text: str, of: str) -> str:
+    found = f"the character NUL at character {text.index(chr(0)) + 1} of the {of}"
+    return f"got {found}, as in UTF-16 and in binary files, expected UTF-8; convert the file"
+
+
+def _unreadable(called: str, error: Exception) -> InvalidInputError:
+    if isinstance(error, InvalidInputError):
+        return error
+    reason = getattr(error, "strerror", None) or error
+    if type(error) in _REASONS and reason in (error, os.strerror(getattr(error, "errno", None) or 0)):
+        reason = _REASONS[type(error)]
+    return InvalidInputError(f"cannot read {called}: {reason}")

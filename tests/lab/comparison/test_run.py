@@ -1,0 +1,390 @@
+"""Every number of a comparison, derived once more, one example at a time."""
+
+import random
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from statistics import correlation
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from captum.attr import Attribution, InputXGradient, IntegratedGradients, Occlusion, Saliency, ShapleyValueSampling
+from torch import Tensor
+
+import captum_norm
+from captum_norm import Comparison, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare
+from captum_norm.lab.comparison.targets import PROJECTION
+from captum_norm.methods import METHODS
+from captum_norm.models.inputs import Inputs
+from tests import families
+from tests.classifiers import CLS, MASK, SEP, TOKENIZER, classifier, randomized, sentences, state
+from tests.lab.evaluation.test_correlation import shared_ranks
+from tests.lab.evaluation.test_faithfulness import BINS, STEPS, derived, without
+
+LENGTHS = [7, 5, 8]
+STANDARD: dict[str, Any] = {"tokenizer": TOKENIZER, "bins": [float(share) for share in BINS], "steps": STEPS}
+QUICK = ["norm", "alti", "decompx", "attention-gradient", "weights", "saliency", "occlusion"]
+
+
+def batch() -> tuple[Any, Tensor, Tensor]:
+    return classifier(), *sentences(LENGTHS)
+
+
+def make(name: str, model: Any, **options: Any) -> Attribution:
+    """A method as a user would make it."""
+    about: dict[str, Any] = {"tokenizer": TOKENIZER, "keep_special": True, "baseline": "mask", **options}
+    made: dict[str, Callable[[], Any]] = {
+        "saliency": lambda: TokenAttribution(model, Saliency),
+        "input-gradient": lambda: TokenAttribution(model, InputXGradient),
+        "integrated-gradients": lambda: TokenAttribution(model, IntegratedGradients, n_steps=30, **about),
+        "occlusion": lambda: TokenAttribution(model, Occlusion, **about),
+    }
+    method: Attribution = made[name]() if name in made else getattr(captum_norm, METHODS[name].class_name)(model)
+    return method
+
+
+def numbers(comparison: Comparison) -> dict[str, Any]:
+    """All of it but the times."""
+    rows = [
+        {name: value for name, value in row.items() if name not in ("seconds", "forward_ratio")}
+        for row in comparison._rows("methods")
+    ]
+    return {"methods": rows} | {name: comparison._rows(name) for name in ("scores", "agreement", "curves")}
+
+
+def probability(model: Any, ids: Tensor, target: int, removed: frozenset[int]) -> float:
+    """Of a class without some tokens."""
+    with torch.no_grad():
+        return float(model(**without(model, ids, set(removed), "mask")).logits[0].softmax(0)[target])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_scores_and_faithfulness_of_each_example_alone(seed: int) -> None:
+    model, (ids, mask) = classifier(seed), sentences(LENGTHS, seed)
+    names = [name for name, method in METHODS.items() if not method.options and name != "random"]
+    names = [*(name for name in names if name != "deeplift"), "integrated-gradients"]
+    found = compare(model, ids, mask, methods=names, batch_size=2, **STANDARD)
+    assert list(found.results) == names
+    assert not found.refused
+    for row, real in enumerate(mask.bool()):
+        alone = ids[row, real]
+        logits = model(alone[None]).logits[0].log_softmax(0)
+        target = int(logits.argmax())
+        assert found.targets[row] == model.config.id2label[target]
+        removable = list(range(1, len(alone) - 1))
+        assert found.removable[row, real].nonzero().flatten().tolist() == removable
+        assert not found.removable[row, ~real].any()
+
+        output = cache(partial(probability, model, alone, target))
+
+        for name, result in found.results.items():
+            scores = make(name, model).attribute(alone[None], target=target)[0]
+            torch.testing.assert_close(result.scores[row, real], scores.detach(), rtol=1e-5, atol=1e-9)
+            assert not result.scores[row, ~real].any()
+            own = result.scores[row, real].tolist()
+            for measure, value in derived(lambda gone: output(frozenset(gone)), own, removable, True).items():  # noqa: B023
+                actual = getattr(result.faithfulness, measure)[row]
+                expected = torch.tensor(value, dtype=torch.float64)
+                torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11, equal_nan=True)
+
+
+def test_agreement_is_the_mean_correlation_of_removable_tokens() -> None:
+    model, ids, mask = batch()
+    found = compare(model, ids, mask, methods=["norm", "saliency", "weights"], **STANDARD)
+    scores = [result.scores for result in found.results.values()]
+    for (i, first), (j, second) in [(a, b) for a in enumerate(scores) for b in enumerate(scores)]:
+        pairs = [
+            (x[chosen].tolist(), y[chosen].tolist())
+            for x, y, chosen in zip(first, second, found.removable, strict=True)
+        ]
+        expected = sum(correlation(shared_ranks(x), shared_ranks(y)) for x, y in pairs) / len(LENGTHS)
+        assert float(found.agreement[i, j]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_two_runs_give_the_same_numbers_and_leave_no_trace() -> None:
+    model, ids, mask = batch()
+    methods = ["norm", "attention-gradient", "decompx", "deeplift", "gradient-shap", "shapley", "random"]
+    before = state(model)
+    torch.manual_seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    generators = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
+    first = compare(model, ids, mask, methods=methods, **STANDARD)
+    again = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
+    assert torch.equal(generators[0], again[0])
+    assert generators[1:] == again[1:]
+    torch.manual_seed(6)
+    second = compare(model, ids, mask, methods=methods, **STANDARD)
+    assert str(numbers(first)) == str(numbers(second))
+    assert state(model) == before
+    other = compare(model, ids, mask, methods=["shapley", "norm"], seed=1, **STANDARD)
+    assert not torch.equal(other.results["shapley"].scores, first.results["shapley"].scores)
+    torch.testing.assert_close(other.results["norm"].scores, first.results["norm"].scores)
+    assert "|seed:1|" in other.signature
+
+
+def test_sampling_methods_start_from_the_seed() -> None:
+    model, ids, mask = batch()
+    found = compare(model, ids, mask, methods=["shapley", "random"], seed=3, **STANDARD)
+    # Examples of like length together: as few positions as they have, all of them here.
+    order = mask.sum(1).argsort(stable=True)
+    places = [mask[row].nonzero().flatten() for row in order]
+    moved = torch.zeros_like(ids)
+    for row, (example, place) in enumerate(zip(order, places, strict=True)):
+        moved[row, : len(place)] = ids[example, place]
+    shapley = TokenAttribution(
+        model,
+        ShapleyValueSampling,
+        tokenizer=TOKENIZER,
+        keep_special=True,
+        **(METHODS["shapley"].options or {}),
+    )
+    torch.manual_seed(3)
+    expected = shapley.attribute(moved, additional_forward_args=(moved != 0).long())
+    torch.manual_seed(3)
+    drawn = torch.rand(moved.shape)
+    for row, (example, place) in enumerate(zip(order, places, strict=True)):
+        result = found.results["shapley"].scores[example, place]
+        torch.testing.assert_close(result, expected[row, : len(place)], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(found.results["random"].scores[example, place], drawn[row, : len(place)])
+
+
+def test_batches_do_not_change_results() -> None:
+    model, ids, mask = batch()
+    together, single = (compare(model, ids, mask, methods=QUICK, batch_size=size, **STANDARD) for size in (len(ids), 1))
+    for name, result in together.results.items():
+        torch.testing.assert_close(single.results[name].scores, result.scores, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(single.results[name].faithfulness.morf, result.faithfulness.morf)
+
+
+def test_cost_is_time_by_that_of_the_forward_pass() -> None:
+    model, ids, mask = batch()
+    found = compare(model, ids, mask, methods=["weights", "shapley"], **STANDARD)
+    for result in found.results.values():
+        assert result.seconds > 0
+        assert result.forward_ratio == result.seconds / found.forward_seconds
+    assert found.results["shapley"].seconds > found.results["weights"].seconds
+
+
+def test_inputs_of_every_form_are_the_same() -> None:
+    model, ids, mask = batch()
+    forms: list[tuple[Inputs, Any]] = [
+        (ids, mask),
+        ((ids, mask), None),
+        ({"input_ids": ids, "attention_mask": mask}, None),
+    ]
+    methods = ["decompx", "occlusion"]
+    first, *others = (compare(model, inputs, further, methods=methods, **STANDARD) for inputs, further in forms)
+    for other in others:
+        assert str(numbers(other)) == str(numbers(first))
+    embeddings = model.get_input_embeddings()(ids).detach()
+    bare = {**STANDARD, "keep_special": False}
+    one, two = (compare(model, inputs, mask, methods=methods, **bare) for inputs in (ids, embeddings))
+    torch.testing.assert_close(one.results["occlusion"].scores, two.results["occlusion"].scores)
+    assert two.tokens[0] == [str(place) for place in range(ids.shape[1])]
+
+
+def test_targets_of_each_example_differences_and_labels() -> None:
+    model, ids, mask = batch()
+    found = compare(model, ids, mask, methods=["decompx", "occlusion"], target=[2, 0, 1], labels=[0, 1, 2], **STANDARD)
+    assert list(found.targets) == ["LABEL_2", "LABEL_0", "LABEL_1"]
+    predicted = [int(model(ids[row : row + 1, real]).logits.argmax()) for row, real in enumerate(mask.bool())]
+    assert found.accuracy == sum(label == one for label, one in enumerate(predicted)) / 3
+    for row, target in enumerate([2, 0, 1]):
+        alone = ids[row : row + 1, mask[row].bool()]
+        expected = make("decompx", model).attribute(alone, target=target)
+        torch.testing.assert_close(
+            found.results["decompx"].scores[row, mask[row].bool()], expected[0], rtol=1e-8, atol=1e-12
+        )
+        assert found.results["occlusion"].faithfulness.morf[row, 0] == pytest.approx(
+            float(model(alone).logits[0].softmax(0)[target].detach()), abs=1e-12
+        )
+
+    pairs = Difference([2, 0, 1], 0)
+    pair = compare(model, ids, mask, methods=["decompx", "saliency"], target=pairs, batch_size=2, **STANDARD)
+    assert pair.explained == "logit"
+    assert list(pair.targets) == ["LABEL_2 − LABEL_0", "LABEL_0 − LABEL_0", "LABEL_1 − LABEL_0"]
+    for row, first in enumerate([2, 0, 1]):
+        logits = model(ids[row : row + 1, mask[row].bool()]).logits[0].detach()
+        whole = pair.results["decompx"].faithfulness.morf[row, 0]
+        assert float(whole) == pytest.approx(float(logits[first] - logits[0]), abs=1e-12)
+    assert pair.means()["decompx"]["log_odds"] != pair.means()["decompx"]["log_odds"]
+
+
+def test_of_a_multi_label_classifier_the_logit_is_watched() -> None:
+    model, ids, mask = batch()
+    model.config.problem_type = "multi_label_classification"
+    found = compare(model, ids, mask, methods=["norm"], **STANDARD)
+    assert found.explained == found.facts()["explained"] == "logit"
+    assert "|output:logit|" in found.signature
+    logits = torch.stack([model(ids[row : row + 1, real]).logits[0].max() for row, real in enumerate(mask.bool())])
+    torch.testing.assert_close(found.results["norm"].faithfulness.morf[:, 0], logits.detach())
+    with pytest.raises(InvalidInputError, match="multi-label classifier, whose probability is the sigmoid of one"):
+        compare(model, ids, mask, methods=["norm"], output="probability", **STANDARD)
+
+
+def test_next_token_of_a_causal_model_at_a_position() -> None:
+    torch.manual_seed(0)
+    config = hf.GPT2Config(
+        vocab_size=families.VOCABULARY, n_embd=16, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    )
+    model = randomized(hf.GPT2LMHeadModel(config), 0)
+    ids, mask = sentences([6, 8])
+    for position in (None, [4, -1]):
+        found = compare(
+            model, ids, mask, methods=["norm", "decompx", "occlusion", "globenc"], position=position, **STANDARD
+        )
+        assert "post-norm" in found.refused["globenc"]
+        for row, real in enumerate(mask.bool()):
+            place = -1 if position is None else position[row] - int(real.nonzero()[0]) * (position[row] >= 0)
+            alone = ids[row : row + 1, real]
+            target = int(model(alone).logits[0, place].argmax())
+            assert found.targets[row] == str(target)
+            expected = captum_norm.NormAttribution(model).attribute(alone, position=place)
+            torch.testing.assert_close(found.results["norm"].scores[row, real], expected[0], rtol=1e-8, atol=1e-12)
+
+
+def pooled(model: Any, ids: Tensor) -> Tensor:
+    states: Tensor = model(ids[None]).last_hidden_state[0].mean(0).detach()
+    return states
+
+
+def test_without_a_head_the_projection_on_its_own_direction_is_explained() -> None:
+    model = randomized(hf.BertModel(hf.BertConfig(**families.TEXT)), 0)
+    ids, mask = sentences(LENGTHS)
+    found = compare(model, ids, mask, methods=[*QUICK, "globenc"], batch_size=2, **STANDARD)
+    assert found.explained == PROJECTION
+    assert found.facts()["explained"] == PROJECTION
+    assert set(found.targets) == {"own direction"}
+    assert not found.refused
+    for row, real in enumerate(mask.bool()):
+        alone = ids[row, real]
+        whole = pooled(model, alone)
+        direction = whole / whole.norm()
+        curves = found.results["occlusion"].faithfulness.morf
+        torch.testing.assert_close(curves[row, 0], whole.norm())
+        for place in range(1, len(alone) - 1):
+            hidden = alone.clone()
+            hidden[place] = MASK
+            drop = whole.norm() - pooled(model, hidden) @ direction
+            actual = found.results["occlusion"].scores[row, real][place]
+            torch.testing.assert_close(actual, drop.to(actual), rtol=1e-5, atol=1e-7)
+
+        def project(output: Any, real: Tensor, direction: Tensor = direction) -> Tensor:  # noqa: ARG001
+            number: Tensor = output.last_hidden_state.mean(1) @ direction
+            return number
+
+        decompx = captum_norm.DecompX(model, readout=project).attribute(alone[None])
+        torch.testing.assert_close(found.results["decompx"].scores[row, real], decompx[0], rtol=1e-7, atol=1e-10)
+        norms = captum_norm.NormAttribution(model).attribute(alone[None], position="mean")
+        torch.testing.assert_close(found.results["norm"].scores[row, real], norms[0], rtol=1e-7, atol=1e-10)
+    with pytest.raises(InvalidInputError, match="BertModel has no head, so it has no target"):
+        compare(model, ids, mask, target=1, **STANDARD)
+
+
+def test_a_readout_says_what_is_explained() -> None:
+    model, ids, mask = batch()
+
+    def spread(output: Any, real: Tensor) -> Tensor:  # noqa: ARG001
+        numbers: Tensor = output.logits.std(1)
+        return numbers
+
+    found = compare(model, ids, mask, methods=["norm", "saliency"], readout=spread, **STANDARD)
+    assert (found.explained, set(found.targets)) == ("readout", {"the only number"})
+    for row, real in enumerate(mask.bool()):
+        expected = model(ids[row : row + 1, real]).logits.std()
+        torch.testing.assert_close(found.results["norm"].faithfulness.morf[row, 0], expected.detach())
+
+
+class Constant(Attribution):
+    """A user's own method, of some value."""
+
+    def __init__(self, model: Any, value: float, width: int = 0) -> None:
+        super().__init__(model)
+        self.value, self.width = value, width
+
+    def attribute(self, inputs: Mapping[str, Tensor], target: Any = None) -> Tensor:  # noqa: ARG002
+        ids = inputs["input_ids"]
+        return torch.full((len(ids), self.width or ids.shape[1]), self.value) * torch.arange(self.width or ids.shape[1])
+
+
+def test_methods_of_the_user_and_their_names() -> None:
+    model, ids, mask = batch()
+    methods: dict[str, str | Attribution] = {
+        "ALTI": "alti",
+        "norms, last block": captum_norm.NormAttribution(model, "attn_res_ln", "mean"),
+        "from left": Constant(model, -1.0),
+        "nan": Constant(model, float("nan")),
+        "wide": Constant(model, 1.0, width=3),
+    }
+    found = compare(model, ids, mask, methods=methods, **STANDARD)
+    assert [result.title for result in found.results.values()] == ["ALTI", "norms, last block", "from left"]
+    assert (
+        found.results["norms, last block"].signature == "attribution:NormAttribution|scope:attn_res_ln|aggregation:mean"
+    )
+    assert found.results["from left"].scores[0, :3].tolist() == [0, -1, -2]
+    assert found.refused["nan"] == "Constant gives NaN or infinity for these inputs"
+    assert found.refused["wide"].startswith("Constant gives (1, 3); expected a score for each token, (1, ")
+    assert compare(model, ids, mask, methods=["alti"], **STANDARD).results["alti"].title == METHODS["alti"].title
+
+
+def test_what_is_refused_altogether() -> None:
+    model, ids, mask = batch()
+    refusals: list[tuple[Any, str]] = [
+        ("alti", "got methods='alti'; expected a list"),
+        ([], "got no methods"),
+        (["alti", "magic"], "got the method 'magic'; expected a method of Captum or one of norm, "),
+        ({"token": "alti"}, "got a method called 'token'"),
+        ({"wide": Constant(model, 1.0, width=3)}, "no method supports the model and these inputs; wide: Constant"),
+    ]
+    for methods, message in refusals:
+        with pytest.raises(InvalidInputError, match=message):
+            compare(model, ids, mask, methods=methods, **STANDARD)
+    with pytest.raises(InvalidInputError, match="example 1 has no token that may be removed"):
+        compare(model, torch.tensor([[CLS, 7, SEP], [CLS, MASK, SEP]]), methods=["alti"], **STANDARD)
+    with pytest.raises(InvalidInputError, match="got 2 labels for 3 examples and 3 logits"):
+        compare(model, ids, mask, methods=["alti"], labels=[0, 1], **STANDARD)
+    for label in (-1, 3):
+        with pytest.raises(InvalidInputError, match=f"got the label {label} for example 1; expected 0 to 2"):
+            compare(model, ids, mask, methods=["alti"], labels=[0, label, 2], **STANDARD)
+    with pytest.raises(InvalidInputError, match=r"got the label \[1, 0, 0\]; expected an integer"):
+        compare(model, ids, mask, methods=["alti"], labels=torch.eye(3).long(), **STANDARD)
+    for seed in (-1, 2**32):
+        with pytest.raises(InvalidInputError, match=f"got the seed {seed}; expected 0 to 4294967295"):
+            compare(model, ids, mask, methods=["alti"], seed=seed, **STANDARD)
+    with pytest.raises(InvalidInputError, match=r"got the seed 1\.5; expected an integer"):
+        compare(model, ids, mask, methods=["alti"], seed=1.5, **STANDARD)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="keep_special=True without a tokenizer"):
+        compare(model, ids, mask, methods=["alti"])
+    config = hf.T5Config(vocab_size=40, d_model=16, d_kv=4, num_heads=4, num_layers=1, d_ff=16)
+    with pytest.raises(UnsupportedModelError, match="encoder–decoder"):
+        compare(hf.T5ForConditionalGeneration(config), ids, **STANDARD)
+    spans = randomized(hf.BertForQuestionAnswering(hf.BertConfig(**families.TEXT)), 0)
+    for target in (None, 1):
+        with pytest.raises(
+            UnsupportedModelError, match="BertForQuestionAnswering returns neither logits nor a last hidden"
+        ):
+            compare(spans, ids, mask, methods=["norm"], target=target, **STANDARD)
+
+
+def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids, mask = batch()
+    monkeypatch.setattr("captum_norm.lab.comparison.methods.find_spec", lambda _: None)
+    found = compare(model, ids, mask, methods=["lime", "norm"], **STANDARD)
+    assert found.refused == {"lime": "needs the package sklearn, which is not installed"}
+
+
+def test_the_signature_says_every_choice() -> None:
+    model, ids, mask = batch()
+    found = compare(model, ids, mask, methods=["occlusion", "weights"], removal="mean", keep_special=False, seed=4)
+    assert found.signature.startswith(
+        "removal:mean|special:removed|output:probability|bins:0.01,0.05,0.1,0.2,0.5|steps:10|batch:32|seed:4|captum-norm:"
+    )
+    for package in ("captum", "torch", "transformers"):
+        assert f"|{package}:" in found.signature
+    assert found.results["occlusion"].signature == "attribution:Occlusion|baseline:mean|special:replaced"
+    deleted = compare(model, ids, mask, methods=["occlusion"], removal="delete", **STANDARD)
+    assert deleted.signature.startswith("removal:delete|special:kept|")
+    assert deleted.results["occlusion"].signature == f"attribution:Occlusion|baseline:mask:{MASK}|special:kept"

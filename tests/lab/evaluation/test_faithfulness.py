@@ -1,0 +1,383 @@
+"""Every score, derived once more one example and one perturbed input at a time."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise, product
+from math import ceil, log
+from statistics import mean
+from typing import Any, Literal
+
+import pytest
+import torch
+import transformers as hf
+from captum.attr import FeatureAblation
+from torch import Tensor, nn
+
+from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError
+from captum_norm.lab.evaluation import Faithfulness, FaithfulnessScores, Perturbation, kendall, spearman
+from tests import families
+from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, randomized, sentences, state
+
+Removal = Literal["mask", "mean", "zero", "delete"]
+BINS = (Fraction(1, 100), Fraction(1, 5), Fraction(1, 2))
+STEPS = 4
+
+
+def without(model: Any, ids: Tensor, removed: set[int], removal: Removal) -> dict[str, Tensor]:
+    """The inputs of one example without some of its tokens, (S,)."""
+    stays = [token for token in range(len(ids)) if token not in removed]
+    if removal == "delete":
+        return {"input_ids": ids[stays][None]}
+    if removal == "mask":
+        return {
+            "input_ids": torch.tensor([[MASK if token in removed else int(ids[token]) for token in range(len(ids))]])
+        }
+    table = model.get_input_embeddings().weight.detach()
+    embedded = table[ids].clone()
+    embedded[list(removed)] = table.mean(0) if removal == "mean" else 0
+    return {"inputs_embeds": embedded[None]}
+
+
+def derived(
+    output: Callable[[set[int]], float], scores: list[float], removable: list[int], logs: bool
+) -> dict[str, Any]:
+    """All scores of one example whose output without some tokens is known."""
+    order = sorted(removable, key=lambda token: (-scores[token], token))
+    whole = output(set())
+    tops = [set(order[: ceil(share * len(order))]) for share in BINS]
+    shares = [Fraction(step, STEPS) for step in range(STEPS + 1)]
+    morf = [output(set(order[: ceil(share * len(order))])) for share in shares]
+    lerf = [output(set(order[::-1][: ceil(share * len(order))])) for share in shares]
+    omitted = torch.tensor([[whole - output({token}) for token in removable]])
+    ranked = torch.tensor([[scores[token] for token in removable]])
+    everything = torch.ones_like(ranked, dtype=torch.bool)
+
+    def area(curve: list[float]) -> float:
+        return mean((left + right) / 2 for left, right in pairwise(curve))
+
+    return {
+        "aopc": mean(whole - value for value in morf[1:]),
+        "comprehensiveness": mean(whole - output(top) for top in tops),
+        "sufficiency": mean(whole - output(set(removable) - top) for top in tops),
+        "log_odds": mean(log(output(top)) - log(whole) for top in tops) if logs else float("nan"),
+        "relevance_gain": area(lerf) - area(morf),
+        "spearman": float(spearman(ranked, omitted, everything)),
+        "kendall": float(kendall(ranked, omitted, everything)),
+        "morf": morf,
+        "lerf": lerf,
+    }
+
+
+def check(scores: FaithfulnessScores, row: int, expected: dict[str, Any]) -> None:
+    for name, value in expected.items():
+        actual = getattr(scores, name)[row]
+        torch.testing.assert_close(
+            actual, torch.tensor(value, dtype=torch.float64), rtol=1e-9, atol=1e-11, equal_nan=True, msg=name
+        )
+
+
+# Deleting special tokens, too, would leave nothing.
+@pytest.mark.parametrize(
+    ("removal", "keep_special"),
+    [*product(["mask", "mean", "zero"], [True, False]), ("delete", True)],
+)
+@pytest.mark.parametrize("output", ["probability", "logit"])
+@pytest.mark.parametrize("seed", range(2))
+def test_scores_of_a_classifier(
+    removal: Removal, keep_special: bool, output: Literal["probability", "logit"], seed: int
+) -> None:
+    model, (ids, mask) = classifier(seed), sentences([9, 6, 4, 7], seed)
+    scores = torch.randn(ids.shape, generator=torch.Generator().manual_seed(seed)).round(decimals=1)
+    perturbation = Perturbation(model, removal, tokenizer=TOKENIZER, keep_special=keep_special, output=output)
+    faithfulness = Faithfulness(perturbation, bins=[float(share) for share in BINS], steps=STEPS)
+    given = None if seed == 0 else [2, 0, 1, 1]
+    actual = faithfulness.evaluate(ids, scores, given, mask)
+    for row in range(len(ids)):
+        tokens = alone(ids, mask, row)[0]
+        special = (0, len(tokens) - 1) if keep_special else ()
+        target = int(model(tokens[None]).logits.argmax()) if given is None else given[row]
+
+        def f(removed: set[int], tokens: Tensor = tokens, target: int = target) -> float:
+            with torch.no_grad():
+                logits = model(**without(model, tokens, removed, removal)).logits[0]
+            return float((logits.softmax(0) if output == "probability" else logits)[target])
+
+        removable = [token for token in range(len(tokens)) if token not in special]
+        ranking = alone(scores, mask, row)[0].tolist()
+        check(actual, row, derived(f, ranking, removable, logs=output == "probability"))
+
+
+@pytest.mark.parametrize("removal", ["mean", "delete"])
+def test_scores_of_a_causal_language_model(removal: Removal) -> None:
+    model = families.build("gpt2", dtype=torch.float64)
+    ids, mask = sentences([8, 5, 7])
+    first = torch.zeros_like(ids, dtype=torch.bool)
+    first[torch.arange(3), mask.argmax(1)] = True
+    scores = torch.randn(ids.shape, generator=torch.Generator().manual_seed(0))
+    tokenizer = TOKENIZER if removal == "delete" else None
+    perturbation = Perturbation(model, removal, tokenizer=tokenizer, keep_special=removal == "delete")
+    faithfulness = Faithfulness(perturbation, bins=[float(share) for share in BINS], steps=STEPS)
+    actual = faithfulness.evaluate({"input_ids": ids, "attention_mask": mask}, scores, target=[7, 11, 30])
+    for row, target in enumerate([7, 11, 30]):
+        tokens = alone(ids, mask, row)[0]
+
+        def f(removed: set[int], tokens: Tensor = tokens, target: int = target) -> float:
+            with torch.no_grad():
+                logits = model(**without(model, tokens, removed, removal)).logits[0, -1]
+            return float(logits.softmax(0)[target])
+
+        special = (0, len(tokens) - 1) if removal == "delete" else ()
+        removable = [token for token in range(len(tokens)) if token not in special]
+        check(actual, row, derived(f, alone(scores, mask, row)[0].tolist(), removable, logs=True))
+
+
+def test_the_position_read_is_never_removed_and_moves_with_deletion() -> None:
+    model = families.build("gpt2", dtype=torch.float64)
+    ids, mask = sentences([8, 6])
+    positions = [5, -3]
+    bound = Perturbation(model, "delete", tokenizer=TOKENIZER).bind(ids, mask, target=[9, 8], position=positions)
+    omitted = bound.leave_one_out()
+    for row, (position, target) in enumerate(zip(positions, (9, 8), strict=True)):
+        tokens = alone(ids, mask, row)[0]
+        start = int(mask[row].argmax())
+        read = position % ids.shape[1] - start
+
+        def f(removed: set[int], tokens: Tensor = tokens, read: int = read, target: int = target) -> float:
+            place = read - sum(token < read for token in removed)
+            with torch.no_grad():
+                logits = model(**without(model, tokens, removed, "delete")).logits[0, place]
+            return float(logits.log_softmax(0)[target])
+
+        assert not bound.removable[row, start + read]
+        for token in range(1, len(tokens) - 1):
+            expected = 0.0 if token == read else f(set()) - f({token})
+            assert abs(float(omitted[row, start + token]) - expected) < 1e-12
+    assert omitted[~bound.removable].abs().max() == 0
+    assert omitted.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("removal", ["mask", "pad", "mean", "delete"])
+def test_a_classifier_that_tells_its_last_token_by_the_padding_id(removal: Any) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "num_labels": 3}
+    config = hf.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model, (ids, mask) = randomized(hf.GPT2ForSequenceClassification(config), 0), sentences([9, 6, 7])
+    perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
+    omitted = perturbation.bind(ids, mask, target=1).leave_one_out()
+    for row in range(3):
+        single = perturbation.bind(alone(ids, mask, row), target=1)
+        one_by_one = [single.outputs(kept[None, None]) for kept in single.all_but_one()[0]]
+        expected = single.drops(torch.cat(one_by_one, 1))
+        torch.testing.assert_close(alone(omitted, mask, row), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_several_methods_share_their_inputs_and_batches_change_nothing() -> None:
+    model, (ids, mask) = classifier(), sentences([9, 6, 4, 7])
+    generator = torch.Generator().manual_seed(0)
+    methods = {name: torch.randn(ids.shape, generator=generator) for name in "abc"}
+    runs: list[int] = []
+    hook = model.bert.register_forward_hook(lambda *call: runs.append(len(call[2][0])))
+    for removal in ("mask", "delete"):
+        runs.clear()
+        perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
+        together = Faithfulness(perturbation).evaluate(ids, methods, None, mask)
+        shared = sum(runs)
+        runs.clear()
+        for name, scores in methods.items():
+            perturbation = Perturbation(model, removal, tokenizer=TOKENIZER, batch_size=5)
+            alone_scores = Faithfulness(perturbation).evaluate(ids, scores, None, mask)
+            for field, value in vars(together[name]).items():
+                torch.testing.assert_close(value, getattr(alone_scores, field), rtol=1e-10, atol=1e-12)
+        assert max(runs) == 5
+        assert shared < 0.7 * sum(runs)
+    hook.remove()
+
+
+def test_no_input_is_run_twice() -> None:
+    model, (ids, mask) = classifier(), sentences([5])
+    inputs: list[tuple[float, ...]] = []
+    hook = model.bert.encoder.register_forward_pre_hook(
+        lambda _, args: inputs.extend(tuple(row.flatten().tolist()) for row in args[0])
+    )
+    Faithfulness(Perturbation(model, "mask", tokenizer=TOKENIZER)).evaluate(ids, torch.rand(ids.shape), 0, mask)
+    hook.remove()
+    assert len(inputs) - len(set(inputs)) == 1  # the whole input, run first to see what is predicted
+    assert len(set(inputs)) <= 2 ** int(mask.sum() - 2)
+
+
+def test_embeddings_are_perturbed_like_tokens() -> None:
+    model, (ids, mask) = classifier(), sentences([9, 6])
+    embeddings = model.get_input_embeddings()(ids).detach()
+    for removal in ("mean", "delete"):
+        perturbation = Perturbation(model, removal, keep_special=False, tokenizer=TOKENIZER)
+        of_tokens = perturbation.bind(ids, mask, target=1).leave_one_out()
+        of_embeddings = perturbation.bind(embeddings, mask, target=1).leave_one_out()
+        torch.testing.assert_close(of_tokens, of_embeddings, rtol=1e-10, atol=1e-12)
+
+
+def test_parts_of_a_corpus_are_put_together() -> None:
+    model, (ids, _) = classifier(), sentences([7, 7, 7, 7])
+    faithfulness = Faithfulness(Perturbation(model, "mask", tokenizer=TOKENIZER))
+    scores = torch.rand(ids.shape)
+    scores[3] = 1  # ranks nothing
+    whole = faithfulness.evaluate(ids, scores)
+    parts = [faithfulness.evaluate(ids[part], scores[part]) for part in (slice(0, 1), slice(1, 4))]
+    for field, value in vars(FaithfulnessScores.concatenate(parts)).items():
+        torch.testing.assert_close(value, getattr(whole, field), rtol=1e-10, atol=1e-12, equal_nan=True)
+    means = whole.means()
+    assert list(means) == list(vars(whole))[:-2]
+    assert means["aopc"] == float(whole.aopc.sum() / 4)
+    assert whole.kendall[3].isnan()
+    assert abs(means["kendall"] - float(whole.kendall[:3].mean())) < 1e-12
+
+
+class Sum(nn.Module):
+    """Half the sum of its tokens' numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding: nn.Module = nn.Embedding.from_pretrained(torch.arange(60.0)[:, None].double())
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        embedded: Tensor = self.embedding(input_ids)[..., 0]
+        return (embedded if attention_mask is None else embedded * attention_mask).sum(1) / 2
+
+
+def test_any_module_will_do_and_a_linear_one_is_ranked_perfectly() -> None:
+    ids, mask = torch.tensor([[5, 9, 2, 4], [8, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    for removal in ("zero", 0):
+        perturbation = Perturbation(Sum(), removal, keep_special=False, output="logit")
+        scores = Faithfulness(perturbation, bins=[0.5], steps=4).evaluate(ids, ids, None, mask)
+        assert scores.morf.tolist() == [[10, 5.5, 3, 1, 0], [4.5, 0.5, 0.5, 0, 0]]
+        assert scores.lerf.tolist() == [[10, 9, 7, 4.5, 0], [4.5, 4, 4, 0, 0]]
+        assert scores.comprehensiveness.tolist() == [7, 4]
+        assert scores.sufficiency.tolist() == [3, 0.5]
+        assert scores.kendall.tolist() == [1, 1]
+        assert perturbation.bind(ids, mask).leave_one_out().tolist() == [[2.5, 4.5, 1, 2], [4, 0.5, 0, 0]]
+
+
+def test_occlusion_is_leave_one_out_of_the_logit() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    occlusion = TokenAttribution(model, FeatureAblation, tokenizer=TOKENIZER, keep_special=True)
+    perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
+    scores = occlusion.attribute(ids, 2, mask)
+    torch.testing.assert_close(scores, perturbation.bind(ids, mask, target=2).leave_one_out(), rtol=1e-9, atol=1e-12)
+    assert Faithfulness(perturbation).evaluate(ids, scores, 2, mask).spearman.tolist() == [1, 1]
+
+
+def test_a_difference_of_logits_drops_as_its_two_logits_do() -> None:
+    model, (ids, mask) = classifier(), sentences([8, 5])
+    perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
+    first, second, both = (
+        perturbation.bind(ids, mask, target=target).leave_one_out() for target in (2, [0, 1], Difference(2, [0, 1]))
+    )
+    torch.testing.assert_close(both, first - second)
+    with pytest.raises(InvalidInputError, match=r'a difference of two outputs.*pass output="logit"'):
+        Perturbation(model, "mask", tokenizer=TOKENIZER).bind(ids, mask, target=Difference(2, 0))
+
+
+def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:
+    model, (ids, mask) = classifier().train(), sentences([7, 5])
+    model.bert.eval()
+    before, weights = state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    for removal in ("mask", "delete"):
+        perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
+        bound = perturbation.bind(ids, mask)
+        bound.leave_one_out()
+
+        def refuse(*_: object) -> None:
+            raise ValueError("no")
+
+        hook = model.bert.encoder.register_forward_hook(refuse)
+        with pytest.raises(InvalidInputError, match="does not accept these inputs: no"):
+            bound.outputs(torch.zeros(2, 1, 7, dtype=torch.bool))
+        hook.remove()
+        assert state(model) == before
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_what_stands_in_for_a_token_is_what_the_model_embeds_now() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+    before = Perturbation(model, "mask", tokenizer=TOKENIZER)
+    model.get_input_embeddings().weight.data.mul_(2)
+    after = Perturbation(model, "mask", tokenizer=TOKENIZER)
+    assert torch.equal(*(one.bind(ids, mask, target=1).leave_one_out() for one in (before, after)))
+
+
+def test_bad_input_is_refused() -> None:
+    model, (ids, mask) = classifier(), sentences([7, 5])
+
+    def perturbation(removal: Any = "mask", **options: Any) -> Perturbation:
+        return Perturbation(model, removal, **{"tokenizer": TOKENIZER} | options)
+
+    def refused(message: str) -> Any:
+        return pytest.raises(InvalidInputError, match=message)
+
+    with refused("without a tokenizer"):
+        perturbation(tokenizer=None)
+    with refused("no mask token is known for BertForSequenceClassification"):
+        perturbation(tokenizer=None, keep_special=False)
+    with refused("replacement 'blank'; expected mask, pad, zero, mean"):
+        perturbation("blank")
+    with refused("token id 60; the model knows the ids 0 to 59"):
+        perturbation(60)
+    with refused(r"replacement of shape \(2, 3\) and torch.float32; expected an embedding \(32,\)"):
+        perturbation(torch.zeros(2, 3))
+    with refused("got output='margin'"):
+        perturbation(output="margin")
+    with refused("batch_size=0"):
+        perturbation(batch_size=0)
+    model.config.problem_type = "multi_label_classification"
+    with refused("is a multi-label classifier, whose probability is the sigmoid of one logit"):
+        perturbation()
+    perturbation(output="logit")
+    model.config.problem_type = None
+    with refused("has no probability"):
+        perturbation(readout=lambda output, _: output.logits[:, 0]).bind(ids, mask)
+    with refused(r"readout returned \(2, 3, 1\) for 2 examples"):
+        perturbation(readout=lambda output, _: output.logits[..., None]).bind(ids, mask)
+    with refused("target 3; expected 0 to 2"):
+        perturbation().bind(ids, mask, target=3)
+    with refused("for 2 examples; expected an integer, or one for each"):
+        perturbation().bind(ids, mask, target=[1, 0, 1])
+    with refused("position 9"):
+        perturbation().bind(ids, mask, position=9)
+    with refused("got embeddings and keep_special=True"):
+        perturbation().bind(torch.zeros(2, 7, 32, dtype=torch.float64), mask)
+    with refused(r"torch.float32 of shape \(2, 7\); expected torch.bool of shape \(2, K, 7\)"):
+        perturbation().bind(ids, mask).outputs(torch.ones(2, 7))
+    with refused("deletion leaves no token of example 1"):
+        bound = perturbation("delete", keep_special=False).bind(ids, mask)
+        bound.outputs(torch.tensor([True, False]).reshape(2, 1, 1).expand(2, 1, 7))
+    with refused(r"scores of shape \(2, 6\); expected \(2, 7\)"):
+        Faithfulness(perturbation()).evaluate(ids, torch.zeros(2, 6), None, mask)
+    with refused("scores contain NaN or infinity"):
+        Faithfulness(perturbation()).evaluate(ids, torch.full((2, 7), torch.nan), None, mask)
+    with refused("example 1 has no token that may be removed"):
+        Faithfulness(perturbation()).evaluate(torch.tensor([[1, 5], [1, SEP]]), torch.zeros(2, 2))
+    with refused(r"bins \(0.0, 0.5\); expected shares"):
+        Faithfulness(perturbation(), bins=[0.0, 0.5])
+    with refused("steps=0"):
+        Faithfulness(perturbation(), steps=0)
+    with refused("expected those of at least one batch"):
+        FaithfulnessScores.concatenate([])
+    with pytest.raises(UnsupportedModelError, match="BertModel returns no logits"):
+        Perturbation(model.bert, tokenizer=TOKENIZER).bind(ids, mask)
+
+
+def test_signature_says_what_changes_scores() -> None:
+    model = classifier()
+    signatures = {
+        Faithfulness(Perturbation(model, removal, tokenizer=TOKENIZER, keep_special=special, output=output)).signature
+        for removal in ("mask", "pad", "mean", "zero", "delete", 17, torch.zeros(32))
+        for special in (True, False)
+        for output in ("probability", "logit")
+    }
+    assert len(signatures) == 28
+    perturbation = Perturbation(model, 17, tokenizer=TOKENIZER, keep_special=False)
+    assert (
+        Faithfulness(perturbation, bins=[0.2], steps=5).signature
+        == "removal:id:17|special:removed|output:probability|bins:0.2|steps:5"
+    )

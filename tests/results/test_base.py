@@ -1,0 +1,359 @@
+"""Results: files that come back as they were, equality by value, moves, and parts by example, layer and word."""
+
+import json
+import struct
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save
+
+from captum_norm import (
+    AttributionMaps,
+    Comparison,
+    DecompX,
+    Explanation,
+    GenerationAttribution,
+    GenerationResult,
+    InformationFlow,
+    InvalidInputError,
+    Measurements,
+    NormAttribution,
+    NormMeter,
+    Patches,
+    compare,
+    contextualization_change,
+    explain,
+)
+from captum_norm.loading import LANGUAGE_MODEL, load
+from captum_norm.results.base import Result
+from captum_norm.text.words import words_of_tokens
+from tests.tiny import bert_config, tokenizer
+
+TEXTS = ["a dog sees the cat", "the cat runs"]
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    torch.manual_seed(0)
+    return transformers.BertModel(bert_config()).train(False)
+
+
+@pytest.fixture(scope="module")
+def results(bert: Any) -> dict[type[Result], Result]:
+    """One result of each kind, with as many fields as possible that are not their defaults."""
+    known = tokenizer()
+    maps = NormAttribution(bert, tokenizer=known).maps(TEXTS, per_head=True)
+    full = replace(
+        maps,
+        decoder=maps.encoder.double() if maps.encoder is not None else None,
+        cross=torch.rand(2, 1, 7, 7).bfloat16(),
+        decoder_real=maps.real.clone(),
+        towers={"vision": torch.rand(3, 2, 4, 4), "audio": torch.rand(1, 2, 2, 2)},
+        modality=[("text", "image", "text", "image", "text", "audio", "video")] * 2,
+        patches=[Patches(0, 0, torch.tensor([[1, 2]])), Patches(1, 1, torch.tensor([[3], [4]]))],
+        virtual=2,
+        cached=3,
+        segmented=True,
+        decoder_tokens=[["▁le", "▁chien"], ["▁un"]],
+        layers={"encoder": [3, 5], "cross": [7], "vision": [2, 4]},
+    )
+    measured = NormMeter(bert, tokenizer=known).measure(
+        TEXTS, scopes=["attn", "attn_res_ln", "atb_ff"], weights=True, head_norms=True
+    )["encoder"]
+    model, passages = load(LANGUAGE_MODEL)
+    prompt = "Clara found a tiny ring.\nWhat did Clara find? Clara found"
+    options: dict[str, Any] = {"segments": ["Clara found a tiny ring."], "outputs": (1, 3), "hops": 1}
+    explanation = explain(TEXTS, bert, known, method="decompx", layer=-1)
+    graph = InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position="first")[0]
+    changes = contextualization_change(bert, known(TEXTS[0], return_tensors="pt"))
+    return {
+        AttributionMaps: full,
+        Measurements: replace(measured, virtual=1, cached=2, modality=full.modality, patches=full.patches),
+        Explanation: replace(explanation, changes=changes, graphs=[graph], target="a"),
+        Comparison: compare(bert, TEXTS, tokenizer=known, methods=["norm", "globenc", "gim"], steps=2),
+        GenerationResult: GenerationAttribution(DecompX(model), passages).attribute(prompt, **options),
+    }
+
+
+KINDS = (AttributionMaps, Measurements, Explanation, Comparison, GenerationResult)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_holds_every_field(kind: type[Result], results: dict[type[Result], Result], tmp_path: Path) -> None:
+    result, path = results[kind], tmp_path / "result.safetensors"
+    assert result.save(path) == path
+    found = kind.load(path)
+    assert found == result
+    assert hash(found) == hash(result)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    found.save(path)  # an older file is replaced
+    assert kind.load(path) == result
+
+
+def test_maps_differ_in_any_field(results: dict[type[Result], Result]) -> None:
+    """Each field counts: equality that forgot one would let a file lose it."""
+    maps: Any = results[AttributionMaps]
+    for field in fields(AttributionMaps):
+        value = getattr(maps, field.name)
+        changed: Any = value + 1 if isinstance(value, int) and not isinstance(value, bool) else None
+        changed = {**value, "encoder": [1, 4]} if field.name == "layers" else {} if field.name == "towers" else changed
+        assert maps != replace(maps, **{field.name: changed}), field.name
+    assert maps != replace(maps, encoder=maps.encoder + 1e-6)
+    assert maps != replace(maps, encoder=maps.encoder.double())
+    assert maps != replace(maps, patches=[replace(maps.patches[0], picture=5), maps.patches[1]])
+    assert maps != "maps"
+    nan = replace(maps, encoder=maps.encoder * torch.nan)
+    assert nan == replace(maps, encoder=maps.encoder * torch.nan)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moves_reach_every_tensor(kind: type[Result], results: dict[type[Result], Result]) -> None:
+    result = results[kind]
+    wide = result.to(torch.float64)
+    assert wide.to(dtype=torch.float64) == wide
+    dtypes = {tensor.dtype for tensor in _tensors(wide)}
+    assert dtypes <= {torch.float64, torch.bool, torch.int64}
+    assert torch.float64 in dtypes
+    on_meta = result.to("meta")
+    assert {tensor.device.type for tensor in _tensors(on_meta)} == {"meta"}
+    assert result.cpu() == result
+    with pytest.raises(InvalidInputError, match=r"got the dtype torch.int32; expected one of floating-point numbers"):
+        result.to(torch.int32)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in _tensors(part)]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return _tensors(vars(value)) if hasattr(value, "__dict__") else []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_short_in_a_console(kind: type[Result], results: dict[type[Result], Result]) -> None:
+    text = repr(results[kind])
+    assert text.startswith(f"{kind.__name__}(")
+    assert "tensor(" not in text
+    assert len(text) < 500
+
+
+def test_shapes_and_the_largest_delta_are_told(bert: Any) -> None:
+    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
+    assert maps.convergence_delta is not None
+    assert repr(maps) == (
+        "AttributionMaps(encoder (2, 2, 2, 7, 7) of layers 0, 1, mixing ratio (2, 2, 7), convergence delta "
+        f"{maps.convergence_delta.max():.1e})"
+    )
+
+
+def test_bad_files_are_one_sentence(
+    results: dict[type[Result], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    maps: Any = results[AttributionMaps]
+    path = Path("maps.safetensors")
+
+    def fails(content: bytes | None = None) -> str:
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InvalidInputError) as caught:
+            AttributionMaps.load(path)
+        assert len(str(caught.value)) <= 400
+        assert str(caught.value).startswith(f"cannot load {path}: ")
+        return str(caught.value).removeprefix(f"cannot load {path}: ")
+
+    assert fails() == "No such file or directory"
+    assert fails(b"").startswith("the file is damaged (")
+    assert fails(b"\x80\x05pickle").startswith("the file is damaged (")
+    assert fails(save({})) == "it is a safetensors file, but not of captum-norm"
+    results[Measurements].save(path)
+    assert fails() == "it holds Measurements; expected AttributionMaps"
+    maps.save(path)
+    tensors, metadata = _read(path.read_bytes())
+    content = json.loads(metadata["content"])
+    newer = fails(save(tensors, metadata | {"version": "3"}))
+    assert newer.startswith("it has version 3 of the format, expected 1 or 2; take the version of captum-norm")
+    assert fails(save(tensors, metadata | {"version": "0"})).startswith("it has version 0 of the format")
+    for name, value in (
+        ("encoder", "text"),
+        ("encoder", {"tensor": "no such"}),
+        ("real", None),
+        ("tokens", [["a"], [1]]),
+        ("tokens", [["a"]]),
+        ("virtual", 1.5),
+        ("virtual", True),
+        ("patches", [{"example": 0}]),
+        ("patches", [{"example": 0, "picture": 0, "positions": "os.system"}]),
+        ("modality", [["smell"]]),
+        ("segmented", 1),
+        ("encoder", {"tensor": "real"}),
+        ("layers", {"encoder": [1]}),
+        ("layers", {"encoder": [-1, 1]}),
+        ("layers", [[1, 2]]),
+    ):
+        text = json.dumps(content | {name: value})
+        assert "the file is damaged (" in fails(save(tensors, metadata | {"content": text})), (name, value)
+    del content["virtual"]
+    assert "expected encoder, decoder" in fails(save(tensors, metadata | {"content": json.dumps(content)}))
+    deep = "[" * 100_000
+    assert "the file is damaged (" in fails(save(tensors, metadata | {"content": deep}))
+
+
+def _read(data: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    from safetensors.torch import load as load_tensors
+
+    (size,) = struct.unpack("<Q", data[:8])
+    return load_tensors(data), json.loads(data[8 : 8 + size])["__metadata__"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(
+    results: dict[type[Result], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "maps.safetensors"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("captum_norm.text.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        results[AttributionMaps].save(path)
+    assert path.read_bytes() == b"old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_maps_of_an_example_are_those_of_it_alone(bert: Any, side: str) -> None:
+    known = tokenizer()
+    known.padding_side = side
+    method, meter = NormAttribution(bert, tokenizer=known), NormMeter(bert, tokenizer=known)
+    for per_head in (False, True):
+        both = method.maps(TEXTS, per_head=per_head)
+        for text, part in zip(TEXTS, both, strict=True):
+            alone = method.maps(text, per_head=per_head)
+            assert part.tokens == alone.tokens
+            assert torch.equal(part.real, alone.real)
+            for name in ("encoder", "mixing_ratio"):
+                torch.testing.assert_close(getattr(part, name), getattr(alone, name), rtol=1e-4, atol=1e-7)
+    options: dict[str, Any] = {"scopes": ["attn", "atb_ff"], "weights": True, "head_norms": True}
+    measured, alone_measured = (meter.measure(texts, **options)["encoder"] for texts in (TEXTS, TEXTS[1]))
+    part_measured = measured[1]
+    assert part_measured.tokens == alone_measured.tokens
+    for name in ("weights", "head_norms", "transformed_norms", "residual_norm"):
+        torch.testing.assert_close(getattr(part_measured, name), getattr(alone_measured, name), rtol=1e-4, atol=1e-7)
+    for scope in ("attn", "atb_ff"):
+        torch.testing.assert_close(part_measured.norms[scope], alone_measured.norms[scope], rtol=1e-4, atol=1e-6)
+    with pytest.raises(InvalidInputError, match=r"^got example 2; expected 0 to 1$"):
+        both[2]
+
+
+def test_stacks_of_an_encoder_decoder_model_lose_their_own_padding() -> None:
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=20, d_model=8, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=12,
+    )  # fmt: skip
+    method = NormAttribution(transformers.BartModel(config).train(False))
+    ids, target = torch.tensor([[5, 6, 7, 8], [5, 6, 1, 1]]), torch.tensor([[2, 9, 1, 1], [2, 9, 4, 3]])
+    inputs = {"input_ids": ids, "attention_mask": ids.ne(1).long(), "decoder_input_ids": target}
+    both = method.maps(inputs | {"decoder_attention_mask": target.ne(1).long()})
+    for example, (source, prefix) in enumerate(((4, 2), (2, 4))):
+        alone = method.maps(
+            {
+                "input_ids": ids[example : example + 1, :source],
+                "decoder_input_ids": target[example : example + 1, :prefix],
+            }
+        )
+        part = both[example]
+        for name in ("encoder", "decoder", "cross"):
+            torch.testing.assert_close(getattr(part, name), getattr(alone, name), rtol=1e-4, atol=1e-7)
+    last = both.layer(0)
+    assert both.encoder is not None
+    assert both.convergence_delta is not None
+    assert last.encoder is not None
+    assert last.convergence_delta is not None
+    assert torch.equal(last.encoder, both.encoder[:, :1])
+    # The encoder's two layers come first, then the decoder's and cross-attention's.
+    assert torch.equal(last.convergence_delta, both.convergence_delta[:, [0, 2, 3]])
+    dataset = both.to_xarray()
+    assert dataset["cross"].dims == ("example", "cross_layer", "cross_query", "cross_key")
+    with pytest.raises(InvalidInputError, match=r"^got layer 1; the decoder maps are of layer 0$"):
+        both.layer(1)
+
+
+def test_a_layer_is_that_of_all_layers(bert: Any) -> None:
+    method = NormAttribution(bert, tokenizer=tokenizer())
+    assert method.maps(TEXTS).layer(-1) == method.maps(TEXTS, layers=[1])
+    meter = NormMeter(bert, tokenizer=tokenizer())
+    options: dict[str, Any] = {"scopes": ["attn"], "weights": True}
+    every, last = (meter.measure(TEXTS, **options, layers=layers)["encoder"] for layers in (None, [1]))
+    assert every.layer(-1) == last
+
+
+def test_words_add_columns_and_average_rows(bert: Any) -> None:
+    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).with_tokens(
+        [["[CLS]", "do", "##g", "s", "##e", "##es", "[SEP]"], ["[CLS]", "cat", "##s", "run", "[SEP]", "", ""]]
+    )  # fmt: skip
+    assert maps.encoder is not None
+    for score, columns in (("sum", np.sum), ("mean", np.mean), ("max", np.max)):
+        found = maps.words(score)  # type: ignore[arg-type]
+        for example, groups in enumerate(([[0], [1, 2], [3, 4, 5], [6]], [[0], [1, 2], [3], [4]])):
+            stack = maps.encoder[example].numpy()
+            expected = np.array(
+                [
+                    [[columns(layer[rows][:, keys], axis=1).mean() for keys in groups] for rows in groups]
+                    for layer in stack
+                ]
+            )
+            part = found[example]
+            np.testing.assert_allclose(part.self_attention[0], expected, rtol=1e-5)
+            assert part.tokens == [list(words_of_tokens(maps[example].tokens[0]).texts)]  # type: ignore[index]
+    with pytest.raises(InvalidInputError, match=r"^got maps without tokens; give them by with_tokens"):
+        replace(maps, tokens=None).words()
+    with pytest.raises(InvalidInputError, match="got the words of 2 tokens for maps of 7 keys"):
+        maps[0].words(words=[words_of_tokens(["a", "b"])])
+
+
+def test_words_of_an_explanation_and_of_an_answer(results: dict[type[Result], Result]) -> None:
+    tiny = explain("Clara's ringing keys", LANGUAGE_MODEL)
+    words = tiny.words()
+    assert words.tokens[0] == ["<s>", "Clara's", "ringing", "keys"]
+    numbers = tiny.words_of_tokens[0].numbers
+    groups = [[i for i, number in enumerate(numbers) if number == word] for word in range(4)]
+    assert words.scores[0].tolist() == pytest.approx([float(tiny.scores[0, group].sum()) for group in groups])
+    assert words.words().scores.tolist() == words.scores.tolist()
+    answer: Any = results[GenerationResult]
+    joined = answer.words()
+    assert float(joined.seq_attr.sum()) == pytest.approx(float(answer.seq_attr.sum()), rel=1e-4)
+    assert float(joined.token_attr.sum()) == pytest.approx(float(answer.token_attr.sum()), rel=1e-4)
+    assert joined.input_tokens[:3] == ["<s>", "Clara", "found"]
+
+
+def test_tables_and_labelled_arrays_hold_the_maps(bert: Any) -> None:
+    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
+    assert maps.encoder is not None
+    frame, data = maps.to_frame(), maps.to_xarray()
+    assert len(frame) == 2 * 2 * (7 * 7 + 5 * 5)
+    row = frame[(frame["example"] == 1) & (frame["layer"] == 1) & (frame["head"] == 0)].set_index(["query", "key"])
+    assert row.loc[(2, 4), "value"] == maps.encoder[1, 1, 0, 2, 4]
+    assert (row.loc[(2, 4), "query_token"], row.loc[(2, 4), "key_token"]) == ("cat", "[SEP]")
+    assert data["encoder"].dims == ("example", "layer", "head", "query", "key")
+    chosen = data["encoder"].isel(example=1, layer=1, head=0)
+    assert float(chosen.isel(query=2, key=4)) == maps.encoder[1, 1, 0, 2, 4]
+    assert str(data["key_token"].isel(example=1, key=2).item()) == "cat"
+    best = maps.top(3)
+    assert best == sorted(best, reverse=True)
+    assert best[0].value == maps.encoder.max()
+    entry = best[0]
+    assert entry.value == maps.encoder[entry.example, entry.layer, entry.head, entry.row, entry.column]
+    assert entry.key == maps[entry.example].tokens[0][entry.column]  # type: ignore[index]
+
+
+def test_without_pandas_or_xarray_an_error_says_what_to_install(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[0])
+    monkeypatch.setitem(__import__("sys").modules, "xarray", None)
+    with pytest.raises(InvalidInputError, match=r"labelled arrays need xarray: pip install .captum-norm.tables"):
+        maps.to_xarray()

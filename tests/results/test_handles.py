@@ -1,0 +1,307 @@
+"""Every result has the same handles, and each gives the numbers that the result holds."""
+
+import html
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from matplotlib.figure import Figure
+
+from alignment import Alignments
+from captum_norm import (
+    AttributionMaps,
+    Comparison,
+    DecompX,
+    Explanation,
+    GenerationAttribution,
+    GenerationResult,
+    InvalidInputError,
+    Measurements,
+    NormAttribution,
+    NormMeter,
+    compare,
+    explain,
+)
+from captum_norm.lab.evaluation.correlation import agreement
+from captum_norm.loading import LANGUAGE_MODEL, load
+from captum_norm.results.base import Result
+from tests.tiny import bert_config, tokenizer
+
+TEXTS = ["a dog sees the cat", "the cat runs"]
+HANDLES = (
+    "__repr__",
+    "_repr_html_",
+    "plot",
+    "top",
+    "words",
+    "to_frame",
+    "to_xarray",
+    "save",
+    "load",
+    "to",
+    "cpu",
+    "page",
+)
+OPERATORS = ("__getitem__", "__len__", "__eq__")
+
+
+class Case(NamedTuple):
+    """A result, and what its handles give.
+
+    Attributes:
+        result: the result.
+        numbers: all its numbers.
+        drawn: what ``plot()`` draws, and the numbers of its panels.
+        part: the numbers of the last part by index.
+        framed: the column of the data frame with the numbers.
+        labelled: the variable of the dataset with them, padding included.
+        shown: a text on the page.
+    """
+
+    result: Any
+    numbers: Any
+    drawn: tuple[Any, Any]
+    part: Any
+    framed: str
+    labelled: tuple[str, Any]
+    shown: str
+
+
+def _maps(bert: Any) -> Case:
+    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[1])
+    alone: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[1], layers=[1])
+    return Case(
+        maps, maps.encoder, (maps[0], maps.encoder[0]), alone.encoder, "value", ("encoder", maps.encoder), "[CLS]"
+    )
+
+
+def _measurements(bert: Any) -> Case:
+    meter = NormMeter(bert, tokenizer=tokenizer())
+    measured, alone = (meter.measure(texts, weights=True)["encoder"] for texts in (TEXTS, TEXTS[1]))
+    weights: Any = measured.weights
+    return Case(measured, weights, (measured[0], weights[0]), alone.weights, "value", ("weights", weights), "sees")
+
+
+def _explanation(bert: Any) -> Case:
+    found, alone = (explain(texts, bert, tokenizer(), layer=1) for texts in (TEXTS, TEXTS[1]))
+    squares: Any = found.squares
+    return Case(found, found.scores, (found[0], squares[0]), alone.scores, "score", ("score", found.scores), "runs")
+
+
+def _comparison(bert: Any) -> Case:
+    options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm"], "steps": 2}
+    found, alone = (compare(bert, texts, **options) for texts in (TEXTS, TEXTS[1:]))
+    scores = found.results["norm"].scores
+    part = alone.results["norm"].scores
+    return Case(found, scores, (found, None), part, "norm", ("scores", scores[None]), "sees")
+
+
+def _answer(_: Any) -> Case:
+    model, known = load(LANGUAGE_MODEL)
+    found: Any = GenerationAttribution(DecompX(model), known).attribute("Clara saw", " a cat", segments=["Clara"])
+    rows: Any = found.token_attr
+    return Case(found, found.seq_attr, (found, None), rows[-1], "score", ("score", found.seq_attr), "Clara")
+
+
+def _alignments(_: Any) -> Case:
+    sources, targets = [["la", "mer"], ["bleue"]], [["the", "sea"], ["blue"]]
+    found = Alignments([[(0, 0), (1, 1)], [(0, 0)]], sources, targets)
+    grid = np.array([np.eye(2), [[1, 0], [0, 0]]])
+    return Case(found, grid, (found[:1], grid[:1]), [(0, 0)], "link", ("link", grid), "bleue")
+
+
+CASES: dict[type[Result], Callable[[Any], Case]] = {
+    AttributionMaps: _maps,
+    Measurements: _measurements,
+    Explanation: _explanation,
+    Comparison: _comparison,
+    GenerationResult: _answer,
+    Alignments: _alignments,
+}
+
+
+@pytest.fixture(scope="module")
+def cases() -> dict[type[Result], Case]:
+    torch.manual_seed(0)
+    bert = transformers.BertModel(bert_config()).train(False)
+    return {kind: make(bert) for kind, make in CASES.items()}
+
+
+def every(kind: type[Result]) -> Iterator[type[Result]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from every(one)
+
+
+kinds = pytest.mark.parametrize("kind", CASES)
+
+
+def test_no_result_is_forgotten() -> None:
+    assert {kind for kind in every(Result) if kind.__module__.startswith(("captum_norm.", "alignment."))} == set(CASES)
+
+
+@kinds
+@pytest.mark.parametrize("handle", [*HANDLES, *OPERATORS])
+def test_every_result_has_every_handle(kind: type[Result], handle: str) -> None:
+    owner = next(owner for owner in kind.__mro__ if handle in vars(owner))
+    assert issubclass(owner, Result) or (owner is list and handle in OPERATORS)
+
+
+@kinds
+def test_a_console_shows_a_line_and_a_notebook_a_page(kind: type[Result], cases: dict[type[Result], Case]) -> None:
+    case = cases[kind]
+    text = repr(case.result)
+    assert "\n" not in text
+    assert len(text) < 500
+    assert "tensor(" not in text
+    frame = case.result._repr_html_()
+    assert frame.startswith("<iframe")
+    assert "sandbox" in frame
+    assert case.shown in html.unescape(frame)
+
+
+@kinds
+def test_figures_draw_the_numbers(kind: type[Result], cases: dict[type[Result], Case]) -> None:
+    drawn, expected = cases[kind].drawn
+    figure = drawn.plot()
+    assert isinstance(figure, Figure)
+    if expected is not None:
+        panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+        np.testing.assert_allclose(np.stack([np.asarray(panel) for panel in panels]), expected, rtol=1e-6)
+    elif kind is GenerationResult:
+        (panel,) = (np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images)
+        np.testing.assert_allclose(panel, drawn.token_attr, rtol=1e-6)
+    else:
+        titles = [axes.get_title() for axes in figure.axes]
+        assert any(title.startswith("relevance gain") for title in titles)
+        assert {"norm"} <= {label.get_text() for axes in figure.axes for label in axes.get_yticklabels()}
+
+
+@kinds
+def test_the_top_is_the_largest(kind: type[Result], cases: dict[type[Result], Case]) -> None:
+    case = cases[kind]
+    (best,) = case.result.top(1)
+    if kind is Alignments:
+        assert best == (("la", "the"), 1)  # of pairs that are linked as often, the first
+    elif kind is GenerationResult:
+        assert best == ("Clara", pytest.approx(float(case.result.segment_attr.max())))
+    else:
+        value = best.value if hasattr(best, "value") else best[1]
+        assert value == pytest.approx(float(torch.as_tensor(case.numbers).max()))
+    with pytest.raises(InvalidInputError, match="expected at least 1"):
+        case.result.top(0)
+
+
+@kinds
+def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case]) -> None:
+    """Every token of these is a word, but of the answer, whose words are fewer."""
+    case = cases[kind]
+    words: Any = case.result.words()
+    if kind is Comparison:
+        assert words["word"].tolist() == ["[CLS]", *TEXTS[0].split(), "[SEP]", "[CLS]", *TEXTS[1].split(), "[SEP]"]
+        assert float(words["norm"].sum()) == pytest.approx(float(case.numbers.sum()))
+        return
+    assert type(words).__name__ == kind.__name__
+    if kind is GenerationResult:
+        assert len(words.input_tokens) < len(case.result.input_tokens)
+        assert float(words.seq_attr.sum()) == pytest.approx(float(case.numbers.sum()), rel=1e-4)
+        assert torch.allclose(words[0].seq_attr, words.token_attr[0])
+    else:
+        _, expected = case.labelled
+        found = words.to_xarray()[case.labelled[0]].values
+        np.testing.assert_allclose(found, np.asarray(expected), rtol=1e-5)
+
+
+@kinds
+def test_tables_hold_the_numbers(kind: type[Result], cases: dict[type[Result], Case]) -> None:
+    case = cases[kind]
+    result = case.result
+    frame = result.frame("scores") if kind is Comparison else result.to_frame()
+    if kind is Alignments:
+        places = {tuple(row) for row in frame[["pair", "target", "source"]].to_numpy().tolist()}
+        assert places == {tuple(place) for place in np.argwhere(case.numbers).tolist()}
+    else:
+        assert float(frame[case.framed].sum()) == pytest.approx(float(case.numbers.sum()), rel=1e-5)
+        assert float(frame[case.framed].max()) == pytest.approx(float(case.numbers.max()), rel=1e-5)
+    name, expected = case.labelled
+    data = result.to_xarray()
+    np.testing.assert_allclose(data[name].values, np.asarray(expected), rtol=1e-6)
+    assert any("token" in str(name) or "word" in str(name) for name in data.coords)
+
+
+@kinds
+def test_parts_are_what_each_alone_gives(kind: type[Result], cases: dict[type[Result], Case]) -> None:
+    case = cases[kind]
+    result = case.result
+    last = result[-1]
+    assert len(list(result)) == len(result)
+    assert last == result[len(result) - 1] == list(result)[-1]
+    of: dict[type[Result], Any] = {
+        AttributionMaps: lambda: last.encoder,
+        Measurements: lambda: last.weights,
+        Explanation: lambda: last.scores,
+        Comparison: lambda: last.results["norm"].scores,
+        GenerationResult: lambda: last.seq_attr,
+        Alignments: lambda: list(last),
+    }
+    found = of[kind]()
+    np.testing.assert_allclose(np.asarray(found), np.asarray(case.part), rtol=1e-3, atol=1e-6)
+    with pytest.raises(IndexError if kind is Alignments else InvalidInputError, match=r"expected 0 to 1|range|0 to \d"):
+        result[len(result)]
+
+
+@kinds
+def test_files_moves_and_equality(kind: type[Result], cases: dict[type[Result], Case], tmp_path: Path) -> None:
+    result = cases[kind].result
+    path = result.save(tmp_path / "result.safetensors")
+    assert kind.load(path) == result
+    assert result.cpu() == result == result.to("cpu")
+    assert hash(kind.load(path)) == hash(result) if kind is not Alignments else kind.__hash__ is None
+    others = [case.result for other, case in cases.items() if other is not kind]
+    assert all(result != other for other in others)
+    assert result != result[0]
+    assert result[0] == result[0]
+
+
+def test_a_part_of_a_comparison_is_a_comparison() -> None:
+    torch.manual_seed(0)
+    bert = transformers.BertForSequenceClassification(bert_config()).train(False)
+    options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm", "globenc"], "steps": 2}
+    both = compare(bert, TEXTS, labels=[0, 1], **options)
+    for example, part in enumerate(both):
+        assert (part.examples, part.accuracy) == (1, None)
+        assert part.targets == [both.targets[example]]
+        assert "" not in part.tokens[0]
+        assert part.real.all()
+        for name, result in part.results.items():
+            whole = both.results[name]
+            expected = {key: value[example] for key, value in vars(whole.faithfulness).items()}
+            for key, value in vars(result.faithfulness).items():
+                np.testing.assert_array_equal(value[0], expected[key])
+            assert (result.seconds, result.signature) == (whole.seconds, whole.signature)
+        pairs = {name: result.scores for name, result in both.results.items()}
+        row = slice(example, example + 1)
+        expected_agreement = agreement({name: scores[row] for name, scores in pairs.items()}, both.removable[row])
+        torch.testing.assert_close(part.agreement, expected_agreement, equal_nan=True)
+        assert part.page().examples[0].title == both.page().examples[example].title
+    assert both[0][0] == both[0]
+
+
+def test_a_part_of_an_answer_is_of_its_token(cases: dict[type[Result], Case]) -> None:
+    result: Any = cases[GenerationResult].result
+    first, end = result.explained.outputs
+    assert len(result) == end - first
+    for place, part in enumerate(result):
+        assert torch.equal(part.seq_attr, result.token_attr[place])
+        assert torch.equal(part.token_attr, result.token_attr[place][None])
+        assert part.explained.outputs == (first + place, first + place + 1)
+        assert part.output_tokens == [result.output_tokens[place]]
+        assert part.segments is None
+    model, known = load(LANGUAGE_MODEL)
+    whole = GenerationAttribution(DecompX(model), known).attribute("Clara saw", " a cat", per_token=False)
+    with pytest.raises(InvalidInputError, match=r"^got the scores of an answer as a whole; explain each of its tokens"):
+        whole[0]

@@ -1,0 +1,207 @@
+"""The numbers of layers: of every method's maps, and in whatever shows, selects, saves or joins them."""
+
+import json
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from captum_norm import (
+    AttributionMaps,
+    Explanation,
+    InformationFlow,
+    InvalidInputError,
+    Measurements,
+    NormAttribution,
+    NormMeter,
+    explain,
+)
+from captum_norm.methods import METHODS
+from captum_norm.results.map_layers import named_layers, numbered, place_of_layer
+from tests.tiny import bert_config, tokenizer
+
+TEXTS = ["a dog sees the cat", "the cat runs"]
+MAPPED = [name for name, method in METHODS.items() if method.maps and method.load().mapped]
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    torch.manual_seed(0)
+    config = bert_config()
+    config.num_hidden_layers = 4
+    return transformers.BertForSequenceClassification(config).train(False)
+
+
+@pytest.fixture(scope="module")
+def bart() -> Any:
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=20, d_model=8, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=12,
+    )  # fmt: skip
+    return transformers.BartModel(config).train(False)
+
+
+BOTH = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[2, 9]])}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_maps_have_the_numbers_of_the_layers_requested(name: str, bert: Any) -> None:
+    method = METHODS[name].load()(bert, tokenizer=tokenizer())
+    whole = method.maps(TEXTS)
+    assert whole.layers == {"encoder": (0, 1, 2, 3)}
+    some = method.maps(TEXTS, layers=[-2, 1])
+    assert some.layers == {"encoder": (2, 1)}
+    for layer in (2, 1):
+        expected = whole.encoder[:, layer, None]
+        torch.testing.assert_close(some.layer(layer).encoder, expected)
+        torch.testing.assert_close(whole.layer(layer).encoder, expected)
+        assert some.layer(layer).layers == whole.layer(layer).layers == {"encoder": (layer,)}
+    assert torch.equal(some.layer(-1).encoder, some.encoder[:, 1:])
+    for missing in (0, 3, -3, 10**6):
+        with pytest.raises(InvalidInputError, match=rf"^got layer {missing}; the encoder maps are of layers 2, 1$"):
+            some.layer(missing)
+
+
+def test_each_stack_has_its_own_numbers(bart: Any) -> None:
+    method = NormAttribution(bart)
+    whole, last = method.maps(BOTH), method.maps(BOTH, layers=[-1])
+    assert whole.layers == {"encoder": (0, 1, 2), "decoder": (0, 1), "cross": (0, 1)}
+    assert last.layers == {"encoder": (2,), "decoder": (1,), "cross": (1,)}
+    chosen = whole.layer(1)
+    assert chosen.layers == {"encoder": (1,), "decoder": (1,), "cross": (1,)}
+    assert whole.convergence_delta is not None
+    assert chosen.convergence_delta is not None
+    # Of three encoder layers, then two of the decoder, then two of cross-attention.
+    assert torch.equal(chosen.convergence_delta, whole.convergence_delta[:, [1, 4, 6]])
+    with pytest.raises(InvalidInputError, match=r"^got layer 2; the decoder maps are of layers 0, 1$"):
+        whole.layer(2)
+    with pytest.raises(InvalidInputError, match=r"^got layer 1; the encoder maps are of layer 2$"):
+        last.layer(1)
+    data = whole.to_xarray()
+    assert data["checked_layer"].values.tolist()[2:4] == ["encoder 2", "decoder 0"]
+    delta = float(data["convergence_delta"].sel(checked_layer="decoder 1")[0])
+    assert delta == pytest.approx(float(whole.convergence_delta[0, 4]))
+    frame = last.to_frame()
+    assert {(row.stack, row.layer) for row in frame.itertuples()} == {("encoder", 2), ("decoder", 1), ("cross", 1)}
+
+
+def test_a_layer_twice_is_found_once(bert: Any) -> None:
+    twice = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 3])
+    assert twice.layers == {"encoder": (3, 3)}
+    assert twice.layer(3).layers == {"encoder": (3,)}
+    (example, _) = twice.page().examples
+    assert list(example.maps[0].layers) == [3]
+
+
+def test_whatever_shows_layers_names_them_by_their_numbers(bert: Any) -> None:
+    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 1])
+    assert maps.encoder is not None
+    assert repr(maps).startswith("AttributionMaps(encoder (2, 2, 7, 7) of layers 3, 1, ")
+    entry = maps.top(1)[0]
+    whole = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).encoder
+    assert whole is not None
+    assert entry.value == pytest.approx(float(whole[entry.example, entry.layer, entry.row, entry.column]))
+    frame, data = maps.to_frame(), maps.to_xarray()
+    assert sorted(set(frame["layer"])) == [1, 3]
+    row = frame[(frame["example"] == 0) & (frame["layer"] == 1)].set_index(["query", "key"])
+    assert row.loc[(2, 4), "value"] == maps.encoder[0, 1, 2, 4]
+    assert data["layer"].values.tolist() == [3, 1]
+    assert float(data["encoder"].sel(layer=1).isel(example=0, query=2, key=4)) == maps.encoder[0, 1, 2, 4]
+    ratio = data["mixing_ratio"].sel(layer=3).isel(example=0, query=2)
+    assert maps.mixing_ratio is not None
+    assert float(ratio) == maps.mixing_ratio[0, 0, 2]
+    titles = [axes.get_title() for axes in maps[0].plot().axes]
+    assert [title for title in titles if title] == ["layer 3", "layer 1"]
+    shown = maps.page().examples[0].maps[0]
+    assert list(shown.layers) == [1, 3]
+    torch.testing.assert_close(torch.as_tensor(shown.values[0]), maps.encoder[0, 1])
+    for part in (maps[1], maps.to(torch.float64), maps.cpu(), maps.words(), maps.with_tokens(maps.tokens or [])):
+        assert part.layers == maps.layers
+
+
+def test_measurements_have_numbers_too(bert: Any) -> None:
+    meter = NormMeter(bert, tokenizer=tokenizer())
+    options: dict[str, Any] = {"scopes": ["attn", "atb"], "weights": True}
+    whole = meter.measure(TEXTS, **options)["encoder"]
+    some = meter.measure(TEXTS, **options, layers=[2, -1])["encoder"]
+    assert (whole.layers, some.layers) == ((0, 1, 2, 3), (2, 3))
+    assert some.layer(2) == whole.layer(2)
+    assert some.layer(2).layer_names == (whole.layer_names[2],)
+    assert repr(some).startswith("Measurements(weights (2, 2, 7, 7) of layers 2, 3, attn (2, 2, 7, 7) of layers 2, 3, ")
+    assert some.to_xarray()["layer"].values.tolist() == [2, 3]
+    assert {entry.layer for entry in some.top(1000)} == {2, 3}
+    with pytest.raises(InvalidInputError, match=r"^got layer 0; the measurements are of layers 2, 3$"):
+        some.layer(0)
+    alone = meter.measure(TEXTS, weights=False, head_norms=True, maps=False, layers=[1])["encoder"]
+    assert alone.layers == (1,)
+
+
+def test_an_explanation_has_the_numbers_of_its_maps(bert: Any) -> None:
+    found = explain(TEXTS, bert, tokenizer(), layer=2)
+    assert (found.layer, found.layers) == (2, (2,))
+    assert json.loads(found[0].to_json())["map"]["layers"] == [2]
+    assert found[0].panels()[0].title == "layer 2"
+    assert explain(TEXTS, bert, tokenizer(), method="integrated-gradients").layers == ()
+
+
+def test_numbers_that_do_not_fit_are_refused(bert: Any) -> None:
+    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS)
+    assert maps.encoder is not None
+    assert AttributionMaps(maps.encoder[:, 2:], None, None, None, None, maps.real).layers == {"encoder": (0, 1)}
+    for layers in ([4, 5], [0, 1, 2, -1]):
+        with pytest.raises(InvalidInputError, match="encoder of 4 layers; expected a number from 0 for each"):
+            replace(maps, layers={"encoder": layers})
+    with pytest.raises(InvalidInputError, match=r"^got layers 0–3 for encoder of 1 layers"):
+        replace(maps, encoder=maps.encoder[:, :1])
+    assert numbered("encoder", None, 2) == (0, 1)
+    assert place_of_layer("maps", -1, (7, 5)) == 1
+    assert named_layers((7, 5, 6, 9, 10, 11)) == "layers 7, 5, 6, 9–11"
+
+
+def test_files_without_numbers_are_read(bert: Any, tmp_path: Path) -> None:
+    """Files of version 1: their layers count from 0, but for explanations, which tell."""
+    known, path = tokenizer(), tmp_path / "old.safetensors"
+    maps = NormAttribution(bert, tokenizer=known).maps(TEXTS, layers=[1, 3])
+    _save_old(maps, path, "layers", "decoder_tokens")
+    assert AttributionMaps.load(path) == replace(maps, layers={})
+    measured = NormMeter(bert, tokenizer=known).measure(TEXTS, weights=True, layers=[1, 3])["encoder"]
+    _save_old(measured, path, "layers", "query_tokens")
+    assert Measurements.load(path) == replace(measured, layers=())
+    for found in (explain(TEXTS, bert, known, layer=2), explain(TEXTS, bert, known, method="integrated-gradients")):
+        _save_old(found, path, "graphs", layers=list(found.layers), graph=None)
+        assert Explanation.load(path) == found
+    (graph,) = InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position=1)
+    followed = replace(found, graphs=[graph])
+    followed.save(path)
+    saved = saved_content(path)["graphs"][0]
+    one = {name: saved[name] for name in ("nodes", "edges", "threshold", "tokens")} | {"output": saved["outputs"][0]}
+    _save_old(followed, path, "graphs", layers=list(found.layers), graph=one)
+    assert Explanation.load(path) == followed
+
+
+def saved_content(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    content: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["content"])
+    return content
+
+
+def _save_old(result: Any, path: Path, *without: str, **more: Any) -> None:
+    result.save(path)
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+    content = json.loads(metadata["content"]) | more
+    for name in without:
+        del content[name]
+    if isinstance(content.get("maps"), dict):
+        del content["maps"]["layers"], content["maps"]["decoder_tokens"]
+    old = metadata | {"version": "1", "content": json.dumps(content)}
+    path.write_bytes(save_tensors(load_tensors(data), old))

@@ -1,0 +1,231 @@
+"""The figures: each draws the numbers of its table, labelled, and told apart without colour."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.figure import Figure
+
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.show.analysis.plots import (
+    COLORS,
+    HATCHES,
+    INK,
+    LINES,
+    MARKERS,
+    draw_plot,
+    plot_bytes,
+    plot_svg,
+)
+from tests.lab.analysis.results import BARS, HEAT, LAYERS, LINE, RESULT, SCATTER
+
+NAN = math.nan
+
+
+def axes_of(figure: Figure) -> Axes:
+    return figure.axes[0]
+
+
+def segments(container: ErrorbarContainer) -> list[list[list[float]]]:
+    """The ends of the error bars, (N, 2, 2)."""
+    ((bars,),) = (container.lines[2],)
+    return [segment.tolist() for segment in bars.get_segments()]
+
+
+def ticks(axis: mpl.axis.Axis) -> list[str]:
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
+def result_of(*columns: tuple[str, list[object]]) -> AnalysisResult:
+    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    table = Table("t", "T", tuple(Column(name, name) for name, _ in columns), rows)
+    return AnalysisResult("a", "d", {}, [table])
+
+
+def test_lines_go_through_the_values_with_deviations_and_gaps() -> None:
+    figure = draw_plot(RESULT, LINE)
+    axes = axes_of(figure)
+    first, second = (container for container in axes.containers if isinstance(container, ErrorbarContainer))
+    np.testing.assert_array_equal(first.lines[0].get_xydata(), [[1, 0.25], [2, 1.0], [3, NAN]])
+    np.testing.assert_array_equal(second.lines[0].get_xydata(), [[1, 2.5], [2, 1 / 3], [3, 12.0]])
+    np.testing.assert_allclose(segments(first)[0], [[1, 0.125], [1, 0.375]])
+    np.testing.assert_allclose(
+        segments(second), [[[1, 2.0], [1, 3.0]], [[2, 1 / 12], [2, 7 / 12]], [[3, 10.5], [3, 13.5]]]
+    )
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title()) == ("layer", "‖f(x)‖", "")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["[CLS]", "$x$"]
+    assert legend.get_title().get_text() == "category"
+    assert not any(text.get_parse_math() for text in legend.get_texts())
+
+
+def test_bars_are_as_high_as_the_values_and_side_by_side() -> None:
+    figure = draw_plot(RESULT, BARS)
+    axes = axes_of(figure)
+    first, second = (container for container in axes.containers if isinstance(container, BarContainer))
+    for bars, heights, shift in ((first, [0.25, 1.0, NAN], -0.2), (second, [2.5, 1 / 3, 12.0], 0.2)):
+        np.testing.assert_array_equal([bar.get_height() for bar in bars], heights)
+        np.testing.assert_allclose([bar.get_x() + bar.get_width() / 2 for bar in bars], np.arange(3) + shift)
+        assert all(bar.get_y() == 0 for bar in bars)
+    assert ticks(axes.xaxis) == ["1", "2", "3"]
+    assert second.errorbar is not None
+    np.testing.assert_allclose(segments(second.errorbar)[0], [[0.2, 2.0], [0.2, 3.0]])
+    assert {bar.get_hatch() for bar in first} != {bar.get_hatch() for bar in second}
+
+
+def test_heat_has_a_field_for_each_place_with_its_value() -> None:
+    figure = draw_plot(RESULT, HEAT)
+    axes = axes_of(figure)
+    (mesh,) = (collection for collection in axes.collections if isinstance(collection, QuadMesh))
+    np.testing.assert_array_equal(
+        np.ma.filled(np.ma.asarray(mesh.get_array()), NAN), [[-0.5, NAN, -0.25], [0.75, 0.25, 1.0]]
+    )
+    assert mesh.get_clim() == (-0.5, 1.0)
+    assert ticks(axes.xaxis) == ["1", "2", "3"]
+    assert ticks(axes.yaxis) == ["[CLS]", "$x$"]
+    assert axes.yaxis.get_inverted()
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    assert written == {(0, 0): "−.50", (2, 0): "−.25", (0, 1): ".75", (1, 1): ".25", (2, 1): "1.00"}
+    assert figure.axes[1].get_ylabel() == "Spearman’s ρ"
+
+
+@pytest.mark.parametrize(
+    ("values", "limits"), [([2.0, 5.0], (0.0, 5.0)), ([0.0, 0.0], (0.0, 1.0)), ([None, None], (0.0, 1.0))]
+)
+def test_colours_of_what_is_not_negative_start_at_0(values: list[object], limits: tuple[float, float]) -> None:
+    result = result_of(("x", [1, 2]), ("y", [1, 1]), ("v", values))
+    axes = axes_of(draw_plot(result, Plot("p", "heat", "P", "t", "x", "y", value="v")))
+    assert axes.collections[0].get_clim() == limits
+
+
+def test_scatter_has_a_marker_for_each_pair_of_values() -> None:
+    axes = axes_of(draw_plot(RESULT, SCATTER))
+    (container,) = (container for container in axes.containers if isinstance(container, ErrorbarContainer))
+    (line,) = (line for line in axes.lines if line.get_label() != "x")
+    assert line.get_linestyle() == "None"
+    np.testing.assert_array_equal(
+        line.get_xydata(), [[0.25, -0.5], [2.5, 0.75], [1.0, NAN], [1 / 3, 0.25], [NAN, -0.25], [12.0, 1.0]]
+    )
+    assert axes.get_xscale() == "log"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("‖f(x)‖", "Spearman’s ρ")
+    assert axes.figure.legends == []
+    assert container.lines[1:] == ((), ())
+
+
+def test_words_along_an_axis_stand_in_the_order_of_their_rows() -> None:
+    result = result_of(("x", ["LN", "FF", "LN"]), ("y", [1.0, 2.0, 3.0]), ("s", ["a", "a", "b"]))
+    axes = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y", "s")))
+    assert ticks(axes.xaxis) == ["LN", "FF"]
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[0, 1], [1, 2]], [[0, 3]]]  # type: ignore[union-attr]
+
+
+def test_long_lines_have_few_markers() -> None:
+    result = result_of(("x", list(range(1, 101))), ("y", [float(value) for value in range(100)]))
+    (line,) = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y"))).lines
+    assert line.get_markevery() == 7
+    assert len(line.get_xdata()) == 100  # type: ignore[arg-type]
+
+
+def test_long_labels_are_wrapped() -> None:
+    words = "how much of what arrives comes from elsewhere"
+    result = result_of(("x", [1]), (words, [1]), ("v", [1.0]))
+    line = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", words)))
+    assert line.get_ylabel() == "how much of what arrives\ncomes from elsewhere"
+    heat = draw_plot(result, Plot("p", "heat", "P", "t", "x", "v", value=words))
+    assert heat.axes[1].get_ylabel() == "how much of what\narrives comes\nfrom elsewhere"
+
+
+def test_many_series_differ_without_colour() -> None:
+    count = 30
+    result = result_of(("x", [1] * count), ("y", [1.0] * count), ("s", [str(index) for index in range(count)]))
+    lines = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y", "s"))).lines
+    styles = {(line.get_marker(), str(LINES[index % len(LINES)])) for index, line in enumerate(lines)}
+    assert len(styles) == count
+    assert len(set(MARKERS)) == len(MARKERS)
+    assert len(set(HATCHES)) == len(HATCHES)
+
+
+# Linear sRGB as seen without one kind of cone [Machado et al. 2009, severity 1].
+DEFICIENCIES = {
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+@pytest.mark.parametrize("kind", DEFICIENCIES)
+def test_first_colours_stay_apart_for_colour_blind_readers(kind: str) -> None:
+    encoded = np.array([[int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)] for color in COLORS[:5]])
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    seen = (linear @ np.array(DEFICIENCIES[kind]).T).clip(0, 1)
+    # OKLab, in which 0.02 is about the least difference that is seen.
+    cones = np.cbrt(seen @ np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]).T)
+    lab = cones @ np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]).T
+    assert min(np.linalg.norm(one - other) for one, other in combinations(lab, 2)) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("plot", "message"),
+    [
+        (replace(LINE, table="none"), "got the table none"),
+        (replace(LINE, y="none"), "got the column none"),
+        (replace(LINE, error="none"), "got the column none"),
+        (replace(LINE, y="category"), r"got '\[CLS\]' in the column category of layers; expected a number"),
+        (replace(HEAT, value=None), "got no value for the heat plot heat"),
+        (replace(HEAT, x="category"), "got several values for one position in the plot heat"),
+        (replace(BARS, series=None), "got several values for one position in the plot bars"),
+    ],
+)
+def test_plot_that_does_not_fit_its_table_is_refused(plot: Plot, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        draw_plot(RESULT, plot)
+
+
+def test_table_without_rows_is_refused() -> None:
+    empty = AnalysisResult("a", "d", {}, [replace(LAYERS, rows=[])])
+    with pytest.raises(InvalidInputError, match="got nothing to draw for the plot norms: the table layers has no rows"):
+        draw_plot(empty, LINE)
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    before = dict.copy(mpl.rcParams)  # their own copy and comparison would choose a backend
+    yield
+    assert dict.__eq__(mpl.rcParams, before)
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
+    content = plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
+    assert content == plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
+    assert content.startswith({"png": b"\x89PNG", "pdf": b"%PDF"}[suffix])
+    assert b"CreationDate" not in content
+    assert b"/Type3" not in content.replace(b" ", b"")
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
+def test_svg_is_as_large_as_its_type_needs_and_takes_the_readers_ink(plot: Plot) -> None:
+    figure = draw_plot(RESULT, plot)
+    svg = plot_svg(figure)
+    root = ET.fromstring(svg)
+    assert float(root.attrib["width"]) == round(figure.get_figwidth() * 72 * 1.7)
+    assert float(root.attrib["height"]) == round(figure.get_figheight() * 72 * 1.7)
+    assert svg.count(INK) == 1
+    assert "currentColor" in svg
+    assert "date" not in svg
+    assert not re.search(r'href="(?!#|data:)|url\([^#]', svg)
+    texts = {"".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert RESULT.table("layers").label(plot.x) in texts

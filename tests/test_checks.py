@@ -1,0 +1,283 @@
+"""Whatever the user gives is right, or an error in one sentence, for every method and each of its arguments."""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from captum.attr import FeatureAblation, IntegratedGradients
+
+import captum_norm
+from captum_norm import (
+    AttentionWeights,
+    CaptumNormError,
+    DecompX,
+    Difference,
+    InvalidInputError,
+    NormAttribution,
+    NormMeter,
+    TokenAttribution,
+)
+from captum_norm.checks import as_index, as_indices, as_truth, entries, one_of, shown
+from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement, infidelity, max_sensitivity, spearman
+from captum_norm.methods import METHODS
+from tests.classifiers import classifier, randomized
+from tests.models.test_heads import build
+from tests.torch_models import Classifier
+
+IDS = torch.tensor([[1, 7, 9], [1, 8, 2]])
+EMBEDDED = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+CLASSES = [named.class_name for named in METHODS.values() if named.package == "captum_norm.attr"]
+
+
+def absurd() -> Iterator[Any]:
+    """Values that mean nothing, or hardly anything, wherever they stand."""
+    yield from (math.nan, math.inf, -1, 2**31, 2**63, 2**70, -(2**70), True, "x", "", b"x", 1.5, 1j)
+    yield from ([], [0], ["a"], [None], [math.nan], [2**70], [[0]], [-1, 5], {}, {"a": 1}, set(), {"encoder"}, (0,))
+    yield from (object(), object, lambda: 0, (name for name in ["encoder"]), range(2))
+    yield from (np.int64(1), np.array([1, 2]), np.array(math.nan), np.array(["a"]), np.float32(1))
+    yield from (torch.tensor(1), torch.tensor([1.5]), torch.tensor([2**40]), torch.tensor([[1, 2]]), torch.empty(0))
+    yield from (torch.tensor([1j]), torch.empty(2, device="meta"), torch.tensor([1, 1], dtype=torch.uint16))
+    yield from (Difference(0, 1), Difference([0], 2**70), Difference("a", None))  # type: ignore[arg-type]
+
+
+def odd_inputs() -> Iterator[Any]:
+    """Token ids and embeddings of other dtypes, shapes and layouts than usual."""
+    dtypes = (torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.float16)
+    yield from (IDS.to(dtype) for dtype in (*dtypes, torch.float32, torch.complex64))
+    yield from (
+        torch.empty(0, 5).long(),
+        torch.empty(2, 0).long(),
+        IDS[0],
+        IDS[None],
+        torch.tensor(3),
+        IDS - 5,
+        IDS + 99,
+    )
+    yield from (IDS.to("meta"), IDS.to_sparse(), IDS.T, IDS[:1].expand(2, 3), IDS[:, ::2], IDS[:, :1])
+    yield from (EMBEDDED.double(), EMBEDDED.half(), EMBEDDED.to(torch.complex64), EMBEDDED.to(torch.float8_e4m3fn))
+    yield from (EMBEDDED.transpose(0, 1).contiguous().transpose(0, 1), EMBEDDED[:1].expand(2, 3, 32), EMBEDDED[..., :3])
+    yield from (EMBEDDED.to("meta"), EMBEDDED.to_sparse(), EMBEDDED * math.nan, EMBEDDED[:0], EMBEDDED[:, :, :0])
+    yield from (
+        torch.quantize_per_tensor(EMBEDDED, 0.1, 0, torch.qint8),
+        torch.randn(2, 3, 8, 8),
+        torch.ones(1, 1, 1, 1, 1),
+    )
+    yield torch.nested.nested_tensor([torch.randn(3, 32), torch.randn(2, 32)])
+    yield from ((), (IDS, None), {}, {"input_ids": None}, [1, 2], None, "text", np.array([[1, 2]]))
+
+
+def answered(work: Callable[[], Any]) -> bool:
+    """Whether there is an answer; if not, the refusal must be one of ours, in one sentence."""
+    try:
+        work()
+    except CaptumNormError as error:
+        message = str(error)
+    else:
+        return True
+    assert message
+    assert "\n" not in message
+    return False
+
+
+@pytest.fixture(name="model", scope="module")
+def shared_model() -> Any:
+    return classifier(dtype=torch.float32)
+
+
+QUIET = pytest.mark.filterwarnings(
+    "ignore:Casting complex values", "ignore:The PyTorch API of nested", "ignore:.*parse", "ignore:torch.quantize"
+)
+
+
+@QUIET
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_arguments_of_methods(class_name: str, model: Any) -> None:
+    method = getattr(captum_norm, class_name)(model)
+    answers = [
+        answered(partial(method.attribute, IDS, **{name: value}))
+        for name in ("target", "position", "layer", "return_convergence_delta")
+        for value in absurd()
+    ]
+    assert answers.count(True) > 10
+    assert answers.count(False) > 50
+    for value in absurd():
+        assert not answered(partial(method.scores, value))
+        for name in ("layers", "per_head", "stacks"):
+            answered(partial(method.maps, IDS, **{name: value}))
+    assert {answered(partial(method.attribute, inputs)) for inputs in odd_inputs()} == {True, False}
+
+
+@QUIET
+def test_further_arguments_of_the_model(model: Any) -> None:
+    method = NormAttribution(model)
+    for value in (*absurd(), *odd_inputs()):
+        answered(partial(method.attribute, IDS, additional_forward_args=value))
+        answered(partial(method.attribute, {"input_ids": IDS, "attention_mask": value}))
+        answered(partial(method.compute_convergence_delta, value, IDS))
+
+
+@pytest.mark.parametrize("class_name", [*CLASSES, "NormMeter", "TokenAttribution"])
+def test_arguments_of_constructors(class_name: str, model: Any) -> None:
+    kind = getattr(captum_norm, class_name)
+    further = (IntegratedGradients,) if class_name == "TokenAttribution" else ()
+    names = ["scope", "aggregation", "bias", "propagate", "baseline", "keep_special", "reduction", "batch_size"]
+    names += ["accumulate", "memory_budget", "differentiable"]
+    taken = set(signature(kind).parameters)
+    if class_name == "TokenAttribution":
+        class_name = "IntegratedGradients.attribute"  # to which its options go
+    elif "options" in taken:
+        taken |= captum_norm.MeterOptions.__annotations__.keys()
+    for value in absurd():
+        assert not answered(partial(kind, value, *further))
+        for name in names:
+            unknown = rf"{class_name}.* (got an unexpected keyword|has no) argument '{name}'"
+            if name in taken:
+                answered(partial(kind, model, *further, **{name: value}))
+                continue
+            with pytest.raises((TypeError, InvalidInputError), match=unknown):
+                kind(model, *further, **{name: value})
+
+
+@pytest.mark.parametrize("class_name", CLASSES)
+def test_unknown_options_are_told_of_by_the_class_that_was_called(class_name: str, model: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{class_name}.* got an unexpected keyword argument 'memory'$"):
+        getattr(captum_norm, class_name)(model, memory=3)
+
+
+def test_further_arguments(model: Any) -> None:
+    meter, parts, tokens = NormMeter(model), DecompX(model), TokenAttribution(model, FeatureAblation)
+    translator = randomized(hf.MarianMTModel(MARIAN), 0, torch.float32)
+    pair = {"input_ids": IDS, "decoder_input_ids": IDS}
+    stacks = NormAttribution(translator)
+    for value in absurd():
+        for name in ("scopes", "weights", "per_head", "head_norms", "maps", "layers", "stacks"):
+            answered(partial(meter.measure, IDS, **{"scopes": ["attn"], name: value}))
+        answered(partial(parts.vectors, IDS, layers=value))
+        for name in ("target", "position"):
+            for explain in (parts.decompose, tokens.attribute):
+                answered(partial(explain, IDS, **{name: value}))
+        answered(partial(stacks.maps, pair, stacks=value))
+        answered(partial(stacks.maps, pair | {"decoder_attention_mask": value}))
+        answered(partial(stacks.maps, pair | {"decoder_input_ids": value}))
+
+
+MARIAN = hf.MarianConfig(
+    vocab_size=50, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+    encoder_ffn_dim=32, decoder_ffn_dim=32, pad_token_id=0, decoder_start_token_id=1, max_position_embeddings=16,
+)  # fmt: skip
+
+
+@QUIET
+def test_arguments_of_measures(model: Any) -> None:
+    perturbation = Perturbation(model, "zero", keep_special=False)
+    bound, scores = perturbation.bind(IDS), torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
+    faithfulness, weights = Faithfulness(perturbation, bins=[0.5], steps=2), AttentionWeights(model)
+    calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+        (Perturbation, {"model": model, "removal": "zero", "keep_special": False, "output": "logit", "batch_size": 4}),
+        (perturbation.bind, {"inputs": IDS, "target": 1, "position": None}),
+        (Faithfulness, {"perturbation": perturbation, "bins": [0.5], "steps": 2}),
+        (faithfulness.evaluate, {"inputs": IDS, "scores": scores, "target": 1}),
+        (infidelity, {"bound": bound, "scores": scores, "samples": 2, "share": 0.5, "normalize": True, "seed": 0}),
+        (spearman, {"first": scores, "second": scores, "compared": bound.removable}),
+        (agreement, {"scores": {"a": scores, "b": scores}, "compared": bound.removable, "coefficient": "kendall"}),
+    ]
+    for function, given in calls:
+        assert answered(partial(function, **given))
+        for name in given:
+            answers = [answered(partial(function, **given | {name: value})) for value in absurd()]
+            assert not all(answers), name
+    options = {"radius": 0.1, "samples": 1, "seed": 0}
+    for name in options:
+        for value in absurd():
+            answered(partial(max_sensitivity, weights.attribute, model, IDS, **options | {name: value}))
+
+
+def test_any_sequence_of_names_is_one(model: Any) -> None:
+    """A generator's names are not lost by looking at them."""
+    stacks = NormAttribution(randomized(hf.MarianMTModel(MARIAN), 0))
+    pair = {"input_ids": IDS, "decoder_input_ids": IDS}
+    maps = stacks.maps(pair, stacks=(name for name in ["cross"]))  # type: ignore[arg-type]
+    assert maps.cross is not None
+    assert maps.encoder is maps.decoder is None
+    (measured,) = NormMeter(model).measure(IDS, scopes=(s for s in ["attn", "atb"])).values()  # type: ignore[arg-type]
+    assert list(measured.norms) == ["attn", "atb"]
+    expected = NormAttribution(model).maps(IDS, layers=[1, 0]).encoder
+    for layers in (torch.tensor([1, 0]), np.array([1, 0]), (1, 0), (layer for layer in [1, 0])):
+        found = NormAttribution(model).maps(IDS, layers=layers).encoder  # type: ignore[arg-type]
+        assert found is not None
+        assert expected is not None
+        assert torch.equal(found, expected)
+
+
+COMPARE: Any = captum_norm.compare
+MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda norm: norm.maps(IDS, stacks=3), "got stacks 3; expected a sequence of names"),
+    (lambda norm: norm.maps(IDS, layers=["a"]), "got layer 'a'; expected an integer"),
+    (lambda norm: norm.maps(IDS, layers=3), "got layers 3; expected a sequence of integers"),
+    (lambda norm: norm.attribute(IDS, position=2**70), f"got position {2**70}; expected an integer"),
+    (lambda norm: norm.attribute(IDS.to(torch.uint16)), "got inputs of dtype torch.uint16; expected token ids"),
+    (lambda norm: norm.attribute(IDS.to("meta")), "got input_ids in a tensor that is on no device (meta); expected"),
+    (lambda norm: norm.attribute(IDS.to_sparse()), "got input_ids in a tensor that is sparse; expected"),
+    (lambda norm: norm.maps(IDS, per_head=torch.ones(2)), "got per_head=tensor([1., 1.]); expected True or False"),
+    (lambda norm: norm.scores(3), "got maps 3; expected what maps() returns"),
+    (lambda norm: type(norm)(norm.model, baseline=3), "got baseline=3; expected one of zero, bias"),
+    (
+        lambda norm: COMPARE(norm.model, IDS, methods=["weights"], target=math.nan, keep_special=False),
+        "got target=nan for 2 examples; expected an integer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("work", "message"), MESSAGES, ids=range(len(MESSAGES)))
+def test_messages(model: Any, work: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        work(NormAttribution(model))
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("bias", ["apart", "absdot"])
+def test_embeddings_may_lie_in_memory_as_they_like(bias: Any) -> None:
+    """A model takes views of what its norms give, as GPT-2's linear maps do."""
+    embeddings = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    strided = embeddings.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    method = DecompX(build("gpt2", "GPT2LMHeadModel").double(), bias)
+    for target in (None, 1):
+        expected = method.attribute(embeddings.double(), target)
+        torch.testing.assert_close(method.attribute(strided.double(), target), expected)
+
+
+def test_two_outputs_of_a_difference_are_no_two_positions(model: Any) -> None:
+    """Beside the two targets an example of one token in a row of two lost one."""
+    method = TokenAttribution(model, FeatureAblation)
+    alone = method.attribute(torch.tensor([[7]]), Difference(0, 1))
+    padded = {"input_ids": torch.tensor([[7, 0]]), "attention_mask": torch.tensor([[1, 0]])}
+    torch.testing.assert_close(method.attribute(padded, Difference(0, 1))[:, :1], alone)
+
+
+def test_what_torch_refuses_inside_of_a_models_code_is_the_models_refusal() -> None:
+    """Also where functions of torch are watched: in code that computes its attention itself, and by DecompX."""
+    model = randomized(Classifier(batch_first=True), 0, torch.float32)
+    narrow = EMBEDDED[..., :3]
+    for method in (NormAttribution(build("bloom", "BloomForSequenceClassification")), DecompX(classifier())):
+        with pytest.raises(InvalidInputError, match="does not accept these inputs"):
+            method.attribute(narrow)
+    with pytest.raises(InvalidInputError, match="does not accept these inputs"):
+        NormAttribution(model).attribute(EMBEDDED)
+
+
+def test_values() -> None:
+    assert as_index("x", np.int64(-3)) == -3
+    assert as_indices("x", torch.tensor([1, 2])) == [1, 2]
+    assert as_truth("x", np.bool_(True)) is True
+    assert entries("x", (name for name in "ab"), "names") == ["a", "b"]
+    assert one_of("x", torch.float64, (torch.float32, torch.float64)) is torch.float64
+    assert shown(list(range(100))) == f"{str(list(range(100)))[:79]}…"
+    for check in (partial(as_index, "x", True), partial(as_truth, "x", 1), partial(one_of, "x", True, (1, 2))):
+        with pytest.raises(InvalidInputError):
+            check()
