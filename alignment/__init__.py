@@ -2,5 +2,9 @@
 
 import lazy_loader
 
+from captum_norm.results.views import draw_by
+
 # Lazily: importing torch takes seconds, and files, scores and --help do not need it.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+draw_by("alignment", "alignment.pages")

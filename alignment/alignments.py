@@ -14,9 +14,6 @@ from captum_norm.results.tables import data_frame, data_set
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.figure import Figure
-
-    from captum_norm.show.page import Page
 
 
 _LONGEST = 300
@@ -145,24 +142,3 @@ class Alignments(list[Alignment], Result):
             padded = [[*sentence, *[""] * (sizes[side] - len(sentence))] for sentence in sentences]
             words[f"{side}_word"] = (("pair", side), np.array(padded, dtype=str).reshape(len(self), sizes[side]))
         return data_set({"link": (("pair", "target", "source"), links)}, words)
-
-    def plot(self) -> "Figure":
-        """Draw the links of the only sentence pair, source words across and target words down.
-
-        Raises:
-            InvalidInputError: there are several pairs, or a side has no words.
-        """
-        from captum_norm.show import Panel, draw_heatmaps
-
-        if len(self) != 1 or not self.sources[0] or not self.targets[0]:
-            raise InvalidInputError(
-                f"got alignments of {len(self)} sentence pairs; draw those of one that has words: alignments[:1]"
-            )
-        grid = [[float((i, j) in self[0]) for i in range(len(self.sources[0]))] for j in range(len(self.targets[0]))]
-        return draw_heatmaps([Panel("links", grid, "link")], self.targets[0], self.sources[0])
-
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        from alignment.pages import alignment_page
-
-        return alignment_page(self.sources, self.targets, self)

@@ -5,10 +5,12 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import numpy as np
+from matplotlib.figure import Figure as Drawing
 from numpy.typing import ArrayLike
 from rich.table import Table as TerminalTable
 
 from alignment.aer import alignment_error_rate
+from alignment.alignments import Alignments
 from alignment.links import Alignment, GoldAlignment
 from alignment.scored import ScoredAlignment
 from alignment.selection import Choice
@@ -17,7 +19,8 @@ from alignment.sweep import AUTO, AttentionMethod, Reading, Sweep
 from alignment.sweep_report import TITLES, head_figure, layer_figure, tables
 from alignment.text_aligner import Pairs, TextAligner
 from captum_norm import InvalidInputError
-from captum_norm.show import figure_bytes
+from captum_norm.results.views import make_figure, make_page
+from captum_norm.show import Panel, draw_heatmaps, figure_bytes
 from captum_norm.show.page import Column, Example, Figure, Links, Maps, Page, Table, Tokens
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
@@ -87,6 +90,23 @@ def alignment_page(
             )
         )
     return Page(title, facts=facts, examples=examples)
+
+
+@make_page.register
+def _page(alignments: Alignments) -> Page:
+    return alignment_page(alignments.sources, alignments.targets, alignments)
+
+
+@make_figure.register
+def draw_links(alignments: Alignments) -> Drawing:
+    """Draw the links of the only sentence pair, source words across and target words down."""
+    if len(alignments) != 1 or not alignments.sources[0] or not alignments.targets[0]:
+        raise InvalidInputError(
+            f"got alignments of {len(alignments)} sentence pairs; draw those of one that has words: alignments[:1]"
+        )
+    (links,), (source,), (target,) = alignments, alignments.sources, alignments.targets
+    grid = [[float((i, j) in links) for i in range(len(source))] for j in range(len(target))]
+    return draw_heatmaps([Panel("links", grid, "link")], target, source)
 
 
 def aligner_page(

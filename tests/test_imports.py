@@ -49,34 +49,13 @@ THIRD_PARTY = {
 }
 """What some of them may import of other distributions; the others may import all but those in NEVER."""
 
-DRAWING = ("captum_norm.show", "alignment.pages")
-RESULTS = {"alignments", "results", "attr", "generation", "lab", "explanation"}
-"""Rooms of results, which import what draws them inside of functions: ``plot()`` and ``_repr_html_``."""
-
 NEVER = {"alignment", "fairseq"}
 """The translation side, and a library whose models are recognised by their structure alone."""
 
 
-def imported(source: str, *, drawing: bool = True) -> Iterator[str]:
-    """The full names that a file imports: inside functions, and for type checkers alone, too.
-
-    Without ``drawing`` no names of what draws that functions or type checkers import.
-    """
-    tree = ast.parse(source)
-    names = list(_imports(tree))
-    if not drawing:
-        late = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) or _is_for_checkers(node)]
-        drawn = {name for node in late for name in _imports(node) if name.startswith(DRAWING)}
-        names = [name for name in names if name not in drawn]
-    yield from names
-
-
-def _is_for_checkers(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(source: str) -> Iterator[str]:
+    """The full names that a file imports: inside functions, and for type checkers alone, too."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -85,12 +64,8 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The full names that a file imports; a package's stub says which it imports when they are asked for.
-
-    Results draw themselves, but know nothing of drawing until they are asked to.
-    """
-    draws = path.relative_to(ROOT).parts[1].removesuffix(".py") in RESULTS
-    yield from imported(path.read_text(encoding="utf-8"), drawing=not draws)
+    """The full names that a file imports; a package's stub says which it imports when they are asked for."""
+    yield from imported(path.read_text(encoding="utf-8"))
     stub = path.with_suffix(".pyi")
     if stub.exists():
         yield from (f"{path.parent.name}{name}" for name in imported(stub.read_text(encoding="utf-8")))
@@ -176,6 +151,7 @@ def test_files_import_what_their_place_allows() -> None:
         ("models/blocks.py", "import fairseq.models"),
         ("forward/recording.py", "def late():\n    import captum_norm.attr.norms"),
         ("attr/norms.py", "from captum_norm import show"),
+        ("results/maps.py", "def plot():\n    from captum_norm.show.heatmap import draw_stacks"),
         ("attr/norms.py", "from .alti import ALTI"),
         ("lab/comparison/results.py", "if TYPE_CHECKING:\n    from captum_norm.show.page import render_page"),
         ("versions.py", "import captum_norm"),

@@ -20,9 +20,6 @@ from captum_norm.text.words import Words, WordScore
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.figure import Figure
-
-    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -248,22 +245,6 @@ class Measurements(Result):
         if self.convergence_delta is not None:
             others["convergence_delta"] = (("example", "layer"), self.convergence_delta)
         return dataset_of(self.stacks(), others)
-
-    def plot(self) -> "Figure":
-        """Draw all maps of the only example, the mean over heads; a notebook shows the figure.
-
-        Raises:
-            InvalidInputError: there are several examples.
-        """
-        from captum_norm.show.heatmap import draw_stacks
-
-        return draw_stacks(self.stacks())
-
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        from captum_norm.show.page.maps import measurements_page
-
-        return measurements_page(self)
 
     def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Change all tensors; the function also gets the letters of their axes."""

@@ -24,10 +24,6 @@ from captum_norm.versions import versions
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.figure import Figure
-
-    from captum_norm.show.heatmap import Panel
-    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -216,50 +212,9 @@ class Explanation(Result):
         contents = [one._content() for one in self]
         return json_text(contents[0] if len(self) == 1 else contents)
 
-    def panels(self) -> "list[Panel]":
-        """Return the maps of the only text as panels of a figure; none if the method has no maps.
-
-        Raises:
-            InvalidInputError: there are several texts.
-        """
-        from captum_norm.show.heatmap import Panel
-
-        only = self._only("its maps")
-        squares = only.squares
-        if squares is None:
-            return []
-        stack = squares[0] if squares.dim() == 4 else squares[0].mean(1)
-        mean = "" if squares.dim() == 4 else ", mean of heads"
-        maps = zip(self.layers, stack, strict=True)
-        return [Panel(f"layer {layer}{mean}", values, self.map_unit) for layer, values in maps]
-
-    def plot(self) -> "Figure":
-        """Draw the maps of the only text, which a notebook shows.
-
-        Raises:
-            InvalidInputError: there are several texts, or the method has no maps.
-        """
-        from captum_norm.show.heatmap import draw_heatmaps
-
-        if self.maps is None:
-            raise InvalidInputError(f"the method {self.method} has no maps to draw; show the page, or write scores")
-        tokens = self._only("its maps").tokens[0]
-        return draw_heatmaps(self.panels(), tokens, title=f"{self._method}, {self.model}")
-
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        from captum_norm.show.page.explanation import explanation_page
-
-        return explanation_page(self)
-
     @property
     def _method(self) -> str:
         return self.method if self.scope is None else f"{self.method} ({self.scope})"
-
-    def _only(self, what: str) -> "Explanation":
-        if len(self) != 1:
-            raise InvalidInputError(f"got an explanation of {len(self)} texts; take one for {what}: explanation[0]")
-        return self[0]
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

@@ -22,9 +22,6 @@ from captum_norm.versions import versions
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.figure import Figure
-
-    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True)
@@ -191,18 +188,6 @@ class GenerationResult(Result, LLMAttributionResult):
             segment_attr=self.segment_attr,
             convergence_delta=self.convergence_delta,
         )
-
-    def plot(self) -> "Figure":
-        """Draw the scores of each output token, or of the whole; a notebook shows the figure."""
-        from captum_norm.show.generation import draw_answer
-
-        return draw_answer(self)
-
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        from captum_norm.show.page.answer import answer_page
-
-        return answer_page(self)
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each input: index, token, score, and one for each output token.

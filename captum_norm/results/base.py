@@ -21,12 +21,13 @@ from safetensors.torch import save as saved_tensors
 from torch import Tensor
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.results.views import import_views, make_figure, make_page
 from captum_norm.text.files import write_whole
 from captum_norm.text.lines import named
 from captum_norm.text.urls import Remote, is_url
 
 if TYPE_CHECKING:
-    from captum_norm.show.page import Page
+    from matplotlib.figure import Figure
 
 __all__ = ["Result"]
 
@@ -139,15 +140,25 @@ class Result:
         """Return the content of a file of an earlier version with the fields of this one."""
         return content
 
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        raise NotImplementedError
+    def plot(self) -> "Figure":
+        """Draw the result; a notebook shows the figure.
+
+        Raises:
+            InvalidInputError: it fits no single figure, such as maps of several examples, or has nothing to draw.
+        """
+        import_views(self)
+        figure: Figure = make_figure(self)
+        return figure
+
+    def page(self) -> Any:
+        """Return what a notebook shows, as the data of a page: a :class:`captum_norm.show.page.Page`."""
+        import_views(self)
+        return make_page(self)
 
     def _repr_html_(self) -> str:
         """Show the page in a notebook, in a frame of its own."""
-        from captum_norm.show.page.frame import framed
-
-        return framed(self.page())
+        frame: str = self.page()._repr_html_()
+        return frame
 
 
 def hints_of(kind: type) -> dict[str, Any]:

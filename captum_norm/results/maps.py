@@ -18,9 +18,6 @@ from captum_norm.text.words import Words, WordScore
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.figure import Figure
-
-    from captum_norm.show.page import Page
 
 
 @dataclass(frozen=True)
@@ -328,22 +325,6 @@ class AttributionMaps(Result):
         names = [f"{stack.name} {layer}" for stack in checked for layer in stack.layers]
         found = dataset_of(stacks, others | {"convergence_delta": (("example", axis), self.convergence_delta)})
         return found if len(checked) == 1 else found.assign_coords(checked_layer=names)
-
-    def plot(self) -> "Figure":
-        """Draw the maps of the only example, the mean over heads; a notebook shows the figure.
-
-        Raises:
-            InvalidInputError: there are several examples.
-        """
-        from captum_norm.show.heatmap import draw_stacks
-
-        return draw_stacks(self.stacks())
-
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        from captum_norm.show.page.maps import maps_page
-
-        return maps_page(self)
 
     def with_tokens(
         self, tokens: Sequence[Sequence[str]], decoder_tokens: Sequence[Sequence[str]] | None = None

@@ -11,6 +11,7 @@ from captum_norm.show.heatmap import Panel, draw_heatmaps
 from captum_norm.show.page import render as render_page
 from captum_norm.show.page import write_page
 from captum_norm.show.page.explanation import render_explanation
+from captum_norm.show.page.maps import maps_page as maps_page
 from captum_norm.show.page.patches import render_patches
 from captum_norm.show.pictures import draw_patches
 from captum_norm.show.records import text_record

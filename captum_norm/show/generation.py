@@ -4,6 +4,7 @@ from captum.attr import visualization
 from matplotlib.figure import Figure
 
 from captum_norm.generation.result import GenerationResult
+from captum_norm.results.views import make_figure
 from captum_norm.show.heatmap import Panel, draw_heatmaps
 from captum_norm.show.page import render
 from captum_norm.show.page.answer import answer_page
@@ -35,6 +36,7 @@ def render_answer(result: GenerationResult) -> str:
     return render(answer_page(result))
 
 
+@make_figure.register
 def draw_answer(result: GenerationResult) -> Figure:
     """Draw the scores of each output token, or of the whole, as a heat map.
 

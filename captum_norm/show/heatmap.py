@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from captum_norm.attr.measurements import Measurements
 from captum_norm.errors import InvalidInputError
+from captum_norm.explanation import Explanation
 from captum_norm.results.map_stacks import MapStack
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.views import make_figure
 from captum_norm.show.arrays import Numbers, as_array, color_map
 from captum_norm.show.figures import StandaloneFigure, font_families
 from captum_norm.show.text import same_length, shortened, thinned
@@ -148,6 +151,32 @@ def draw_stacks(
         panels += [Panel(f"{name}layer {layer}{mean}", one, stack.unit) for layer, one in titled]
     rows, columns = query_tokens or stacks[0].rows(0), key_tokens or query_tokens or stacks[0].columns(0)
     return draw_heatmaps(panels, rows, columns, title=title, shared_scale=shared_scale)
+
+
+@make_figure.register(AttributionMaps)
+@make_figure.register(Measurements)
+def _draw_maps(result: AttributionMaps | Measurements) -> Figure:
+    return draw_stacks(result.stacks())
+
+
+@make_figure.register
+def draw_explanation(explanation: Explanation) -> Figure:
+    """Draw the maps of the only text of an explanation."""
+    if explanation.maps is None:
+        raise InvalidInputError(f"the method {explanation.method} has no maps to draw; show the page, or write scores")
+    if len(explanation) != 1:
+        raise InvalidInputError(
+            f"got an explanation of {len(explanation)} texts; take one for its maps: explanation[0]"
+        )
+    only = explanation[0]
+    values, mean = cast(Tensor, only.squares)[0], ""
+    if values.dim() == 4:
+        values, mean = values.mean(1), ", mean of heads"
+    panels = [
+        Panel(f"layer {layer}{mean}", layer_map, only.map_unit)
+        for layer, layer_map in zip(only.layers, values, strict=True)
+    ]
+    return draw_heatmaps(panels, only.tokens[0], title=f"{only.facts()['method']}, {only.model}")
 
 
 def _panels(given: Any) -> list[Panel]:

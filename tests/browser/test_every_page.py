@@ -8,7 +8,6 @@ from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 
 from captum_norm.show.page import Page, render
-from captum_norm.show.page.frame import framed
 from tests.browser import pages
 from tests.browser.visits import Visits, violations
 
@@ -83,7 +82,7 @@ def test_colours_are_those_that_the_reader_prefers_and_paper_is_light(visit: Vis
 @every_page
 def test_pages_live_in_a_sandboxed_frame(visit: Visits, name: str) -> None:
     """As in notebooks: of an origin of its own, without an address to keep the view in."""
-    tab = visit(f'<!doctype html><html lang="en"><title>notebook</title>{framed(PAGES[name]())}')
+    tab = visit(f'<!doctype html><html lang="en"><title>notebook</title>{PAGES[name]()._repr_html_()}')
     frame = tab.frame_locator("iframe")
     expect(frame.get_by_role("heading", level=1)).to_have_count(1)
     if PAGES[name]().examples:

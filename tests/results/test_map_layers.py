@@ -147,7 +147,7 @@ def test_an_explanation_has_the_numbers_of_its_maps(bert: Any) -> None:
     found = explain(TEXTS, bert, tokenizer(), layer=2)
     assert (found.layer, found.layers) == (2, (2,))
     assert json.loads(found[0].to_json())["map"]["layers"] == [2]
-    assert found[0].panels()[0].title == "layer 2"
+    assert found[0].plot().axes[0].get_title() == "layer 2"
     assert explain(TEXTS, bert, tokenizer(), method="integrated-gradients").layers == ()
 
 

@@ -24,9 +24,6 @@ from captum_norm.text.words import WordScore, words_of_tokens
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.figure import Figure
-
-    from captum_norm.show.page import Page
 
 TableName = Literal["methods", "scores", "agreement", "curves"]
 """A table of a comparison; see :meth:`Comparison.frame`."""
@@ -247,18 +244,6 @@ class Comparison(Result):
             for index, word in enumerate(words.texts):
                 rows.append({"example": example, "word": word, **{name: own[index] for name, own in scores.items()}})
         return data_frame(rows)
-
-    def plot(self) -> "Figure":
-        """Draw the measures of all methods; a notebook shows the figure."""
-        from captum_norm.show.comparison.figure import draw_comparison
-
-        return draw_comparison(self)
-
-    def page(self) -> "Page":
-        """Return what a notebook shows, as the data of a page."""
-        from captum_norm.show.comparison.page import comparison_page
-
-        return comparison_page(self)
 
     def to_json(self) -> str:
         """Format everything as JSON; NaN is null."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from captum_norm.lab.comparison.results import Comparison
+from captum_norm.results.views import make_figure
 from captum_norm.show.colors import color_table, signed_shares_of
 from captum_norm.show.comparison.tables import agreement_rows, example_scores, example_title, number
 from captum_norm.show.figures import StandaloneFigure, font_families
@@ -22,6 +23,7 @@ _LABEL_WIDTH = 14
 _BLUE, _ORANGE = "#0072b2", "#e69f00"
 
 
+@make_figure.register(Comparison)
 def draw_comparison(comparison: Comparison) -> "Figure":
     """Draw the scores of the first example's tokens, relevance gain, cost and agreement, with a row for each method."""
     names = comparison.ranking

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from captum_norm.lab.comparison.results import Comparison
+from captum_norm.results.views import make_page
 from captum_norm.show.comparison.tables import (
     BOLD,
     agreement_rows,
@@ -35,6 +36,7 @@ def render_comparison(comparison: Comparison) -> str:
     return render(comparison_page(comparison))
 
 
+@make_page.register
 def comparison_page(comparison: Comparison) -> Page:
     """Put a comparison on a page: measures and cost, the texts with a row for each method, agreement and curves."""
     examples = range(min(comparison.examples, _MOST_EXAMPLES))

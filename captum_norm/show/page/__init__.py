@@ -1,4 +1,4 @@
-"""The living page: data (``document``), arrays as text (``encoding``), one self-contained file (``html``)."""
+"""The living page: the data of its examples (``document``), and the page as one self-contained file (``html``)."""
 
 from captum_norm.show.page.document import (
     Column,
@@ -7,13 +7,12 @@ from captum_norm.show.page.document import (
     Graph,
     Links,
     Maps,
-    Page,
     Picture,
     Scores,
     Table,
     Tokens,
 )
-from captum_norm.show.page.html import render, write_page
+from captum_norm.show.page.html import Page, render, write_page
 
 __all__ = [
     "Column",

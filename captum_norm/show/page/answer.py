@@ -2,11 +2,14 @@
 
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.generation.result import GenerationResult
-from captum_norm.show.page.document import Column, Example, Graph, Maps, Page, Scores, Table
+from captum_norm.results.views import make_page
+from captum_norm.show.page.document import Column, Example, Graph, Maps, Scores, Table
 from captum_norm.show.page.flow import flow_graph
+from captum_norm.show.page.html import Page
 from captum_norm.show.page.tokens import tokens_of_text
 
 
+@make_page.register
 def answer_page(result: GenerationResult) -> Page:
     """Collect what an answer rests on; see :func:`captum_norm.show.render_answer`."""
     method, unit = result.explained.method, result.explained.unit

@@ -1,6 +1,6 @@
 """The data of a page, before it becomes HTML: examples with scores and maps, tables, figures.
 
-Results become a :class:`Page` by pure functions in the files next to this one; :func:`render` writes the file.
+Results become a :class:`captum_norm.show.page.Page` by functions in the files next to this one.
 ``types.d.ts`` in the folder of the page's script declares the same data under the same names.
 """
 
@@ -308,35 +308,6 @@ class Figure:
     svg: str
     group: str = ""
     note: str = ""
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page: what :func:`captum_norm.show.page.render` writes as one HTML file.
-
-    Attributes:
-        title: its heading.
-        facts: names and values under the heading, such as the model's name.
-        examples: one or more texts; shown one at a time.
-        tables: tables.
-        figures: drawings.
-        notes: sentences that the reader must know to understand the page.
-        lead: a paragraph under the heading.
-
-    Example:
-        >>> from captum_norm.show.page import render
-        >>> example = Example("a b", Tokens(["a", "b"]), maps=[Maps("norm", "norm", [[[1.0, 0.0], [0.5, 2.0]]], [0])])
-        >>> "<h1>Norms</h1>" in render(Page("Norms", examples=[example]))
-        True
-    """
-
-    title: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    examples: Sequence[Example] = ()
-    tables: Sequence[Table] = ()
-    figures: Sequence[Figure] = ()
-    notes: Sequence[str] = ()
-    lead: str = ""
 
 
 def _checked(values: Any, axes: tuple[int, ...], what: str) -> Array:

@@ -5,9 +5,10 @@ from itertools import chain
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
-from captum_norm.show.page.document import Column, Example, Maps, Page, Scores, Stack, Table
+from captum_norm.results.views import make_page
+from captum_norm.show.page.document import Column, Example, Maps, Scores, Stack, Table
 from captum_norm.show.page.flow import flow_graph
-from captum_norm.show.page.html import render
+from captum_norm.show.page.html import Page, render
 from captum_norm.show.page.tokens import tokens_of
 from captum_norm.show.text import shortened
 
@@ -40,6 +41,7 @@ def render_explanation(explanation: Explanation, beside: Sequence[Explanation] =
     return render(explanation_page(explanation, beside))
 
 
+@make_page.register
 def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = ()) -> Page:
     """Collect the scores and maps of texts, each text an example; see :func:`render_explanation`."""
     together = (explanation, *beside)

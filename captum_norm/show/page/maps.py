@@ -2,25 +2,26 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from captum_norm.attr.measurements import Measurements
 from captum_norm.results.map_stacks import MapStack
-from captum_norm.show.page.document import Example, Maps, Page
+from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.views import make_page
+from captum_norm.show.page.document import Example, Maps
+from captum_norm.show.page.html import Page
 from captum_norm.show.page.tokens import tokens_of
 from captum_norm.show.text import shortened
 from captum_norm.text.words import words_of_tokens
 
-if TYPE_CHECKING:
-    from captum_norm.attr.measurements import Measurements
-    from captum_norm.results.maps import AttributionMaps
 
-
-def maps_page(maps: "AttributionMaps") -> Page:
+@make_page.register
+def maps_page(maps: AttributionMaps) -> Page:
     """Make a page of the maps of every example."""
     return Page("Maps of all layers", facts={"maps": repr(maps)}, examples=stack_examples(maps.stacks()))
 
 
-def measurements_page(measured: "Measurements") -> Page:
+@make_page.register
+def measurements_page(measured: Measurements) -> Page:
     """Make a page of the maps of everything that was measured."""
     return Page("Measured maps", facts={"measured": repr(measured)}, examples=stack_examples(measured.stacks()))
 

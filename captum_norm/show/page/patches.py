@@ -8,8 +8,8 @@ from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.maps import AttributionMaps, Patches
-from captum_norm.show.page.document import Example, Maps, Page, Picture, Scores, Tokens
-from captum_norm.show.page.html import render
+from captum_norm.show.page.document import Example, Maps, Picture, Scores, Tokens
+from captum_norm.show.page.html import Page, render
 from captum_norm.show.pictures import pixels_of
 
 _MOST_PIXELS = 800

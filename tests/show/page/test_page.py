@@ -27,10 +27,10 @@ from captum_norm.show.page import (
     Tokens,
     render,
 )
-from captum_norm.show.page.encoding import Precision, encode
+from captum_norm.show.page.html import Precision, encode
 from tests.pages import Elements, content, decoded
 
-ROOT = Path(__file__).parents[3] / "captum_norm" / "visualization"
+ROOT = Path(__file__).parents[3] / "captum_norm" / "show"
 HOSTILE = "</script><script>alert('x')</script>\u202e"
 
 
