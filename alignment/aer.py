@@ -1,12 +1,16 @@
-"""Computes the alignment error rate, as a sacrebleu metric and as a plain function."""
+"""Compares alignments with gold alignments: error rates, their significance, calibration of scores, wrong indices."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, cast
 
 from sacrebleu.metrics.base import Metric, Score
+from sacrebleu.significance import PairedTest
 
 from alignment.formats import parse_pharaoh, parse_talp
-from alignment.links import Alignment, GoldAlignment
+from alignment.links import Alignment, GoldAlignment, Link
 from captum_norm import InvalidInputError
 
 
@@ -186,3 +190,243 @@ def alignment_error_rate(hypotheses: Iterable[Alignment], gold: Iterable[GoldAli
     0.0
     """
     return AER().corpus_score(list(hypotheses), [list(gold)])
+
+
+TestName = Literal["ar", "bs"]
+"""``"ar"``: approximate randomisation [Riezler & Maxwell 2005]; ``"bs"``: bootstrap resampling [Koehn 2004]."""
+
+TRIALS: Mapping[TestName, int] = MappingProxyType({"ar": 10_000, "bs": 1_000})
+"""The default number of trials of each paired test, as in sacrebleu."""
+
+
+@dataclass(frozen=True, slots=True)
+class Significance:
+    """The result of comparing systems with a baseline.
+
+    Attributes:
+        p_values: for each system, the two-sided probability of a difference in AER at least as large as the observed
+            one if system and baseline differ by chance only.
+        identical: for each system, whether its links are the baseline's.
+        signature: sacrebleu's signature of the test.
+    """
+
+    p_values: tuple[float, ...]
+    identical: tuple[bool, ...]
+    signature: str
+
+
+def paired_significance(
+    baseline: Sequence[Alignment],
+    systems: Sequence[Sequence[Alignment]],
+    gold: Sequence[GoldAlignment],
+    *,
+    test: TestName = "ar",
+    trials: int | None = None,
+) -> Significance:
+    """Run a paired significance test of sacrebleu on alignment error rates.
+
+    sacrebleu counts the trials with a strictly larger difference than the observed one, so systems that hardly differ
+    get the smallest possible p-value: no trial can have a larger difference. Of the 2^k ways to exchange the
+    alignments of the k sentence pairs that two systems score differently, at least two give a difference as large as
+    the observed one. So p-values here are at least 2^(1 − k), and 1 for identical systems.
+
+    Args:
+        baseline: the alignment of each sentence pair.
+        systems: the alignments of each system to compare with the baseline.
+        gold: the gold alignments.
+        test: ``"ar"`` or ``"bs"``.
+        trials: number of trials or resamples; None for that in ``TRIALS``. The seed is sacrebleu's: 12345 or
+            SACREBLEU_SEED.
+
+    Raises:
+        InvalidInputError: the numbers of alignments differ, the test is unknown, or there are no trials.
+
+    >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))] * 20
+    >>> good, bad = [Alignment([(0, 0), (1, 1)])] * 20, [Alignment([(0, 0), (1, 0)])] * 20
+    >>> found = paired_significance(bad, [good, bad], gold, trials=999)
+    >>> found.p_values, found.identical
+    ((0.001, 1.0), (False, True))
+    """
+    if test not in TRIALS:
+        raise InvalidInputError(f"got the test {test!r}, expected one of {', '.join(TRIALS)}")
+    trials = TRIALS[test] if trials is None else trials
+    if trials < 1:
+        raise InvalidInputError(f"got {trials} trials, expected at least 1")
+    metric = AER([gold])
+    named = [(str(number), system) for number, system in enumerate([baseline, *systems])]
+    # sacrebleu's annotations allow strings only.
+    paired = PairedTest(cast(Any, named), {"AER": metric}, None, test_type=test, n_samples=trials)
+    signatures, results = paired()
+    counts = [metric._extract_corpus_statistics(system, None) for _, system in named]
+    p_values = []
+    for result, system in zip(cast(Any, results["AER"][1:]), counts[1:], strict=True):
+        differing = sum(one != other for one, other in zip(counts[0], system, strict=True))
+        p_values.append(max(result.p_value, min(1.0, 2.0 ** (1 - differing))))
+    identical = [list(system) == list(baseline) for system in systems]
+    return Significance(tuple(p_values), tuple(identical), signatures["AER"].format())
+
+
+Scores = Mapping[Link, float]
+"""The links of a sentence pair, and how probable each is."""
+
+BINS = 10
+THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
+"""The thresholds of :func:`alignment.score_curve`."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The links whose scores lie in an interval.
+
+    Attributes:
+        lower: the lowest score of the interval, included.
+        upper: the highest; not included, unless it is 1.
+        links: the number of links.
+        score: their mean score; None if there is none.
+        precision: the share of them that are sure or possible; None if there is none.
+    """
+
+    lower: float
+    upper: float
+    links: int
+    score: float | None
+    precision: float | None
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """How often links are right, by their score.
+
+    Attributes:
+        error: the expected calibration error [Guo et al. 2017]: the mean distance of score and precision over bins,
+            weighted by their numbers of links.
+        bins: the bins, in ascending order.
+    """
+
+    error: float
+    bins: Sequence[Bin]
+
+
+def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reliability:
+    """Compare scores of links with how often the links are right: sure or possible.
+
+    Args:
+        scores: the scored links of each sentence pair.
+        gold: the gold alignment of each.
+
+    Raises:
+        InvalidInputError: the numbers of sentence pairs differ, or there is no link.
+
+    >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))]
+    >>> reliability([{(0, 0): 0.95, (1, 1): 0.75, (2, 1): 0.75}], gold).error
+    0.18333333333333335
+    """
+    _check(scores, gold)
+    found = [
+        (score, link in pair.possible)
+        for links, pair in zip(scores, gold, strict=True)
+        for link, score in links.items()
+    ]
+    if not found:
+        raise InvalidInputError("got no link, expected links with scores")
+    bins, distance = [], 0.0
+    for number in range(BINS):
+        inside = [(score, right) for score, right in found if min(int(score * BINS), BINS - 1) == number]
+        mean, precision = (fmean(column) for column in zip(*inside, strict=True)) if inside else (None, None)
+        bins.append(Bin(number / BINS, (number + 1) / BINS, len(inside), mean, precision))
+        if mean is not None and precision is not None:
+            distance += abs(mean - precision) * len(inside)
+    return Reliability(distance / len(found), bins)
+
+
+def score_curve(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> dict[float, AERScore]:
+    """AER, precision and recall of the links whose score is at least a threshold.
+
+    By threshold, see :data:`alignment.aer.THRESHOLDS`.
+
+    Args:
+        scores: the scored links of each sentence pair.
+        gold: the gold alignment of each.
+
+    Raises:
+        InvalidInputError: the numbers of sentence pairs differ, or there is no gold link.
+
+    >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))]
+    >>> curve = score_curve([{(0, 0): 0.95, (1, 1): 0.75, (2, 1): 0.3}], gold)
+    >>> [(round(curve[least].precision, 1), curve[least].recall) for least in (0.0, 0.5, 0.9)]
+    [(66.7, 100.0), (100.0, 100.0), (100.0, 50.0)]
+    """
+    _check(scores, gold)
+    return {
+        least: alignment_error_rate(
+            [Alignment(link for link, score in links.items() if score >= least) for links in scores], gold
+        )
+        for least in THRESHOLDS
+    }
+
+
+def _check(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> None:
+    if len(scores) != len(gold):
+        raise InvalidInputError(f"got scores of {len(scores)} sentence pairs and gold alignments of {len(gold)}")
+
+
+Change = Literal["swapped", "one less", "one more"]
+"""How to correct links: exchange the sides, or make all indices one less or one more."""
+
+# fast_align on 508 sentences: an AER of 28.5 %; 81.5 % with the sides exchanged, 64.7 % from the wrong base.
+_FEW_LINKS = 200
+_FAR = 20.0
+# Of 6,863 to 9,931 links in 508 sentences, one in fourteen has the first word of a side.
+_MANY_LINKS = 1000
+
+
+class Correction(NamedTuple):
+    """A change of links that lowers their alignment error rate a lot.
+
+    Attributes:
+        change: how to change the links.
+        aer: the alignment error rate in percent before.
+        corrected_aer: that after the change.
+    """
+
+    change: Change
+    aer: float
+    corrected_aer: float
+
+
+def lacks_first_words(alignments: Sequence[Alignment]) -> bool:
+    """Whether there are many links, but none of a sentence's first word, as if indices counted from 1.
+
+    >>> lacks_first_words([Alignment([(1, 1), (2, 2)])] * 1000), lacks_first_words([Alignment([(1, 0)])] * 1000)
+    (True, False)
+    """
+    indices = [index for alignment in alignments for link in alignment.links for index in link]
+    return len(indices) >= 2 * _MANY_LINKS and 0 not in indices
+
+
+def find_correction(alignments: Sequence[Alignment], gold: Sequence[GoldAlignment]) -> Correction | None:
+    """The change with the lowest alignment error rate, if there are 200 links and it gains 20 points.
+
+    >>> right = [Alignment([(0, 1), (1, 2), (2, 0)])] * 100
+    >>> find_correction([alignment.transposed() for alignment in right], [GoldAlignment(links) for links in right])
+    Correction(change='swapped', aer=100.0, corrected_aer=0.0)
+    """
+    if sum(map(len, alignments)) < _FEW_LINKS:
+        return None
+    aer = alignment_error_rate(alignments, gold).aer
+    rates = {
+        change: alignment_error_rate([_changed(alignment, change) for alignment in alignments], gold).aer
+        for change in _SHIFTS
+        if change != "one less" or not any(0 in link for alignment in alignments for link in alignment.links)
+    }
+    best = min(rates, key=lambda change: rates[change])
+    return Correction(best, aer, rates[best]) if aer - rates[best] >= _FAR else None
+
+
+_SHIFTS: Mapping[Change, int] = MappingProxyType({"swapped": 0, "one less": -1, "one more": 1})
+
+
+def _changed(alignment: Alignment, change: Change) -> Alignment:
+    shift = _SHIFTS[change]
+    moved = [(source + shift, target + shift) for source, target in alignment.links]
+    return Alignment(moved) if shift else alignment.transposed()

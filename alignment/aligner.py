@@ -1,5 +1,6 @@
-"""Aligns the words of sentence pairs with a translation model, in one call."""
+"""Aligns the words of sentence pairs with one translation model, or with two of opposite directions."""
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from typing import Literal, cast
@@ -8,17 +9,203 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from alignment.extraction import MapMethod, WordMaps, attention_maps, word_maps
-from alignment.lexicon import Lexicon
+from alignment.alignments import Alignments
+from alignment.decoding import link_probabilities
+from alignment.lexicon import Languages, Lexicon
+from alignment.links import Alignment, ScoredAlignment
 from alignment.recipes import RECIPES, Recipe
-from alignment.selection import Choice, highest_norm, most_consistent
-from alignment.settings import SETTINGS, Setting
-from alignment.teacher_forcing import OnError
-from alignment.text_aligner import Pairs, TextAligner
+from alignment.selection import SETTINGS, Choice, Setting, highest_norm, most_consistent
+from alignment.symmetrization import COMBINATIONS, MAP_COMBINATIONS, SYMMETRIZATIONS
+from alignment.teacher_forcing import MapMethod, OnError, WordMaps, attention_maps, word_maps
 from alignment.tokenization import TranslationTokenizer, languages_of
-from alignment.word_maps import WordMap
+from alignment.word_maps import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError, NormAttribution
 from captum_norm.models import explained_module
+
+Words = Sequence[str]
+Pairs = Sequence[tuple[Words, Words]]
+
+COUNTING_JUMP_PENALTY = 0.2
+"""The jump penalty of the link probabilities that a lexicon counts."""
+
+
+def sentence_pairs(sources: Sequence[Words], targets: Sequence[Words]) -> list[tuple[Words, Words]]:
+    """Pair source and target sentences.
+
+    Raises:
+        InvalidInputError: their numbers differ, or one is a string instead of words.
+    """
+    if len(sources) != len(targets):
+        raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected equally many")
+    pairs = list(zip(sources, targets, strict=True))
+    for index, pair in enumerate(pairs):
+        for words in pair:
+            if isinstance(words, str):
+                raise InvalidInputError(f"pair {index}: got the string {words!r}, expected a sequence of words")
+    return pairs
+
+
+class TextAligner(ABC):
+    """An aligner of sentence pairs: a map for each, perhaps a lexicon, and a recipe that reads links off the map.
+
+    Args:
+        recipe: how maps become links.
+        lexicon: word pairs counted before, whose lexical map is multiplied in; None for none.
+        count_text: whether the text that is aligned counts its own word pairs in a first pass, beside those of
+            ``lexicon``, which is left unchanged.
+        languages: source and target language of the text, None for one that is unknown.
+
+    Raises:
+        InvalidInputError: there is a lexicon, and the recipe's maps have a null column or it is of the opposite
+            direction.
+    """
+
+    def __init__(self, recipe: Recipe, lexicon: Lexicon | None, *, count_text: bool, languages: Languages) -> None:
+        if (lexicon is not None or count_text) and recipe.null:
+            raise InvalidInputError(
+                "got a lexicon and a recipe with a null column, which no word pair is counted for; expected a recipe "
+                "without one, such as hmm or product"
+            )
+        if lexicon is not None:
+            lexicon.check_direction(languages)
+        self.recipe = recipe
+        self.languages = languages
+        self.lexicon = lexicon
+        self.count_text = count_text
+
+    @property
+    def both_directions(self) -> bool:
+        """Whether maps are of both directions."""
+        return False
+
+    @property
+    def corpus_statistics(self) -> bool:
+        """Whether counts of other sentences take part in the links."""
+        return self.lexicon is not None or self.count_text
+
+    @property
+    def scored(self) -> bool:
+        """Whether links have probabilities."""
+        return self.recipe.scored
+
+    @abstractmethod
+    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+        """Yield each pair's index and the map that links are read off, or an error that says why there is none.
+
+        Raises:
+            InvalidInputError: none of the pairs can be used to choose what was left open.
+            CaptumNormError: the method fails on the model.
+        """
+
+    def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> Alignments:
+        """Align sentence pairs; a pair with an empty side has no links.
+
+        Args:
+            sources: the words of each source sentence.
+            targets: the words of each target sentence.
+
+        Returns:
+            a list of alignments, which a notebook shows as a page.
+
+        Raises:
+            InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is a string instead of
+                words or too long for the model, or its pieces cannot be attributed to its words.
+            CaptumNormError: the method fails on the model.
+        """
+        return Alignments([found.links for found in self.align_scored(sources, targets)], sources, targets)
+
+    def align_scored(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[ScoredAlignment]:
+        """Like :meth:`align`, with the probability of each link, and whether corpus statistics took part."""
+        pairs = sentence_pairs(sources, targets)
+        full = [index for index, pair in enumerate(pairs) if all(pair)]
+        results = dict(self.read_each([pairs[index] for index in full]))
+        found = [ScoredAlignment(Alignment())] * len(pairs)
+        for place, index in enumerate(full):
+            result = results[place]
+            if isinstance(result, InvalidInputError):
+                raise InvalidInputError(f"pair {index}: {result}")
+            found[index] = result
+        return found
+
+    def align_pairs(self, pairs: Pairs) -> list[Alignment | InvalidInputError]:
+        """The alignment of each pair, or an error that says why it cannot be used, such as an empty side.
+
+        Raises:
+            InvalidInputError: see :meth:`map_each`.
+            CaptumNormError: the method fails on the model.
+        """
+        answers = dict(self.read_each(pairs))
+        return [
+            answer if isinstance(answer := answers[index], InvalidInputError) else answer.links
+            for index in range(len(pairs))
+        ]
+
+    def read_each(
+        self, pairs: Pairs, known: Container[int] = ()
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        """Yield each pair's index and alignment, or an error that says why there is none, as soon as its batch is done.
+
+        If the text counts its own word pairs, all of ``pairs`` are counted first.
+
+        Args:
+            pairs: sentence pairs.
+            known: indices of pairs whose alignments are known; batches of known pairs alone are skipped.
+
+        Raises:
+            InvalidInputError: see :meth:`map_each`.
+            CaptumNormError: the method fails on the model.
+        """
+        if not self.count_text:
+            for index, word_map in self.map_each(pairs, known):
+                if isinstance(word_map, InvalidInputError):
+                    yield index, word_map
+                else:
+                    yield index, self.read(word_map, *pairs[index], self.lexicon)
+            return
+        maps = dict(self.map_each(pairs))
+        lexicon = self.begun_lexicon()
+        owns = {}
+        for index in sorted(maps):
+            word_map = maps[index]
+            if not isinstance(word_map, InvalidInputError):
+                owns[index] = self.counted(word_map)
+                lexicon.count(*pairs[index], owns[index])
+        for index, word_map in maps.items():
+            if isinstance(word_map, InvalidInputError):
+                yield index, word_map
+            else:
+                yield index, self.read(word_map, *pairs[index], lexicon, owns[index])
+
+    def begun_lexicon(self) -> Lexicon:
+        """The lexicon that a text's own word pairs are added to: a copy of the given one, or an empty one."""
+        return Lexicon(languages=self.languages) if self.lexicon is None else self.lexicon.copy()
+
+    def counted(self, word_map: WordMap) -> WordMap:
+        """The link probabilities of a map that a lexicon counts, (T, S)."""
+        return link_probabilities(word_map, jump_penalty=COUNTING_JUMP_PENALTY, null=False)
+
+    def read(
+        self,
+        word_map: WordMap,
+        source: Words,
+        target: Words,
+        lexicon: Lexicon | None = None,
+        own: WordMap | None = None,
+    ) -> ScoredAlignment:
+        """Read the links of a pair off its map.
+
+        Args:
+            word_map: what :meth:`map_each` yielded.
+            source: the source words.
+            target: the target words.
+            lexicon: the lexicon to multiply in, if any.
+            own: what :meth:`counted` returned for this pair, if it is counted in the lexicon.
+        """
+        if lexicon is None:
+            return self.recipe.decode(word_map, combined=self.both_directions)
+        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), combined=True)
+        return ScoredAlignment(found.links, found.probabilities, corpus_statistics=True)
+
 
 Layer = int | Literal["auto", "highest-norm"]
 
@@ -196,3 +383,144 @@ def _of_head(layer_map: NDArray[np.float32], head: int | None) -> WordMap:
     if not -len(layer_map) <= head < len(layer_map):
         raise InvalidInputError(f"got head {head}; the model has {len(layer_map)}: 0 to {len(layer_map) - 1}")
     return np.asarray(layer_map[head], np.float64)
+
+
+class BidirectionalAligner(TextAligner):
+    """Word alignments from two models of opposite directions, or from one multilingual model by its language codes.
+
+    The reverse model reads each target sentence and is given the source sentence as its translation. Its map is
+    transposed, so links are (source index, target index) as everywhere.
+
+    Args:
+        forward: aligns with the model that translates source into target.
+        reverse: aligns with the model that translates target into source; with the same recipe. A multilingual model
+            may serve both, with a tokenizer for each direction.
+        combine: ``"add"`` or ``"multiply"`` the two maps, and read links off the result; ``"mutual"``, the links that
+            are the most probable ones for their target word by the forward model and for their source word by the
+            reverse one [Liang et al. 2006]; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges
+            the links of each. ``"add"`` and ``"multiply"`` need a recipe without a null column, ``hmm`` or ``product``;
+            ``"mutual"`` needs ``hmm``.
+        lexicon: as for :class:`WordAligner`; for ``"add"`` and ``"multiply"``.
+        count_text: likewise.
+
+    Raises:
+        InvalidInputError: the combination is unknown; the two models translate other pairs of languages; the recipes
+            differ or do not fit the combination; or one of the aligners has a lexicon of its own.
+
+    Example:
+        >>> from alignment import WordAligner, load_shipped_model
+        >>> forward, reverse = (
+        ...     WordAligner(*load_shipped_model(name), layer=0, recipe="hmm") for name in ("fr-en", "en-fr")
+        ... )
+        >>> aligner = BidirectionalAligner(forward, reverse)
+        >>> aligner.align([["la", "maison", "est", "petite", "."]], [["the", "house", "is", "small", "."]])
+        [Alignment([(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)])]
+    """
+
+    def __init__(
+        self,
+        forward: WordAligner,
+        reverse: WordAligner,
+        combine: str = "add",
+        *,
+        lexicon: Lexicon | None = None,
+        count_text: bool = False,
+    ) -> None:
+        if combine not in COMBINATIONS:
+            raise InvalidInputError(f"got combine={combine!r}, expected one of {', '.join(COMBINATIONS)}")
+        _check_languages(forward, reverse)
+        if forward.recipe != reverse.recipe:
+            raise InvalidInputError("got two aligners with different recipes; give both the same recipe")
+        if forward.corpus_statistics or reverse.corpus_statistics:
+            raise InvalidInputError("got a lexicon for one direction; give lexicon= to BidirectionalAligner instead")
+        if combine not in SYMMETRIZATIONS and forward.recipe.null:
+            raise InvalidInputError(
+                f"got combine={combine!r} and a recipe with a null column, which only one of the maps has; expected "
+                "the recipe hmm or product, or a heuristic such as grow-diag"
+            )
+        if combine == "mutual" and not forward.recipe.scored:
+            raise InvalidInputError(
+                f"got combine='mutual' and the decoder {forward.recipe.decoder}, which has no probabilities; expected "
+                "the recipe hmm"
+            )
+        if combine not in MAP_COMBINATIONS and (lexicon is not None or count_text):
+            raise InvalidInputError(
+                f"got a lexicon and combine={combine!r}, which makes no map of both; expected add or multiply"
+            )
+        super().__init__(forward.recipe, lexicon, count_text=count_text, languages=forward.languages)
+        self.forward, self.reverse, self.combine = forward, reverse, combine
+
+    @property
+    def both_directions(self) -> bool:
+        """Whether maps are of both directions."""
+        return True
+
+    @property
+    def scored(self) -> bool:
+        """Whether links have probabilities."""
+        return self.recipe.scored and self.combine not in SYMMETRIZATIONS
+
+    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+        """Yield each pair's index and the map made of both directions', or an error that says why there is none.
+
+        Args:
+            pairs: sentence pairs.
+            known: indices of pairs that may be left out.
+
+        Raises:
+            InvalidInputError: the combination makes no map; or see :meth:`WordAligner.choose`.
+            CaptumNormError: the method fails on a model.
+        """
+        if self.combine not in MAP_COMBINATIONS:
+            raise InvalidInputError(f"{self.combine} makes no map of both directions; expected add or multiply")
+        for index, both in self._both(pairs, known):
+            if isinstance(both, InvalidInputError):
+                yield index, both
+            elif self.combine == "add":
+                yield index, sinkhorn(both[0] + both[1].T, null=False)
+            else:
+                rows = [both[0], normalize_rows(both[1].T, null=False)]
+                yield index, sinkhorn(smoothed_product(rows, [1.0, 1.0], null=False), null=False)
+
+    def read_each(
+        self, pairs: Pairs, known: Container[int] = ()
+    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        """Yield each pair's index and its scored alignment, or an error that says why there is none."""
+        if self.combine in MAP_COMBINATIONS:
+            yield from super().read_each(pairs, known)
+            return
+        for index, both in self._both(pairs, known):
+            if isinstance(both, InvalidInputError):
+                yield index, both
+            elif self.combine == "mutual":
+                yield index, self.recipe.decode(*both, combined=True)
+            else:
+                forward, reverse = (self.recipe.decode(word_map).links for word_map in both)
+                yield index, ScoredAlignment(SYMMETRIZATIONS[self.combine](forward, reverse.transposed()))
+
+    def _both(
+        self, pairs: Pairs, known: Container[int]
+    ) -> Iterator[tuple[int, tuple[WordMap, WordMap] | InvalidInputError]]:
+        """Yield the forward map, (T, S), and the reverse one, (S, T), of each pair."""
+        forward = dict(self.forward.map_each(pairs, known))
+        for index, word_map in self.reverse.map_each([(target, source) for source, target in pairs], known):
+            other = forward.pop(index, None)
+            if isinstance(other, InvalidInputError):
+                yield index, other
+            elif isinstance(word_map, InvalidInputError):
+                yield index, word_map
+            elif other is not None:
+                yield index, (other, word_map)
+        # A pair that only the forward model was asked about is known, unless it is refused.
+        yield from ((index, error) for index, error in forward.items() if isinstance(error, InvalidInputError))
+
+
+def _check_languages(forward: WordAligner, reverse: WordAligner) -> None:
+    there, back = forward.languages, reverse.languages
+    for one, other in zip(there, back[::-1], strict=True):
+        if one is not None and other is not None and one != other:
+            ways = ["–".join(str(code) for code in way) for way in (there, back, there[::-1])]
+            raise InvalidInputError(
+                f"got a reverse model that translates {ways[1]} beside a forward model that translates {ways[0]}; "
+                f"expected one that translates {ways[2]}"
+            )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 
-from alignment.log_probabilities import forward_hook, log_probabilities
-from alignment.teacher_forcing import NO_LABEL
+from alignment.teacher_forcing import NO_LABEL, PieceMaps, TeacherForcedBatch
+from alignment.translation import forward_hook, log_probabilities
 from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.functional import length
 from captum_norm.models import evaluating, explained_module
@@ -102,6 +102,15 @@ def source_gradients(
     if not result.isfinite().all():
         raise NonFiniteError(f"the gradients of {type(model).__name__} contain NaN or infinity for these inputs")
     return result
+
+
+def gradient_maps(model: nn.Module, kind: GradientKind) -> PieceMaps:
+    """Piece maps from a gradient baseline: absolute values, (B, 1, T, S), in the row of the step that emits a piece."""
+
+    def maps(batch: TeacherForcedBatch) -> Tensor:
+        return source_gradients(model, batch.inputs, batch.labels, kind=kind).abs().unsqueeze(1)
+
+    return maps
 
 
 def _checked(inputs: Mapping[str, Any], labels: Tensor) -> dict[str, Tensor]:

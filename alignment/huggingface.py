@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from alignment.formats import split_words
-from alignment.pieces import PIECE_SCHEMES, PieceScheme
-from alignment.subwords import word_ids_from_offsets, word_ids_from_pieces
+from alignment.subwords import PIECE_SCHEMES, PieceScheme, word_ids_from_offsets, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
 

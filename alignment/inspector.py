@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from alignment.aligner import WordAligner
-from alignment.extraction import PieceMaps, WordMaps, word_maps
+from alignment.aligner import Pairs, WordAligner, Words, sentence_pairs
 from alignment.inspection import (
     COVERED,
     DOUBT,
@@ -23,17 +22,16 @@ from alignment.inspection import (
     longest_run,
     repeated_words,
 )
-from alignment.log_probabilities import (
+from alignment.links import calibrated
+from alignment.recipes import RECIPES
+from alignment.teacher_forcing import PieceMaps, TeacherForcedBatch, WordMaps, word_maps
+from alignment.tokenization import TranslationTokenizer
+from alignment.translation import (
     batch_log_probabilities,
     emitted_steps,
     recorded_logits,
     target_log_probabilities,
 )
-from alignment.recipes import RECIPES
-from alignment.scored import calibrated
-from alignment.teacher_forcing import TeacherForcedBatch
-from alignment.text_aligner import Pairs, Words, sentence_pairs
-from alignment.tokenization import TranslationTokenizer
 from captum_norm import ALTI, InvalidInputError, NormMeter
 from captum_norm.results.aggregation import encoder_decoder_rollout
 

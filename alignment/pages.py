@@ -10,14 +10,11 @@ from numpy.typing import ArrayLike
 from rich.table import Table as TerminalTable
 
 from alignment.aer import alignment_error_rate
+from alignment.aligner import Pairs, TextAligner
 from alignment.alignments import Alignments
-from alignment.links import Alignment, GoldAlignment
-from alignment.scored import ScoredAlignment
-from alignment.selection import Choice
-from alignment.settings import SETTINGS
-from alignment.sweep import AUTO, AttentionMethod, Reading, Sweep
-from alignment.sweep_report import TITLES, head_figure, layer_figure, tables
-from alignment.text_aligner import Pairs, TextAligner
+from alignment.links import Alignment, GoldAlignment, ScoredAlignment
+from alignment.selection import SETTINGS, Choice
+from alignment.sweep import AUTO, TITLES, AttentionMethod, Reading, Sweep, head_figure, layer_figure, tables
 from captum_norm import InvalidInputError
 from captum_norm.results.views import make_figure, make_page
 from captum_norm.show import Panel, draw_heatmaps, figure_bytes

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from numpy.typing import ArrayLike
 
 from alignment.decoding import DECODERS, link_probabilities, probable_links
-from alignment.links import Alignment
-from alignment.scored import ScoredAlignment
-from alignment.settings import Setting
+from alignment.links import Alignment, ScoredAlignment
+from alignment.selection import Setting
 from alignment.word_maps import (
     WordMap,
     check_factor,

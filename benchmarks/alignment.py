@@ -20,13 +20,11 @@ from statistics import median
 
 import torch
 
-from alignment.aligner import WordAligner, without_head
-from alignment.bidirectional import BidirectionalAligner
+from alignment.aligner import BidirectionalAligner, WordAligner, without_head
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax
-from alignment.extraction import PieceMaps, attention_maps, word_maps
-from alignment.shipped import load_shipped_model
-from alignment.teacher_forcing import teacher_forced_batches
+from alignment.fairseq.loading import load_shipped_model
+from alignment.teacher_forcing import PieceMaps, attention_maps, teacher_forced_batches, word_maps
 from benchmarks import alignment_gradients
 from benchmarks.eflomal import children_seconds
 from captum_norm import AttentionWeights, NormAttribution

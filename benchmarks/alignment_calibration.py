@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from alignment import BidirectionalAligner, load_shipped_model
-from alignment.calibration import Reliability, Scores, reliability
+from alignment.aer import Reliability, Scores, reliability
 from alignment.commands.sweep import corpora as corpora_of
 from alignment.corpora import ParallelGold
-from alignment.scored import CALIBRATION, ScoredAlignment
+from alignment.links import CALIBRATION, ScoredAlignment
 from benchmarks.alignment_lexicon import Kept
 from captum_norm.show import save_figure
 

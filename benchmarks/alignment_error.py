@@ -19,17 +19,14 @@ from statistics import fmean
 import torch
 
 from alignment import Alignment
-from alignment.aer import AER, AERScore
+from alignment.aer import AER, AERScore, paired_significance
 from alignment.commands.sweep import corpora as corpora_of
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi
 from alignment.decoding import mutual_argmax
+from alignment.fairseq.loading import load_shipped_model, shipped_models
 from alignment.recipes import RECIPES
-from alignment.selection import Choice
-from alignment.settings import SETTINGS
-from alignment.shipped import load_shipped_model, shipped_models
-from alignment.significance import paired_significance
-from alignment.sweep import AUTO, AUTO_HEAD, Method, Reading, Sweep, maps_to_read, sweep
-from alignment.sweep_report import ATTENTION, TITLES
+from alignment.selection import SETTINGS, Choice
+from alignment.sweep import ATTENTION, AUTO, AUTO_HEAD, TITLES, Method, Reading, Sweep, maps_to_read, sweep
 from alignment.symmetrization import SYMMETRIZATIONS
 from alignment.word_maps import WordMap, sinkhorn
 from benchmarks import alignment_lexicon

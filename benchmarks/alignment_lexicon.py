@@ -8,9 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from alignment import AER, Alignment, BidirectionalAligner, Lexicon, WordAligner, load_shipped_model
-from alignment.aligner import without_head
+from alignment.aligner import Pairs, TextAligner, without_head
 from alignment.corpora import ParallelGold
-from alignment.text_aligner import Pairs, TextAligner
 from alignment.word_maps import WordMap
 from benchmarks import eflomal
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution

@@ -10,16 +10,15 @@ from typing import Any, get_args
 
 from torch import nn
 
-from alignment.aer import AER
+from alignment.aer import AER, paired_significance
 from alignment.aligner import SAMPLE
 from alignment.corpora import ParallelGold
 from alignment.fairseq import load_fairseq_checkpoint
+from alignment.fairseq.loading import load_shipped_model, shipped_models
 from alignment.links import Alignment
 from alignment.normalization import Language, NormalizedWords
 from alignment.recipes import RECIPES
 from alignment.selection import Choice, most_consistent
-from alignment.shipped import load_shipped_model, shipped_models
-from alignment.significance import paired_significance
 from alignment.sweep import AttentionMethod, Method, attention_word_maps, maps_to_read
 from alignment.word_maps import WordMap
 from captum_norm.text.files import write_whole

@@ -178,7 +178,7 @@ def write_text(folder: Path, pairs: Sequence[tuple[Words, Words]], lines: int) -
 def workers(sentences: int, folder: Path) -> Mapping[str, float]:
     """Print speeds by one process, one worker and two; return what one core did and what was stored."""
     from alignment.aligner import WordAligner
-    from alignment.shipped import load_shipped_model
+    from alignment.fairseq.loading import load_shipped_model
 
     stories = [load_alibi(story) for story in ALIBI_STORIES]
     pairs = [pair for story in stories for pair in zip(story.sources, story.targets, strict=True)]

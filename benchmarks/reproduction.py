@@ -26,9 +26,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from alignment.fairseq.dictionary import EOS, SPECIAL, read_dictionary
+from alignment.fairseq.loading import load_shipped_model
+from alignment.fairseq.tokenizer import EOS, SPECIAL, read_dictionary
 from alignment.normalization import tokenize
-from alignment.shipped import load_shipped_model
 from benchmarks.checkpoints import MODELS
 from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, Series
 from captum_norm.lab.analysis import read_result

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from alignment import Alignment, BidirectionalAligner, ParallelGold, Span, WordAligner, load_alibi, project_spans
 from alignment.corpora import ALIBI_STORIES
-from alignment.shipped import load_shipped_model, shipped_models
+from alignment.fairseq.loading import load_shipped_model, shipped_models
 from captum_norm.methods import METHODS
 
 SPANS = 10

@@ -19,8 +19,7 @@ from transformers import BertModel
 
 from alignment import GoldAlignment, GoldFormat, read_gold, read_identified, read_parallel, read_pharaoh
 from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
-from alignment.fairseq.dictionary import SPECIAL, Dictionary, read_dictionary
-from alignment.fairseq.segmentation import BPESegmenter, SentencePieceSegmenter
+from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, SentencePieceSegmenter, read_dictionary
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
 from captum_norm.lab.analysis import read_result

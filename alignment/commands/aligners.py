@@ -15,9 +15,8 @@ from captum_norm.methods import METHODS
 if TYPE_CHECKING:
     from torch import nn
 
-    from alignment.aligner import WordAligner
+    from alignment.aligner import Pairs, TextAligner, WordAligner, Words
     from alignment.links import GoldAlignment
-    from alignment.text_aligner import Pairs, TextAligner, Words
 
 
 CHOICES = ("norm", "attention-block", "weights")

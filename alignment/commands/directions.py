@@ -11,9 +11,8 @@ from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 
 if TYPE_CHECKING:
-    from alignment.aligner import WordAligner
+    from alignment.aligner import Pairs, TextAligner, WordAligner
     from alignment.lexicon import Lexicon
-    from alignment.text_aligner import Pairs, TextAligner
 
 NONE = "none"
 CHECKED = 50
@@ -82,7 +81,7 @@ def load(options: argparse.Namespace, device: str) -> tuple["TextAligner", dict[
         CaptumNormError: a model or lexicon cannot be loaded, the two models do not belong together, or an option does
             not apply.
     """
-    from alignment.bidirectional import BidirectionalAligner
+    from alignment.aligner import BidirectionalAligner
 
     reverse = _reverse_options(options)
     _check(options, reverse)
@@ -172,8 +171,7 @@ class SideCheck:
 
 def parts(aligner: "TextAligner") -> list[tuple["WordAligner", bool]]:
     """The aligners of one direction, and whether each reads the sides exchanged."""
-    from alignment.aligner import WordAligner
-    from alignment.bidirectional import BidirectionalAligner
+    from alignment.aligner import BidirectionalAligner, WordAligner
 
     if isinstance(aligner, BidirectionalAligner):
         return [(aligner.forward, False), (aligner.reverse, True)]

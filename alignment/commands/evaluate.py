@@ -11,12 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from alignment.aer import AER, AERScore
-from alignment.calibration import reliability, score_curve
+from alignment.aer import AER, TRIALS, AERScore, paired_significance, reliability, score_curve
 from alignment.commands import evaluated_files
 from alignment.commands import gold as gold_options
 from alignment.links import Alignment, GoldAlignment
-from alignment.significance import TRIALS, paired_significance
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
 from captum_norm.commands.command import Command

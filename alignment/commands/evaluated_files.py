@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from alignment.aer import Change, find_correction, lacks_first_words
 from alignment.commands.running import text_source
 from alignment.formats import GoldFormat, parse_scored_pharaoh
 from alignment.formats.gold import GoldFile, Texts, scan_gold
 from alignment.links import Alignment, GoldAlignment, Link
 from alignment.pipeline.progress import to_stderr
-from alignment.plausibility import Change, find_correction, lacks_first_words
 from captum_norm import InvalidInputError
 from captum_norm.text.lines import error_at, located, read_lines
 

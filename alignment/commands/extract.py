@@ -25,9 +25,8 @@ from captum_norm.text.urls import is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
-    from alignment.links import GoldAlignment
-    from alignment.scored import ScoredAlignment
-    from alignment.text_aligner import TextAligner
+    from alignment.aligner import TextAligner
+    from alignment.links import GoldAlignment, ScoredAlignment
     from alignment.word_maps import WordMap
 
 _BLOCK_LINES = 2048

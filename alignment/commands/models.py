@@ -99,8 +99,8 @@ def splits(options: argparse.Namespace) -> Splits:
     """
     if not options.tokenize:
         return split_words, split_words
+    from alignment.fairseq.loading import shipped_models
     from alignment.normalization import tokenize
-    from alignment.shipped import shipped_models
 
     if options.model not in shipped_models():
         raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
@@ -127,7 +127,7 @@ def identity(
 
 
 def _load_shipped(options: argparse.Namespace) -> Loaded:
-    from alignment.shipped import load_shipped_model
+    from alignment.fairseq.loading import load_shipped_model
 
     return load_shipped_model(options.model)
 
@@ -169,7 +169,7 @@ def _load_huggingface(options: argparse.Namespace) -> Loaded:
 
 
 def _is_shipped(name: str) -> bool:
-    from alignment.shipped import shipped_models
+    from alignment.fairseq.loading import shipped_models
 
     return name in shipped_models()
 

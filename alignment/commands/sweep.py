@@ -95,7 +95,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from alignment.sweep_report import corpora_tables, records, spread_tables, tables
+    from alignment.sweep import corpora_tables, records, spread_tables, tables
     from captum_norm.commands.terminal import Terminal
 
     if options.gold is None and (options.source is not None or options.target is not None):
@@ -171,7 +171,7 @@ def _swept(
 
 def _shown(swept: "Sweep", model: str, folder: Path, ending: str) -> dict[Path, bytes]:
     from alignment.pages import sweep_page
-    from alignment.sweep_report import head_figure, layer_figure
+    from alignment.sweep import head_figure, layer_figure
     from captum_norm.show import figure_bytes
     from captum_norm.show.page import render
 

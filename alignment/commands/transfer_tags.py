@@ -13,13 +13,12 @@ from alignment.commands import aligners, directions, models, running
 from alignment.formats import TextSource, parse_pharaoh, split_words
 from alignment.formats.text import write_text
 from alignment.links import Alignment
-from alignment.markup import Markup, check_plain, parse_markup, transfer_tags
 from alignment.normalization import NormalizedWords
 from alignment.pipeline.extraction import output_file
 from alignment.pipeline.progress import line_bar, to_stderr
 from alignment.pipeline.streams import cut_at_pauses
+from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_spaces, split_text, transfer_tags
 from alignment.tokenization import languages_of
-from alignment.words import TextWord, split_spaces, split_text
 from captum_norm import InvalidInputError
 from captum_norm.commands.command import Command
 from captum_norm.runs import Block, cut
@@ -29,7 +28,7 @@ from captum_norm.text.lines import error_at, is_regular_file, scan_lines
 from captum_norm.text.urls import is_url
 
 if TYPE_CHECKING:
-    from alignment.text_aligner import Pairs, TextAligner
+    from alignment.aligner import Pairs, TextAligner
 
 _BLOCK_LINES = 1024
 _OF_MODEL = ("reverse_model", "combine", "use_lexicon", "head")

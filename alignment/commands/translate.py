@@ -26,8 +26,7 @@ from captum_norm.text.lines import error_at, read_lines, scan_lines
 if TYPE_CHECKING:
     from torch import nn
 
-    from alignment.aligner import WordAligner
-    from alignment.text_aligner import Pairs
+    from alignment.aligner import Pairs, WordAligner
 
 _BLOCK_LINES = 256
 # Those without further dependencies.

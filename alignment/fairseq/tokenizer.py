@@ -1,12 +1,330 @@
-"""Encodes words as ids and decodes ids into words, for a fairseq model."""
+"""Encodes words as ids and decodes ids into words for a fairseq model, by its dictionaries and its segmentation."""
 
-from collections.abc import Sequence
+import io
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from alignment.fairseq.dictionary import EOS, UNK, Dictionary
-from alignment.fairseq.segmentation import Segmenter
-from alignment.subwords import encode_words
+from alignment.subwords import PIECE_SCHEMES, encode_words, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
+from captum_norm import InvalidInputError
+from captum_norm.text.lines import error_at, located, quoted, read_lines, read_text
+
+BOS, PAD, EOS, UNK = range(4)
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+"""The symbols that every dictionary starts with; files do not list them."""
+
+_OVERWRITE = "#fairseq:overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class Dictionary:
+    """The pieces of one language.
+
+    Attributes:
+        symbols: the pieces in the order of their ids; the first four are ``<s> <pad> </s> <unk>``.
+        indices: piece → id, the last one of a piece that is listed twice.
+    """
+
+    symbols: tuple[str, ...]
+    indices: Mapping[str, int]
+
+    def index(self, piece: str) -> int:
+        """The id of a piece of text: ``<unk>``'s if it is not listed, or looks like one of the first three."""
+        # Text must not become padding or end the sentence.
+        return max(self.indices.get(piece, UNK), UNK)
+
+
+def find_dictionary(data: Path, language: str) -> Path:
+    """``dict.LANGUAGE.txt`` in a folder, or its ``dictionary.txt`` for all languages.
+
+    Raises:
+        InvalidInputError: neither exists.
+    """
+    names = f"dict.{language}.txt", "dictionary.txt"
+    for path in (data / name for name in names):
+        if path.is_file():
+            return path
+    raise InvalidInputError(
+        f"found no {names[0]} in {data}; give data=FOLDER, the folder that fairseq-preprocess wrote"
+    )
+
+
+def read_dictionary(path: Path, size: int) -> Dictionary:
+    """Read a dictionary.
+
+    Args:
+        path: a file of lines ``piece count``, as fairseq writes it; a line that ends with ``#fairseq:overwrite``
+            replaces an earlier one with the same piece.
+        size: number of rows of the embedding. fairseq pads a dictionary to a multiple of 8 with symbols
+            ``madeupwordNNNN``; they are added if the file lacks them.
+
+    Raises:
+        InvalidInputError: a line is malformed, a piece is listed twice, or the size differs otherwise.
+    """
+    symbols, indices = list(SPECIAL), {symbol: index for index, symbol in enumerate(SPECIAL)}
+    for piece in _pieces(path):
+        indices[piece] = len(symbols)
+        symbols.append(piece)
+    missing = size - len(symbols)
+    if size % 8 == 0 and 0 < missing < 8:
+        for piece in _made_up(indices, missing):
+            indices[piece] = len(symbols)
+            symbols.append(piece)
+    if len(symbols) != size:
+        found = (
+            f"{path} and the special symbols make {len(symbols)} pieces, but the checkpoint's embedding has {size} rows"
+        )
+        raise InvalidInputError(f"{found}; give the dictionaries that the model was trained with")
+    return Dictionary(tuple(symbols), indices)
+
+
+def _pieces(path: Path) -> Iterable[str]:
+    seen = set(SPECIAL)
+    for number, line in read_lines(path):
+        with located(path, number):
+            piece, overwrite = _parse(line)
+            if piece in seen and not overwrite:
+                found = f"got the piece {quoted(piece)} a second time"
+                raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} to replace the first")
+        seen.add(piece)
+        yield piece
+
+
+def _parse(line: str) -> tuple[str, bool]:
+    text = line.rstrip()
+    overwrite = text.endswith(f" {_OVERWRITE}")
+    piece, space, count = text.removesuffix(f" {_OVERWRITE}").rpartition(" ")
+    if not space or not count.isdecimal():
+        raise InvalidInputError(f"got {quoted(text)}, expected a piece, a space and its count")
+    return piece, overwrite
+
+
+def _made_up(taken: Mapping[str, int], number: int) -> list[str]:
+    names = (f"madeupword{index:04d}" for index in range(len(taken) + number))
+    return [name for name in names if name not in taken][:number]
+
+
+StrPath = str | os.PathLike[str]
+Codes = StrPath | tuple[StrPath, StrPath] | Literal[False] | None
+"""What splits words: a file for both languages, one for each, nothing (False), or a file in the data folder (None)."""
+
+_FIRST_VERSION = "#version: 0.1"  # the version of codes without a header
+_VERSION = re.compile(r"#version:\s*(0\.[12])(?:\.0+)*\s*")
+
+_CODES = {"code", "codes", "bpecodes"}
+
+
+class Segmenter(Protocol):
+    """Splits words into pieces, and joins pieces into words."""
+
+    by_word: bool
+    """Whether a word has the same pieces in every sentence."""
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
+        """The pieces of a sentence, and the index of each piece's word."""
+        ...
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The words that pieces form."""
+        ...
+
+    def digest(self) -> str:
+        """A hash of everything that determines the pieces."""
+        ...
+
+
+class SentencePieceSegmenter:
+    """A SentencePiece model.
+
+    Args:
+        path: the ``.model`` file.
+
+    Raises:
+        InvalidInputError: the package sentencepiece is not installed, or the file is not such a model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(f"{path} needs the package sentencepiece: pip install sentencepiece") from error
+        try:
+            self._path, self._processor = path, SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"{path} is not a SentencePiece model") from error
+        # Without a dummy prefix, the pieces of all words but the first include the space before the word.
+        self.by_word = self._pieces("a b") == self._pieces("a") + self._pieces("b")
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
+        """The pieces of a sentence, and the index of each piece's word; no piece crosses words."""
+        if self.by_word:
+            return encode_words(words, self._pieces)
+        pieces = self._pieces(" ".join(words))
+        return pieces, word_ids_from_pieces(words, pieces, PIECE_SCHEMES["sentencepiece"], normalize=self._normalize)
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The words that pieces form; byte-fallback pieces are decoded."""
+        surface = PIECE_SCHEMES["sentencepiece"].surface
+        return b"".join(map(surface, pieces)).decode(errors="replace").split()
+
+    def digest(self) -> str:
+        """A hash of the model and the version of SentencePiece."""
+        return digest_of(
+            "sentencepiece", metadata.version("sentencepiece"), repr(self._processor.serialized_model_proto())
+        )
+
+    def _pieces(self, text: str) -> list[str]:
+        pieces: list[str] = self._call(self._processor.encode, text, out_type=str)
+        return pieces
+
+    def _normalize(self, word: str) -> str:
+        normal: str = self._call(self._processor.normalize, word)
+        return normal.replace("\u2581", " ")
+
+    def _call(self, method: Callable[..., Any], text: str, **options: Any) -> Any:
+        try:
+            return method(text, **options)
+        except UnicodeDecodeError as error:
+            raise InvalidInputError(f"{self._path} is damaged: its pieces of {quoted(text)} are not UTF-8") from error
+
+
+class BPESegmenter:
+    """BPE codes of subword-nmt or fastBPE.
+
+    Args:
+        path: the file of merges, one a line, followed by their counts in fastBPE.
+
+    Raises:
+        InvalidInputError: the package subword-nmt is not installed, or the file contains no codes.
+    """
+
+    by_word = True
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from subword_nmt.apply_bpe import BPE
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(f"{path} needs the package subword-nmt: pip install subword-nmt") from error
+        self._codes = _merges(path)
+        self._bpe = BPE(io.StringIO(self._codes))
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
+        """The pieces of a sentence, and the index of each piece's word."""
+        return encode_words(words, self._pieces)
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The words that pieces form."""
+        return f"{' '.join(pieces)} ".replace("@@ ", "").split()
+
+    def digest(self) -> str:
+        """A hash of the codes and the version of subword-nmt."""
+        return digest_of("subword-nmt", metadata.version("subword-nmt"), self._codes)
+
+    def _pieces(self, word: str) -> list[str]:
+        pieces: list[str] = self._bpe.segment_tokens([word])
+        self._bpe.cache.clear()  # it is unbounded
+        return pieces
+
+
+class NoSegmenter:
+    """Words that are already pieces."""
+
+    by_word = True
+
+    def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
+        """The words, and their indices."""
+        return list(words), list(range(len(words)))
+
+    def join(self, pieces: Sequence[str]) -> list[str]:
+        """The pieces."""
+        return list(pieces)
+
+    def digest(self) -> str:
+        """A constant hash."""
+        return digest_of("none")
+
+
+def find_segmenter(
+    data: Path, language: str, dictionary: Dictionary, codes: StrPath | Literal[False] | None
+) -> Segmenter:
+    """The segmenter of one language.
+
+    Args:
+        data: the folder to search for a SentencePiece model (``*.model``) or a file with ``codes``, ``code`` or
+            ``bpecodes`` as a part of its name: one for all languages, or one with the language as another part
+            (``bpe.codes.fr``).
+        language: the language.
+        dictionary: its pieces; if they have marks, codes must be found.
+        codes: the file, False for none, None to search for it.
+
+    Raises:
+        InvalidInputError: the file is missing, ambiguous or invalid.
+    """
+    path = _find(data, language) if codes is None else Path(codes) if codes else None
+    if path:
+        if not path.is_file():
+            raise InvalidInputError(f"there is no file {path}; give codes=FILE, a SentencePiece model or BPE codes")
+        return SentencePieceSegmenter(path) if path.suffix == ".model" else BPESegmenter(path)
+    marked = next((piece for piece in dictionary.symbols if len(piece) > 2 and _is_marked(piece)), None)
+    if codes is None and marked is not None:
+        found = (
+            f"the dictionary of {language} has pieces such as {marked!r}, but {data} has no file to split words with"
+        )
+        raise InvalidInputError(f"{found}; give codes=FILE, or codes=False if your words are already pieces")
+    return NoSegmenter()
+
+
+def _is_marked(piece: str) -> bool:
+    return piece.endswith("@@") or "\u2581" in piece
+
+
+def _find(data: Path, language: str) -> Path | None:
+    files = sorted(path for path in data.iterdir() if path.is_file())
+    found = [path for path in files if path.suffix == ".model" or _parts(path.name) & _CODES]
+    if len(found) > 1:
+        found = [path for path in found if _parts(language) <= _parts(path.name)] or found
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise InvalidInputError(f"{data} has several files to split words of {language}: {names}; give codes=FILE")
+    return found[0] if found else None
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.split(r"[\W_]+", name))
+
+
+def _merges(path: Path) -> str:
+    """The codes in the format of subword-nmt, checked here because its own reader exits the process on errors."""
+    try:
+        text = read_text(path)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error}; the name of a SentencePiece model must end in .model") from error
+    lines = text.rstrip("\n").split("\n")
+    header = lines.pop(0) if lines[0].startswith("#version:") else None
+    version = _VERSION.fullmatch(header or _FIRST_VERSION)
+    if version is None:
+        raise InvalidInputError(f"{path}, line 1: got {quoted(header)}, expected #version: 0.1 or #version: 0.2")
+    header = header and f"#version: {version[1]}"
+    if not lines:
+        raise InvalidInputError(f"{path}: got no merge after the header, expected at least one")
+    merges = []
+    for number, line in enumerate(lines, 1 if header is None else 2):
+        fields = line.strip("\r\n ").split(" ")
+        counted = not header and len(fields) == 3 and fields[2].isdecimal()
+        if not all(fields[:2]) or not (len(fields) == 2 or counted):
+            raise error_at(path, number, f"got {quoted(line)}, expected the two pieces of a merge")
+        merges.append((fields[:2], counted))
+    # fastBPE marks the end of a word like version 0.2 of subword-nmt.
+    if not header and any(counted for _, counted in merges):
+        header = "#version: 0.2"
+    return "\n".join([header or _FIRST_VERSION, *(" ".join(fields) for fields, _ in merges)]) + "\n"
+
 
 _CACHED_WORDS = 100_000
 
@@ -25,8 +343,7 @@ class FairseqTokenizer:
         source_language: the source language, as named in fairseq, such as ``fr``.
         target_language: the target language.
 
-    >>> from alignment.fairseq.dictionary import SPECIAL
-    >>> from alignment.fairseq.segmentation import NoSegmenter
+    >>> from alignment.fairseq.tokenizer import SPECIAL, NoSegmenter
     >>> symbols = (*SPECIAL, "das", "Haus")
     >>> dictionary = Dictionary(symbols, {symbol: index for index, symbol in enumerate(symbols)})
     >>> tokenizer = FairseqTokenizer(("de", dictionary, NoSegmenter()), ("en", dictionary, NoSegmenter()))

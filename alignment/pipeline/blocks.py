@@ -7,8 +7,7 @@ from io import BytesIO
 from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from alignment.formats import read_parallel, split_words
-from alignment.links import Alignment
-from alignment.scored import ScoredAlignment
+from alignment.links import Alignment, ScoredAlignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Part, Record
 from captum_norm.text.lines import error_at

@@ -5,11 +5,10 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from alignment.formats.matrices import decoded, encoded
-from alignment.formats.output import Output
+from alignment.formats.output import Output, decoded, encoded
 from alignment.lexicon import Lexicon
+from alignment.links import ScoredAlignment
 from alignment.pipeline.blocks import Aligner, Pairs, ReadingAligner, Written
-from alignment.scored import ScoredAlignment
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 from captum_norm.runs import Record

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import alignment.extraction
+import alignment.gradients
 from alignment.corpora import ParallelGold
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.links import Alignment, GoldAlignment
@@ -38,5 +38,5 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def swept(trial: Any) -> Any:
     """All readings, gradients included."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alignment.extraction, "source_gradients", toy_gradients)
+        patch.setattr(alignment.gradients, "source_gradients", toy_gradients)
         return sweep(*trial, n_bootstrap=40)

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from alignment import cli
 from alignment.aligner import WordAligner, without_head
-from alignment.extraction import attention_maps, word_maps
 from alignment.formats import format_pharaoh
 from alignment.gradients import source_gradients
 from alignment.huggingface import HuggingFaceTokenizer
-from alignment.teacher_forcing import teacher_forced_batches
+from alignment.teacher_forcing import attention_maps, teacher_forced_batches, word_maps
 from alignment.translation import translate
 from captum_norm import NormAttribution, UnsupportedModelError
 from captum_norm.loading import load_model

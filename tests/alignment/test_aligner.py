@@ -10,11 +10,10 @@ from torch import Tensor
 
 import alignment.aligner
 from alignment.aligner import Layer, WordAligner
-from alignment.extraction import attention_maps, word_maps
 from alignment.links import Alignment
 from alignment.recipes import Recipe
-from alignment.selection import Choice
-from alignment.settings import Setting
+from alignment.selection import Choice, Setting
+from alignment.teacher_forcing import attention_maps, word_maps
 from captum_norm import InvalidInputError
 from tests.alignment.toy import ToyMethod, ToyModel, ToyTokenizer
 

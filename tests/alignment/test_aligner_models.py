@@ -11,13 +11,12 @@ from alignment.aer import AER
 from alignment.aligner import WordAligner, without_head
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax, mutual_argmax
-from alignment.extraction import MapMethod, attention_maps, word_maps
+from alignment.fairseq.loading import load_shipped_model
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
 from alignment.recipes import RECIPES
-from alignment.selection import Choice, consistency, highest_norm
-from alignment.settings import Setting
-from alignment.shipped import load_shipped_model
+from alignment.selection import Choice, Setting, consistency, highest_norm
+from alignment.teacher_forcing import MapMethod, attention_maps, word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, UnsupportedScopeError
 from tests.alignment.toy import ToyModel
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model

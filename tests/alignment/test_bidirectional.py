@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from alignment.aligner import WordAligner
-from alignment.bidirectional import BidirectionalAligner
+from alignment.aligner import BidirectionalAligner, WordAligner
 from alignment.decoding import hmm_posteriors, link_probabilities, mutual_argmax
+from alignment.fairseq.loading import load_shipped_model
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
-from alignment.links import Alignment
+from alignment.links import Alignment, ScoredAlignment
 from alignment.recipes import RECIPES
-from alignment.scored import ScoredAlignment
-from alignment.shipped import load_shipped_model
 from alignment.symmetrization import COMBINATIONS, SYMMETRIZATIONS
 from alignment.word_maps import WordMap, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alignment.calibration import BINS, THRESHOLDS, Scores, reliability, score_curve
+from alignment.aer import BINS, THRESHOLDS, Scores, reliability, score_curve
 from alignment.formats import Output, parse_pharaoh, parse_scored_pharaoh, read_gold
-from alignment.links import Alignment, GoldAlignment
-from alignment.scored import ScoredAlignment, calibrated
+from alignment.links import Alignment, GoldAlignment, ScoredAlignment, calibrated
 from captum_norm import InvalidInputError
 
 

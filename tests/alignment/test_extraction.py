@@ -10,15 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import alignment.extraction
+import alignment.gradients
 from alignment.corpora import load_alibi
-from alignment.extraction import attention_maps, gradient_maps, word_maps
-from alignment.gradients import GradientKind, source_gradients
+from alignment.fairseq.loading import load_shipped_model
+from alignment.gradients import GradientKind, gradient_maps, source_gradients
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
-from alignment.settings import Setting
-from alignment.shipped import load_shipped_model
-from alignment.teacher_forcing import TeacherForcedBatch, teacher_forced_batches
+from alignment.selection import Setting
+from alignment.teacher_forcing import (
+    TeacherForcedBatch,
+    attention_maps,
+    teacher_forced_batches,
+    word_maps,
+)
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import (
     AttentionWeights,
@@ -143,7 +147,7 @@ def test_gradients_lose_their_sign(kind: GradientKind, monkeypatch: pytest.Monke
         signs = torch.tensor([1.0, -1.0]).repeat(labels.shape[1])[: labels.shape[1]]
         return signs[:, None] * inputs["src_tokens"][:, None, :]
 
-    monkeypatch.setattr(alignment.extraction, "source_gradients", signed)
+    monkeypatch.setattr(alignment.gradients, "source_gradients", signed)
     model = ToyModel()
     [(_, maps)] = word_maps(model, ToyTokenizer(), [(["a|b"], ["x", "y|z"])], gradient_maps(model, kind), settings=BOTH)
     assert asked == [(model, (1, 5), kind)]

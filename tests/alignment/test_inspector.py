@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from alignment.aligner import WordAligner
-from alignment.extraction import attention_maps, word_maps
+from alignment.fairseq.loading import load_shipped_model
 from alignment.inspection import DOUBT, Inspection, flags_of, link_entropy, repeated_words
 from alignment.inspector import NO_SOURCE, Inspector, source_shares
-from alignment.log_probabilities import emitted_steps, target_log_probabilities
-from alignment.scored import calibrated
-from alignment.shipped import load_shipped_model
-from alignment.teacher_forcing import teacher_forced_batches
+from alignment.links import calibrated
+from alignment.teacher_forcing import attention_maps, teacher_forced_batches, word_maps
+from alignment.translation import emitted_steps, target_log_probabilities
 from captum_norm import ALTI, InvalidInputError, NormAttribution, NormMeter
 from tests.alignment.test_log_probabilities import PAIRS, made
 

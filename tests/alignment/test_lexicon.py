@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from alignment.aligner import WordAligner
+from alignment.fairseq.loading import load_shipped_model
 from alignment.lexicon import Lexicon
-from alignment.shipped import load_shipped_model
 from captum_norm import InvalidInputError
 
 Sentences = list[tuple[list[str], list[str], np.ndarray[Any, Any]]]
@@ -199,7 +199,7 @@ import resource
 import numpy as np
 from alignment.aligner import WordAligner
 from alignment.lexicon import Lexicon
-from alignment.shipped import load_shipped_model
+from alignment.fairseq.loading import load_shipped_model
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 lexicon, words, ones = Lexicon(), [f"{n:04}" for n in range(1000)], np.ones((1000, 100))
 for part in range(0, 1000, 100):

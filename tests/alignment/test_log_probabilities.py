@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from alignment.huggingface import HuggingFaceTokenizer
-from alignment.log_probabilities import emitted_steps, log_probabilities, target_log_probabilities
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.tokenization import EncodedSentence
+from alignment.translation import emitted_steps, log_probabilities, target_log_probabilities
 from captum_norm import InvalidInputError, UnsupportedModelError
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from alignment import Alignment, Markup, parse_markup, split_text, transfer_tags
-from alignment.words import TextWord, split_spaces
+from alignment.tags import TextWord, split_spaces
 from captum_norm import InvalidInputError
 from tests.fuzzing import FACTOR, damaged, limited
 

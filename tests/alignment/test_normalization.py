@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from alignment.fairseq.loading import load_shipped_model
 from alignment.normalization import Language, NormalizedWords, clean, normalize_word, normalize_words, tokenize
-from alignment.shipped import load_shipped_model
 from alignment.tokenization import EncodedSentence
 from tests.alignment.data import lines, needs
 

@@ -7,10 +7,10 @@ import pytest
 
 from alignment import Alignment, GoldAlignment, WordAligner, alignment_error_rate
 from alignment.corpora import load_alibi
+from alignment.fairseq.loading import load_shipped_model
+from alignment.links import ScoredAlignment
 from alignment.pages import aligner_page, alignment_page, sweep_page
-from alignment.scored import ScoredAlignment
 from alignment.selection import Choice
-from alignment.shipped import load_shipped_model
 from alignment.sweep import AUTO, Reading, Sweep, sweep
 from captum_norm import InvalidInputError
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from alignment import Alignment, GoldAlignment, alignment_error_rate
-from alignment.plausibility import Correction, find_correction, lacks_first_words
+from alignment.aer import Correction, find_correction, lacks_first_words
 
 
 def aligned(seed: int, pairs: int = 100) -> list[Alignment]:

@@ -13,7 +13,7 @@ from alignment import word_maps as steps
 from alignment.decoding import DECODERS, argmax, mutual_argmax, mutual_posterior, threshold
 from alignment.links import Alignment
 from alignment.recipes import MEAN_ERROR, RECIPES, Recipe
-from alignment.settings import Setting
+from alignment.selection import Setting
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 

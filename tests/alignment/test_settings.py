@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from alignment.settings import row_word_ids
+from alignment.selection import row_word_ids
 from alignment.tokenization import EncodedSentence
 from captum_norm import InvalidInputError
 

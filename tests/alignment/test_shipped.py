@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import alignment
-from alignment.shipped import load_shipped_model, shipped_models
+from alignment.fairseq.loading import load_shipped_model, shipped_models
 from captum_norm import InvalidInputError
 
 MODELS = Path(alignment.__file__).parent / "models"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from alignment import Alignment, GoldAlignment, alignment_error_rate
-from alignment.significance import TRIALS, TestName, paired_significance
+from alignment.aer import TRIALS, TestName, paired_significance
 from captum_norm import InvalidInputError
 
 RIGHT, WRONG = Alignment([(0, 0), (1, 1)]), Alignment([(0, 0), (1, 0)])

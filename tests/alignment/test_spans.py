@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from alignment import Alignment, project_spans
-from alignment.spans import NestedSpan, Span, project_nested
+from alignment.tags import NestedSpan, Span, project_nested
 from captum_norm import InvalidInputError
 from tests.fuzzing import FACTOR
 

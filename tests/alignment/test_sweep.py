@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import alignment.aligner
-import alignment.extraction
+import alignment.gradients
 import alignment.sweep
 from alignment.aer import AER
 from alignment.aligner import WordAligner
 from alignment.corpora import ParallelGold
-from alignment.extraction import attention_maps, gradient_maps, word_maps
+from alignment.gradients import gradient_maps
 from alignment.recipes import RECIPES
-from alignment.selection import Choice
-from alignment.settings import Setting
+from alignment.selection import Choice, Setting
 from alignment.sweep import Reading, Sweep, sweep
+from alignment.teacher_forcing import attention_maps, word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 from tests.alignment.toy import toy_gradients
 
@@ -94,7 +94,7 @@ def test_choices_are_the_aligners(trial: Any, swept: Sweep, monkeypatch: pytest.
 
 def test_gradients_are_read_in_both_settings(trial: Any, swept: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer, corpus = trial
-    monkeypatch.setattr(alignment.extraction, "source_gradients", toy_gradients)
+    monkeypatch.setattr(alignment.gradients, "source_gradients", toy_gradients)
     pairs = list(zip(corpus.sources, corpus.targets, strict=True))
     for kind in KINDS:
         maps = dict(word_maps(model, tokenizer, pairs, gradient_maps(model, cast(Any, kind)), settings=SETTINGS))

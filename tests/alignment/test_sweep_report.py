@@ -11,13 +11,20 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from alignment.aer import AER
+from alignment.aer import AER, paired_significance
 from alignment.recipes import RECIPES
-from alignment.selection import Choice
-from alignment.settings import Setting
-from alignment.significance import paired_significance
-from alignment.sweep import Reading, Sweep, sweep
-from alignment.sweep_report import corpora_tables, head_figure, layer_figure, records, spread_tables, tables
+from alignment.selection import Choice, Setting
+from alignment.sweep import (
+    Reading,
+    Sweep,
+    corpora_tables,
+    head_figure,
+    layer_figure,
+    records,
+    spread_tables,
+    sweep,
+    tables,
+)
 from captum_norm import InvalidInputError
 
 SETTINGS: tuple[Setting, ...] = ("AWO", "AWI")

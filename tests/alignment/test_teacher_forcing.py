@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from alignment.huggingface import HuggingFaceTokenizer
-from alignment.settings import row_word_ids
+from alignment.selection import row_word_ids
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.tokenization import EncodedSentence
 from captum_norm import InvalidInputError, UnsupportedModelError

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from alignment.fairseq.conversion import build_model
-from alignment.fairseq.dictionary import EOS, PAD, SPECIAL, Dictionary
-from alignment.fairseq.segmentation import NoSegmenter
-from alignment.fairseq.tokenizer import FairseqTokenizer
+from alignment.fairseq.loading import load_shipped_model
+from alignment.fairseq.tokenizer import EOS, PAD, SPECIAL, Dictionary, FairseqTokenizer, NoSegmenter
 from alignment.huggingface import HuggingFaceTokenizer
-from alignment.shipped import load_shipped_model
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.translation import translate
 from captum_norm import InvalidInputError

@@ -7,7 +7,7 @@ import unicodedata
 import pytest
 
 from alignment import split_text, split_words
-from alignment.words import split_spaces
+from alignment.tags import split_spaces
 from tests.fuzzing import FACTOR
 
 CHARACTERS = [

@@ -18,8 +18,8 @@ import pytest
 from tqdm import tqdm
 
 from alignment import Alignment
+from alignment.links import ScoredAlignment
 from alignment.pipeline import extract
-from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 
 Batch = Sequence[tuple[list[str], list[str]]]

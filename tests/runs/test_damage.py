@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.scored import ScoredAlignment
+from alignment.links import ScoredAlignment
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import journal
 from tests.fuzzing import FACTOR

@@ -13,8 +13,8 @@ import pytest
 from filelock import FileLock
 
 from alignment import Alignment
+from alignment.links import ScoredAlignment
 from alignment.pipeline import ExtractionCounts, extract
-from alignment.scored import ScoredAlignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, cut
 from captum_norm.runs.folders import LocalFolder

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from alignment.commands import aligners
+from alignment.fairseq.loading import load_shipped_model
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice
-from alignment.shipped import load_shipped_model
 from captum_norm import (
     AttentionBlockAttribution,
     AttentionWeights,

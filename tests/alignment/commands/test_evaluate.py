@@ -10,7 +10,7 @@ import pytest
 
 import captum_norm
 from alignment import AER, cli, parse_pharaoh, parse_talp
-from alignment.significance import paired_significance
+from alignment.aer import paired_significance
 from tests.alignment.commands.conftest import FILES, FORWARD, PERFECT, Run, rates, systems
 from tests.alignment.commands.texts import set_stdin
 

@@ -16,10 +16,10 @@ import torch
 from alignment import cli
 from alignment.aligner import WordAligner, without_head
 from alignment.commands import extract
+from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import format_pharaoh
 from alignment.normalization import tokenize
 from alignment.recipes import Recipe
-from alignment.shipped import load_shipped_model
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
 from captum_norm.runs import RayBackend, journal
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from alignment import cli
-from alignment.aligner import WordAligner
-from alignment.bidirectional import BidirectionalAligner
+from alignment.aligner import BidirectionalAligner, WordAligner
 from alignment.commands import directions, extract
 from alignment.corpora import load_alibi
+from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import format_pharaoh
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
-from alignment.shipped import load_shipped_model
 from captum_norm import InvalidInputError
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model

@@ -7,8 +7,8 @@ import pytest
 
 from alignment import cli
 from alignment.aligner import WordAligner
+from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import Output
-from alignment.shipped import load_shipped_model
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, set_stdin, write, write_texts
 
 

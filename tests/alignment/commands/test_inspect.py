@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from alignment import cli
+from alignment.fairseq.loading import load_shipped_model
 from alignment.inspection import MEASURES, Inspection
 from alignment.inspector import Inspector
-from alignment.shipped import load_shipped_model
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 
 TARGETS = [

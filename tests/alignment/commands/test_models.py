@@ -11,9 +11,9 @@ import transformers
 
 from alignment.commands import models
 from alignment.fairseq import FairseqTokenizer
+from alignment.fairseq.loading import load_shipped_model
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
-from alignment.shipped import load_shipped_model
 from captum_norm import InvalidInputError
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
 from tests.alignment.translation_models import FAMILIES, random_model

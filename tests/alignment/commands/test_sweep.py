@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-import alignment.extraction
+import alignment.teacher_forcing
 from alignment import cli
 from alignment.commands import sweep as command
 from alignment.corpora import ParallelGold, read_wpt03
+from alignment.fairseq.loading import load_shipped_model
 from alignment.normalization import Language, NormalizedWords
-from alignment.shipped import load_shipped_model
-from alignment.sweep import sweep
-from alignment.sweep_report import records
+from alignment.sweep import records, sweep
 from tests.alignment.commands.texts import write
 
 WPT03 = {
@@ -140,7 +139,7 @@ def test_all_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def gradients(_: Any, inputs: Any, labels: Any, *, kind: str) -> Any:
         return (inputs["input_ids"][:, None, :] * (3 + len(kind)) + labels[:, :, None]) % 7
 
-    monkeypatch.setattr(alignment.extraction, "source_gradients", gradients)
+    monkeypatch.setattr(alignment.teacher_forcing, "source_gradients", gradients)
     output = run("--corpus=wpt03=wpt03", "--bootstrap=20", "--max-tokens=30", "--out=out", gradients=True)
     assert output.startswith("WPT03 fr–en, 2 sentence pairs; ")
     assert "gradient × input" in output

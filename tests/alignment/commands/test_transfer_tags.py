@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from alignment import cli
-from alignment.aligner import WordAligner
-from alignment.bidirectional import BidirectionalAligner
+from alignment.aligner import BidirectionalAligner, WordAligner
 from alignment.commands import transfer_tags as command
-from alignment.markup import parse_markup, transfer_tags
-from alignment.shipped import load_shipped_model
-from alignment.words import split_text
+from alignment.fairseq.loading import load_shipped_model
+from alignment.tags import parse_markup, split_text, transfer_tags
 from tests.alignment.commands.texts import set_stdin, write
 from tests.runs.damage import tree
 

@@ -13,10 +13,10 @@ from alignment import cli
 from alignment.aligner import WordAligner
 from alignment.commands import translate as command
 from alignment.fairseq import load_fairseq_checkpoint
+from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import format_pharaoh
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import normalize_words, tokenize
-from alignment.shipped import load_shipped_model
 from alignment.translation import translate
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MarianMTModel, PegasusForConditionalGeneration
 
-from alignment.fairseq.architecture import architecture
+from alignment.fairseq.conversion import architecture
 from captum_norm import InvalidInputError
 from tests.alignment.fairseq.small import FFN, LAYERS, SOURCE, TARGET, WIDTH, settings, weights
 

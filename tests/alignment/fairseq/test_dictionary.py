@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment.fairseq.dictionary import find_dictionary, read_dictionary
+from alignment.fairseq.tokenizer import find_dictionary, read_dictionary
 from captum_norm import InvalidInputError
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

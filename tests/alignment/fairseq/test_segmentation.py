@@ -11,8 +11,14 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from subword_nmt.learn_bpe import learn_bpe
 
-from alignment.fairseq.dictionary import SPECIAL, Dictionary
-from alignment.fairseq.segmentation import BPESegmenter, NoSegmenter, SentencePieceSegmenter, find_segmenter
+from alignment.fairseq.tokenizer import (
+    SPECIAL,
+    BPESegmenter,
+    Dictionary,
+    NoSegmenter,
+    SentencePieceSegmenter,
+    find_segmenter,
+)
 from captum_norm import InvalidInputError
 
 TEXT = ["le débat est clos .", "la séance est ouverte .", "le vote aura lieu demain .", "la maison est petite ."] * 20

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from alignment.fairseq import FairseqTokenizer
-from alignment.fairseq.dictionary import SPECIAL, Dictionary
-from alignment.fairseq.segmentation import NoSegmenter
+from alignment.fairseq.tokenizer import SPECIAL, Dictionary, NoSegmenter
 from alignment.subwords import encode_words
 from alignment.tokenization import EncodedSentence, TranslationTokenizer
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from alignment.formats import Output
-from alignment.links import Alignment
-from alignment.scored import ScoredAlignment, calibrated
+from alignment.links import Alignment, ScoredAlignment, calibrated
 
 OUTPUT = Output("npz", min_score=0.5)
 
