@@ -26,8 +26,8 @@ LONGEST_MESSAGE = 1000
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("layouts", "feed_forward"):
-        monkeypatch.setattr(f"captum_norm.models.{module}._registered", {})
+    for declared in ("_layouts", "_feed_forwards"):
+        monkeypatch.setattr(f"captum_norm.models.layouts.{declared}", {})
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -16,7 +16,6 @@ from captum_norm.models import (
     FeedForwardLayout,
     Layout,
     Site,
-    feed_forward,
     layouts,
     register_feed_forward,
     register_layout,
@@ -71,12 +70,12 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 def test_whatever_decides_how_the_weights_are_used_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "_registered", {})
-    monkeypatch.setattr(feed_forward, "_registered", {})
+    monkeypatch.setattr(layouts, "_layouts", {})
+    monkeypatch.setattr(layouts, "_feed_forwards", {})
     digests = [configuration_digest(bert())]
     for change in CHANGES.values():
-        layouts._registered.clear()
-        feed_forward._registered.clear()
+        layouts._layouts.clear()
+        layouts._feed_forwards.clear()
         model = bert()
         change(model)
         digests.append(configuration_digest(model))
@@ -84,7 +83,7 @@ def test_whatever_decides_how_the_weights_are_used_counts(monkeypatch: pytest.Mo
 
 
 def test_neither_place_nor_weights_nor_other_layouts_are_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "_registered", {})
+    monkeypatch.setattr(layouts, "_layouts", {})
     expected = configuration_digest(bert())
     register_layout("NoLayerOfIt", Layout("attention", "output", OUTPUT, OUTPUT))
     moved = bert(seed=3)

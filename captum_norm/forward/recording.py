@@ -19,13 +19,12 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.factors import multiplied
-from captum_norm.models.feed_forward import ExpertsReader, Routing
+from captum_norm.models.feed_forward import ExpertsReader, Routing, routing_of, routing_of_scores
 from captum_norm.models.gates import Gate
 from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.layouts import Site
-from captum_norm.models.measured_projections import within_a_pass
 from captum_norm.models.precision import coarsest, step_of
-from captum_norm.models.search.experts import routing_of, routing_of_scores
+from captum_norm.models.projections import within_a_pass
 from captum_norm.models.stacks import ROWED, Place, Stacks
 
 

@@ -1,9 +1,18 @@
 """Describes models: where the parts of their layers are, and how to declare them where they are not found."""
 
-from captum_norm.models.feed_forward import FeedForwardLayout, register_feed_forward, registered_feed_forwards
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.layout_files import register_layouts
-from captum_norm.models.layouts import Layout, Scope, Site, Stage, register_layout, registered_layouts
+from captum_norm.models.layouts import (
+    FeedForwardLayout,
+    Layout,
+    Scope,
+    Site,
+    Stage,
+    register_feed_forward,
+    register_layout,
+    register_layouts,
+    registered_feed_forwards,
+    registered_layouts,
+)
 from captum_norm.models.main_input import check_sequence
 from captum_norm.models.offloading import input_device
 from captum_norm.models.outputs import Difference

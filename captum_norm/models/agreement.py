@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.affinity import affinity, may_be_affine
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Received, evaluating, first_argument, hooked, tensors_in, with_argument
 from captum_norm.models.precision import coarsest, step_of
+from captum_norm.models.probes import affinity, may_be_affine
 from captum_norm.models.projections import plain_matrix
 from captum_norm.models.stacks import Stacks
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from captum_norm.functional import Normalization, scaled
 from captum_norm.models.offloading import loaded
 from captum_norm.models.projections import NormReader
-from captum_norm.models.search.trace import Trace
 
 FactorValue = Tensor | float
 SMALLEST = 1e-4
@@ -109,16 +108,6 @@ def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
         if (factor := read_factor(layer, name)) is not None and _matters(factor, width)
     ]
     return list(product((None, *held), (None, *held)))
-
-
-def layer_scales(trace: Trace, branch: Tensor) -> Iterator[Factor]:
-    """Yield the parameter of each module that receives ``branch``, (..., D), and has just one."""
-    for call in trace.calls_on(branch):
-        parameters = list(call.module.named_parameters())
-        if len(parameters) == 1 and parameters[0][1].shape == branch.shape[-1:]:
-            factor = read_factor(trace.layer, f"{trace.name(call.module)}.{parameters[0][0]}".removeprefix("."))
-            if factor is not None:
-                yield factor
 
 
 def with_scales(held: Iterable[Factors], scales: Iterable[Factor]) -> Iterator[Factors]:

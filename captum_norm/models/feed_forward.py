@@ -1,122 +1,31 @@
-"""Describes the feed-forward part of a layer: which modules hold its numbers, and how to read them."""
+"""Holds the parts of a feed-forward block: networks that act on every position, and experts that a router chooses."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.functional import Affine, Carry, Elementwise, Network, Use
 from captum_norm.models.factors import Factor, scaled_norm
+from captum_norm.models.hooks import tensors_in
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.offloading import loaded
 from captum_norm.models.projections import NormReader, Projection
 
-
-@dataclass(frozen=True)
-class FeedForwardLayout:
-    """The parts of a feed-forward block in one kind of layer.
-
-    All names are relative to the module that holds it and attention. The parts must satisfy these equations, which are
-    checked on the layer's own tensors. x is the output of the attention block; in a parallel layer, the residual stream
-    before it::
-
-        read    = norm(x)                                  (norm=None: read = x)
-        hidden  = g(inner(read))                           (one inner map)
-        hidden  = g(gate(read)) * up(read)                 (two inner maps, or one whose output is cut in two)
-        written = outer(hidden)
-        branch  = branch_factor ⊙ branch_norm(written)     (parts that are None are left out)
-        total   = residual_factor ⊙ x + branch
-        output  = final_norm(total)                        (final_norm=None: output = total)
-
-    Attributes:
-        inner: the map into the neurons; of a gated network, both maps in either order.
-        outer: the map out of the neurons.
-        total: the sum with the residual stream.
-        activation: the module that computes g; None if a function does.
-        norm: the norm before the inner maps.
-        branch_norm: the norm on the output before the sum.
-        final_norm: the norm on the sum.
-        branch_factor: the name, inside the layer, of the number or vector (D,) that multiplies the output before the
-            sum: a residual multiplier, a layer scale.
-        residual_factor: the name of the number or vector that multiplies the residual stream in the sum.
-
-    Example:
-        A LLaMA layer (in practice its structure is found automatically):
-
-        >>> FeedForwardLayout(
-        ...     inner=("mlp.gate_proj", "mlp.up_proj"), outer="mlp.down_proj", total=Site.parse("output"),
-        ...     activation="mlp.act_fn", norm="post_attention_layernorm").outer
-        'mlp.down_proj'
-    """
-
-    inner: tuple[str, ...]
-    outer: str
-    total: Site[str]
-    activation: str | None = None
-    norm: str | None = None
-    branch_norm: str | None = None
-    final_norm: str | None = None
-    branch_factor: str | None = None
-    residual_factor: str | None = None
+Cuts = tuple[slice, ...]
+"""The entries of one map's output that belong to the gate, and those of the other factor; empty for separate maps."""
 
 
-_registered: dict[str, FeedForwardLayout] = {}
+def _affine(projection: Projection) -> Affine:
+    return Affine(projection.weight(projection.dtype), projection.bias(projection.dtype))
 
 
-def register_feed_forward(layer_class: str, layout: FeedForwardLayout) -> None:
-    """Declare where the feed-forward parts of a layer are, for layers in which they are not found automatically.
-
-    Args:
-        layer_class: the name of the class of the module that holds attention and feed-forward network, for example
-            ``"MyDecoderLayer"``.
-        layout: the parts. They are checked against the layer's tensors when a scope that includes them is first used. A
-            later declaration for the same class replaces an earlier one.
-
-    Example:
-        >>> register_feed_forward("DocumentedLayer", FeedForwardLayout(
-        ...     inner=("up",), outer="down", total=Site.parse("norm.input"), final_norm="norm"))
-        >>> registered_feed_forwards()["DocumentedLayer"].inner
-        ('up',)
-    """
-    _registered[layer_class] = layout
-
-
-def registered_feed_forwards() -> Mapping[str, FeedForwardLayout]:
-    """Return the feed-forward layouts declared so far, by the name of the layer's class."""
-    return MappingProxyType(_registered)
-
-
-@dataclass(frozen=True)
-class Gating:
-    """How the neurons' output follows from the outputs of the inner maps.
-
-    Attributes:
-        activation: g.
-        factor: the function h of the other factor of a gated network; None for the identity.
-        cuts: the entries of one map's output that belong to the gate, and those of the other factor; empty if each
-            factor has its own map.
-    """
-
-    activation: Elementwise
-    factor: Elementwise | None = None
-    cuts: tuple[slice, ...] = ()
-
-    def network(self, inner: Sequence[Affine], outer: Affine) -> Network:
-        """Return the network with these maps."""
-        if self.cuts:
-            (fused,) = inner
-            inner = [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in self.cuts]
-        return Network(tuple(inner), outer, self.activation, self.factor)
-
-
-def affine(projection: Projection) -> Affine:
-    """Return a linear module's weight and bias in its own dtype."""
-    dtype = projection.dtype
-    return Affine(projection.weight(dtype), projection.bias(dtype))
+def _cut(fused: Affine, cuts: Cuts) -> Sequence[Affine]:
+    """Return the maps of both factors of a gated network that one map holds."""
+    return [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in cuts] or [fused]
 
 
 @dataclass(frozen=True)
@@ -126,23 +35,22 @@ class DenseReader:
     Attributes:
         inner: the maps into the neurons, the gate's first.
         outer: the map out of the neurons.
-        gating: how the neurons' output follows from the inner maps.
+        activation: g.
+        cuts: where the factors of a gated network are in the output of one map.
         gate: a map to one number for each position, whose sigmoid multiplies the network's output; or None.
     """
 
     inner: tuple[Projection, ...]
     outer: Projection
-    gating: Gating
+    activation: Elementwise
+    cuts: Cuts = ()
     gate: Projection | None = None
 
-    def network(self) -> Network:
-        """Return the network with the modules' present parameters."""
-        return self.gating.network([affine(projection) for projection in self.inner], affine(self.outer))
-
     def use(self, inputs: Tensor) -> Use:
-        """Return the network's use at positions whose whole inputs are (N, D)."""
-        coefficient = None if self.gate is None else affine(self.gate).whole(inputs).sigmoid()
-        return Use(self.network(), coefficient=coefficient)
+        """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
+        inner = [affine for projection in self.inner for affine in _cut(_affine(projection), self.cuts)]
+        network = Network(tuple(inner), _affine(self.outer), self.activation)
+        return Use(network, coefficient=None if self.gate is None else _affine(self.gate).whole(inputs).sigmoid())
 
 
 class Routing(NamedTuple):
@@ -150,6 +58,42 @@ class Routing(NamedTuple):
 
     experts: Tensor
     coefficients: Tensor
+
+
+def routing_of(received: Any) -> Routing | None:
+    """Return the routing among the (nested) arguments of a module: indices and coefficients, (N, n) each."""
+    tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
+    indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
+    for index in indices:
+        for coefficients in tables:
+            if coefficients.is_floating_point() and coefficients.shape == index.shape:
+                return Routing(index, coefficients)
+    return None
+
+
+def routing_of_scores(scores: Tensor) -> Routing:
+    """Return the routing by scores of all experts, (N, experts); a score of 0 leaves an expert out."""
+    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
+
+
+def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a module's own parameters that hold a matrix for each expert, by name; empty unless there are several."""
+    stacked = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
+    counts = {len(parameter) for parameter in stacked.values()}
+    return stacked if len(stacked) > 1 and len(counts) == 1 and counts != {1} else {}
+
+
+def routers_beside(module: nn.Module) -> list[nn.Module]:
+    """Return the children that score the experts of another child: one of their matrices has a row for each expert."""
+    children = list(module.children())
+    counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
+    return [
+        child
+        for child in children
+        if any(parameter.dim() == 2 and len(parameter) in counts for parameter in child.parameters(recurse=False))
+        and not stacked_maps(child)
+    ]
 
 
 @dataclass(frozen=True)
@@ -163,7 +107,9 @@ class ExpertsReader:
         inner_bias: the parameter of their biases, (experts, neurons), or None.
         outer_bias: the parameter of their biases, (experts, D), or None.
         transposed: True if the maps are (outputs, inputs).
-        gating: how the neurons' output follows from the inner maps.
+        activation: g.
+        factor: the function h of the other factor of a gated network; None for the identity.
+        cuts: where the factors of a gated network are in the output of the inner map.
         scorer: the module that gives a score for each expert, (N, experts), which multiplies the expert's input;
             None if the experts receive a routing, whose coefficients multiply their outputs.
     """
@@ -174,7 +120,9 @@ class ExpertsReader:
     inner_bias: str | None
     outer_bias: str | None
     transposed: bool
-    gating: Gating
+    activation: Elementwise
+    factor: Elementwise | None = None
+    cuts: Cuts = ()
     scorer: nn.Module | None = None
 
     def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
@@ -185,8 +133,8 @@ class ExpertsReader:
 
     def network(self, expert: int) -> Network:
         """Return one expert with its present parameters."""
-        inner = self._affine(self.inner, self.inner_bias, expert)
-        return self.gating.network([inner], self._affine(self.outer, self.outer_bias, expert))
+        inner = _cut(self._affine(self.inner, self.inner_bias, expert), self.cuts)
+        return Network(tuple(inner), self._affine(self.outer, self.outer_bias, expert), self.activation, self.factor)
 
     def uses(self, routing: Routing, dtype: torch.dtype) -> Iterator[Use]:
         """Yield each expert's use at the positions routed to it."""

@@ -12,7 +12,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked, with_argument
-from captum_norm.models.search.copies import drawn
+from captum_norm.models.probes import drawn
 
 
 def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:

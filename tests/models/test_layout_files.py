@@ -29,8 +29,8 @@ RIGHT = 'attention = "a"\nprojection = "p"\nresidual = "input"\ntotal = "norm.in
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("layouts", "feed_forward"):
-        monkeypatch.setattr(f"captum_norm.models.{module}._registered", {})
+    for declared in ("_layouts", "_feed_forwards"):
+        monkeypatch.setattr(f"captum_norm.models.layouts.{declared}", {})
 
 
 class UnknownLayer(nn.Module):

@@ -10,15 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.affinity import TOLERATED, CompositeTests
-from captum_norm.models.measured_projections import (
-    ROWS,
-    MeasuredProjection,
-    affine_map,
-    read_projection,
-    within_a_pass,
-)
 from captum_norm.models.precision import EIGHT_BITS
+from captum_norm.models.probes import TOLERATED, affine_test
+from captum_norm.models.projections import UNIT_VECTORS, Projection, affine_map, read_projection, within_a_pass
 
 IN, OUT = 24, 20
 
@@ -89,20 +83,21 @@ def applied(function: Callable[[LowRank, Tensor], Tensor]) -> LowRank:
     return Applied()
 
 
-def read(module: nn.Module, inputs: Tensor) -> MeasuredProjection:
+def read(module: nn.Module, inputs: Tensor) -> Projection:
     with torch.no_grad():
         found = read_projection(module, inputs, module(inputs))
-    assert isinstance(found, MeasuredProjection)
+    assert found is not None
+    assert found.transposed is None
     return found
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("bias", [1.0, 1e4])
 def test_the_matrix_is_the_merged_one(seed: int, bias: float) -> None:
-    module = LowRank(seed, width=ROWS + 7)
+    module = LowRank(seed, width=UNIT_VECTORS + 7)
     with torch.no_grad():
         module.base.bias.mul_(bias)
-    found = read(module, torch.randn(2, 5, ROWS + 7))
+    found = read(module, torch.randn(2, 5, UNIT_VECTORS + 7))
     matrix = found.weight(torch.float64)
     assert (matrix - module.merged()).abs().max() < 1e-6 * module.merged().abs().max()
     stored = found.bias(torch.float32)
@@ -121,7 +116,7 @@ def runs_of(module: nn.Module) -> list[int]:
 @torch.no_grad()
 def test_a_module_runs_only_a_few_times() -> None:
     """Some adapters and quantised weights compute a whole matrix in each run."""
-    module, inputs = LowRank(width=ROWS + 7), torch.randn(1, 5, ROWS + 7)
+    module, inputs = LowRank(width=UNIT_VECTORS + 7), torch.randn(1, 5, UNIT_VECTORS + 7)
     counts = runs_of(module)
     found = affine_map(module, inputs)
     assert found is not None
@@ -131,7 +126,7 @@ def test_a_module_runs_only_a_few_times() -> None:
     found.weight(torch.float32)
     found.bias(torch.float32)
     found.version()
-    assert counts == [2, ROWS, 7]
+    assert counts == [2, UNIT_VECTORS, 7]
 
 
 class Bottleneck(LowRank):
@@ -150,12 +145,12 @@ class Bottleneck(LowRank):
 def test_an_untrained_adapter_does_not_speak_for_the_trained_ones() -> None:
     untrained, trained, later = Bottleneck(0, 0.0), Bottleneck(1, 1.0), Bottleneck(2, 1.0)
     modules: dict[nn.Module, str] = {untrained: "layers.0.map", trained: "layers.1.map", later: "layers.2.map"}
-    tests, inputs = CompositeTests(modules), torch.randn(1, 5, IN)
+    is_affine, inputs = affine_test(modules), torch.randn(1, 5, IN)
     counts = runs_of(later)
-    assert tests.is_affine(untrained, inputs)
-    assert not tests.is_affine(trained, inputs)
+    assert is_affine(untrained, inputs)
+    assert not is_affine(trained, inputs)
     # One that differs only in its name and number is not run.
-    assert not tests.is_affine(later, inputs)
+    assert not is_affine(later, inputs)
     assert not counts
 
 

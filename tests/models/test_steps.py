@@ -9,16 +9,15 @@ import transformers as hf
 from torch import nn
 from transformers.activations import ACT2FN
 
-from captum_norm.models.projections import NormReader, StoredProjection
-from captum_norm.models.steps import read_step
+from captum_norm.models.projections import NormReader, Projection, read_step
 
 WIDTH = 6
 Conv1D: Any = hf.pytorch_utils.Conv1D  # without type annotations
 STEPS: dict[str, tuple[Any, type | None]] = {
-    "linear": (lambda: nn.Linear(WIDTH, 4), StoredProjection),
-    "square linear": (lambda: nn.Linear(WIDTH, WIDTH), StoredProjection),
+    "linear": (lambda: nn.Linear(WIDTH, 4), Projection),
+    "square linear": (lambda: nn.Linear(WIDTH, WIDTH), Projection),
     "no bias": (lambda: nn.Linear(WIDTH, WIDTH, bias=False), None),
-    "Conv1D": (lambda: Conv1D(4, WIDTH), StoredProjection),
+    "Conv1D": (lambda: Conv1D(4, WIDTH), Projection),
     "LayerNorm": (lambda: nn.LayerNorm(WIDTH), NormReader),
     "RMSNorm": (lambda: nn.RMSNorm(WIDTH), NormReader),
     "norm without parameters": (lambda: nn.LayerNorm(WIDTH, elementwise_affine=False), NormReader),

@@ -18,18 +18,20 @@ from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import Elementwise, Normalization, Use
-from captum_norm.models.affinity import CompositeTests, may_be_affine
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
-from captum_norm.models.feed_forward import ExpertsReader
+from captum_norm.models.feed_forward import ExpertsReader, routers_beside, routing_of, stacked_maps
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.precision import accumulation_dtype
-from captum_norm.models.projections import NormReader, Projection, tensor_of
-from captum_norm.models.search.experts import read_routed, routed_rows, routers_beside, routing_of, stacked_maps
+from captum_norm.models.probes import affine_test, may_be_affine
+from captum_norm.models.projections import NormReader, Projection, read_step, tensor_of
+from captum_norm.models.search.networks import read_routed, routed_rows
 from captum_norm.models.stacks import encoder_of
-from captum_norm.models.steps import Step, read_step
+
+Step = NormReader | Projection | Elementwise | ExpertsReader
+"""What a module computes."""
 
 # Activations that model files call as functions.
 ACTIVATIONS = frozenset(
@@ -60,7 +62,7 @@ class HookedModules:
         experts: the modules with stacked maps.
         leaves: all other modules without children, except those that do nothing in ``eval()``.
         composites: modules with children that may together be one affine map, such as an adapted linear layer.
-        tests: tell which of these are.
+        is_affine: tests whether one of these is.
         linear: the linear maps inside attention.
         steps: what each module computes, once it has run.
         complete: whether its parts have added up with attention weights as constants.
@@ -80,7 +82,7 @@ class HookedModules:
         others = (module for module in replaced if list(module.children()) and may_be_affine(module))
         apart = whole.union(blocks)
         self.composites = [module for module in others if apart.isdisjoint(module.modules())]
-        self.tests = CompositeTests({module: name for name, module in model.named_modules()})
+        self.is_affine = affine_test({module: name for name, module in model.named_modules()})
         self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
         self.steps: dict[nn.Module, Step] = {}
         self.complete = False
@@ -323,7 +325,7 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         inputs = first_argument(*received) if self.is_active else None
         if inputs is not None and self.carries(inputs):
             known = module in self.modules.steps
-            if known or self.modules.tests.is_affine(module, self.whole(inputs)):
+            if known or self.modules.is_affine(module, self.whole(inputs)):
                 self._replace_whole(module)
 
     def _composite(self, module: nn.Module, *seen: Any) -> Any:

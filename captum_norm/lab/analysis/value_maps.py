@@ -16,8 +16,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.hooks import hooked
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.measured_projections import read_projection
-from captum_norm.models.projections import Projection
+from captum_norm.models.projections import Projection, read_projection
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place
 

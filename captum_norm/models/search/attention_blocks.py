@@ -5,16 +5,15 @@ in which its sum with a residual stream is found, and from which the module's ou
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.affinity import CompositeTests, may_be_affine
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block, bind
 from captum_norm.models.call import ModelCall
@@ -22,12 +21,12 @@ from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.layouts import Site, registered_layouts
 from captum_norm.models.libraries.refusals import WITHOUT_FEED_FORWARD, refusal_of
 from captum_norm.models.libraries.replaced_forward import not_compared
+from captum_norm.models.precision import coarsest
+from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import equal, reproduces
 from captum_norm.models.search.attention_layouts import candidates, projections
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
-from captum_norm.models.search.gates import gated_projections
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
-from captum_norm.models.stacks import Stacks
 from captum_norm.models.wrappers import class_of
 
 HOW_TO = 'Declare the layer with captum_norm.models.register_layout: see "Describe a new model" in the documentation'
@@ -35,158 +34,15 @@ HOW_TO = 'Declare the layer with captum_norm.models.register_layout: see "Descri
 RANDOMIZED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
 """The modules whose outputs are replaced by random numbers during the search."""
 
+CROWDED = 4
+"""With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
 
-class _OpenCall(NamedTuple):
-    """A call of attention whose block is not found yet.
-
-    Attributes:
-        module: the module that attends.
-        context: attention's output, (B, Q, H·d).
-        order: the number of events before it.
-    """
-
-    module: nn.Module
-    context: Tensor
-    order: int
+OpenCall = tuple[nn.Module, Tensor, int]
+"""A call of attention without a block yet: its module, its output (B, Q, H·d), and the number of events before it."""
 
 
 class _NotProjectedError(UnsupportedModelError):
     """No affine map receives attention's output as it is."""
-
-
-CROWDED = 4
-"""With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
-
-
-@dataclass
-class _Probe:
-    """Watches all modules during one forward pass and finds each layer's block when the layer returns.
-
-    Random numbers replace the outputs of embeddings and affine maps, so no equation holds by accident: no summand is
-    negligible beside another, no activation is seen only near 0, and no two tensors are equal unless the model's code
-    makes them so. The largest modules that are affine count as one map each, whatever they consist of.
-    """
-
-    model: nn.Module
-    stacks: Stacks
-    names: dict[nn.Module, str]
-    feed_forwards: FeedForwardSearch | None
-    gated: Mapping[nn.Module, nn.Module]
-    blocks: dict[nn.Module, Block] = field(default_factory=dict)
-    crossing: set[nn.Module] = field(default_factory=set)
-    events: list[Event] = field(default_factory=list)
-    entered: list[tuple[int, Tensor | None]] = field(default_factory=list)
-    affine: nn.Module | None = None
-    open_calls: list[_OpenCall] = field(default_factory=list)
-    last_trace: Trace | None = None
-    device: torch.device | None = None
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
-
-    def __post_init__(self) -> None:
-        self.tests = CompositeTests(self.names)
-
-    def attention(self, call: AttentionCall) -> Tensor:
-        if not is_observed():
-            raise RuntimeError("attention is not affine")
-        if self.feed_forwards is not None:
-            self.feed_forwards.attention_begins(call.module, cross=call.cross)
-        output, _ = self.stacks.attend(call)
-        if call.cross:
-            self.crossing.add(call.module)
-        if call.module not in self.blocks:
-            context = output.to(self._device_for(output)).flatten(2)
-            self.open_calls.append(_OpenCall(call.module, context, len(self.events)))
-        return output
-
-    def hooks(self) -> Iterator[Any]:
-        """Yield hooks for the input and the output of every module."""
-        for module in self.names:
-            yield module, "input", self.enter
-            yield module, "result", self.leave
-            if self.feed_forwards is not None and any(p.dim() == 3 for p in module.parameters(recurse=False)):
-                yield module, "arguments", self.feed_forwards.routed
-
-    def enter(self, module: nn.Module, tensor: Tensor | None) -> None:
-        if self.affine is not None:
-            return
-        self.entered.append((len(self.events), self._note(module, "input", tensor)))
-        if tensor is not None and may_be_affine(module):
-            self.affine = module if self.tests.is_affine(module, tensor) else None
-
-    def leave(self, module: nn.Module, result: Any) -> Tensor | None:
-        if self.affine not in (None, module):
-            return None
-        (start, received), tensor, chosen = self.entered.pop(), first_tensor(result), None
-        if tensor is not None and tensor is result and (module is self.affine or isinstance(module, RANDOMIZED)):
-            chosen = torch.randn(tensor.shape, generator=self.generator, device="cpu").to(tensor)
-        self.affine = None
-        self._note(module, "output", tensor if chosen is None else chosen, received, None if chosen is None else tensor)
-        inside = [call for call in self.open_calls if call.order >= start]
-        feed_forwards = self.feed_forwards
-        if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
-            trace = Trace(self.names[module], module, self.events[start:])
-            for call in inside:
-                block = self._settle(trace, call, start)
-                if block is not None:
-                    block = replace(block, cross=call.module in self.crossing)
-                    self.blocks[call.module] = block
-                    self.open_calls.remove(call)
-                    if feed_forwards is not None:
-                        feed_forwards.expect(block, trace)
-                elif len(inside) > CROWDED:
-                    break
-            self.last_trace = trace
-            if feed_forwards is not None:
-                feed_forwards.look(trace)
-        if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
-            # Only the module's own input and output still matter, to the layer around it.
-            self.events[start:] = [event for event in self.events[start:] if event.site.module is module]
-        return chosen
-
-    def _note(
-        self,
-        module: nn.Module,
-        end: Literal["input", "output"],
-        tensor: Tensor | None,
-        received: Tensor | None = None,
-        computed: Tensor | None = None,
-    ) -> Tensor | None:
-        """Note a tensor, and at the end of a call what the module received and computed; return the copy noted."""
-        if tensor is None:
-            return None
-        device = self._device_for(tensor)
-        computed = None if computed is None else computed.to(device, copy=True)
-        copy = tensor.to(device, copy=True)
-        call = None if received is None else ModuleCall(module, received, copy, computed)
-        self.events.append(Event(Site(module, end), copy, tensor, call))
-        return copy
-
-    def _device_for(self, tensor: Tensor) -> torch.device:
-        """Return the one device on which the tensors of a sharded model are compared."""
-        if self.device is None:
-            self.device = tensor.device
-        return self.device
-
-    def _settle(self, trace: Trace, call: _OpenCall, start: int) -> Block | None:
-        declared = registered_layouts().get(class_of(trace.layer).__name__)
-        context, gated = call.context, self.gated.get(call.module)
-        if gated is not None:
-            received = trace.call_of(gated) if gated in trace.layer.modules() else None
-            if received is None:
-                return None
-            context = received.inputs.reshape(context.shape)
-        attending = {*self.blocks, *(one.module for one in self.open_calls)}
-        # Sums that the model adds in our order are exact, so these are tried first. In a newly initialised model, whose
-        # layers change next to nothing, a comparison up to rounding cannot tell a stream from its norm.
-        found = (
-            layout
-            for same, factored in product((equal, reproduces), (False, True))
-            for layout in candidates(
-                trace, call.module, context, call.order - start, attending, same, factored=factored
-            )
-        )
-        layout = declared or next(found, None)
-        return None if layout is None else replace(bind(trace, layout, call.module, context), gated=gated is not None)
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
@@ -206,7 +62,7 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
     try:
         return _find_blocks(call, {}, feed_forward=feed_forward)
     except _NotProjectedError as error:
-        gated = gated_projections(call, RANDOMIZED)
+        gated = _gated_projections(call)
         if not gated:
             raise UnsupportedModelError(str(error)) from None
     return _find_blocks(call, gated, feed_forward=feed_forward)
@@ -216,43 +72,240 @@ def _find_blocks(
     call: ModelCall, gated: Mapping[nn.Module, nn.Module], *, feed_forward: bool
 ) -> dict[nn.Module, Block]:
     """Find blocks; ``gated`` has the projections that receive attention's output gated, by attention module."""
-    model = call.model
-    unwatched = call.unwatched
-    names = {module: name for name, module in model.named_modules() if module not in unwatched}
-    search = FeedForwardSearch(refusal_of(model, WITHOUT_FEED_FORWARD)) if feed_forward else None
-    probe = _Probe(model, call.stacks(), names, search, gated)
-    with torch.no_grad(), not_compared(), call.attention_through(probe.attention), hooked(probe.hooks()):
+    feed_forwards = FeedForwardSearch(refusal_of(call.model, WITHOUT_FEED_FORWARD)) if feed_forward else None
+    search = _Search(call, feed_forwards, gated)
+    with torch.no_grad(), not_compared(), call.attention_through(search.attention), hooked(search.hooks()):
         call.run()
-    if not probe.stacks.sizes:
+    if not search.stacks.sizes:
         raise UnsupportedModelError(call.unseen)
-    if probe.open_calls and probe.last_trace is not None:
-        trace, unknown = probe.last_trace, probe.open_calls[0]
-        projected = any(True for _ in projections(trace, unknown.context))
-        kind = UnsupportedModelError if projected else _NotProjectedError
-        raise kind(_description(probe, trace, unknown))
-    if search is None:
-        return probe.blocks
-    search.give_up()
+    if search.open_calls and search.last_trace is not None:
+        raise _not_understood(search, search.last_trace, *search.open_calls[0][:2])
+    if feed_forwards is None:
+        return search.blocks
+    feed_forwards.give_up()
+    found, missing = feed_forwards.found, feed_forwards.missing
     return {
-        module: replace(block, feed_forward=search.found.get(module), without_feed_forward=search.missing.get(module))
-        for module, block in probe.blocks.items()
+        module: replace(block, feed_forward=found.get(module), without_feed_forward=missing.get(module))
+        for module, block in search.blocks.items()
     }
 
 
-def _description(probe: _Probe, trace: Trace, call: _OpenCall) -> str:
-    """Say what was found of the first layer that was not understood, what was not, and what to do."""
-    found = f'{type(probe.model).__name__} is not understood: "{probe.names[call.module]}" attends'
-    projection = next((one.module for one in projections(trace, call.context)), None)
-    if projection is not None:
-        return (
-            f'{found} and "{probe.names[projection]}" projects its output, but no sum with a residual stream was found '
-            f"from which the layer's output follows. {HOW_TO}"
+class _Search:
+    """Watches all modules during one forward pass and finds each layer's block when the layer returns.
+
+    Random numbers replace the outputs of embeddings and affine maps, so no equation holds by accident: no summand is
+    negligible beside another, no activation is seen only near 0, and no two tensors are equal unless the model's code
+    makes them so. The largest modules that are affine count as one map each, whatever they consist of.
+    """
+
+    def __init__(
+        self, call: ModelCall, feed_forwards: FeedForwardSearch | None, gated: Mapping[nn.Module, nn.Module]
+    ) -> None:
+        unwatched = call.unwatched
+        self.model, self.stacks = call.model, call.stacks()
+        self.names = {module: name for name, module in call.model.named_modules() if module not in unwatched}
+        self.blocks: dict[nn.Module, Block] = {}
+        self.open_calls: list[OpenCall] = []
+        self.last_trace: Trace | None = None
+        self._feed_forwards, self._gated = feed_forwards, gated
+        self._crossing: set[nn.Module] = set()
+        self._events: list[Event] = []
+        self._entered: list[tuple[int, Tensor | None]] = []
+        self._is_affine = affine_test(self.names)
+        self._inside: nn.Module | None = None
+        self._device: torch.device | None = None
+        self._generator = torch.Generator().manual_seed(0)
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        """Make attention's output, and note the call."""
+        if not is_observed():
+            raise RuntimeError("attention is not affine")
+        if self._feed_forwards is not None:
+            self._feed_forwards.attention_begins(call.module, cross=call.cross)
+        output, _ = self.stacks.attend(call)
+        if call.cross:
+            self._crossing.add(call.module)
+        if call.module not in self.blocks:
+            context = output.to(self._device_for(output)).flatten(2)
+            self.open_calls.append((call.module, context, len(self._events)))
+        return output
+
+    def hooks(self) -> Iterator[Any]:
+        """Yield hooks for the input and the output of every module."""
+        for module in self.names:
+            yield module, "input", self._enter
+            yield module, "result", self._leave
+            stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
+            if stacked and self._feed_forwards is not None:
+                yield module, "arguments", self._feed_forwards.routed
+
+    def _enter(self, module: nn.Module, tensor: Tensor | None) -> None:
+        """Note a module's input; inside of a composite that is one affine map, note nothing."""
+        if self._inside is not None:
+            return
+        self._entered.append((len(self._events), self._note(module, "input", tensor)))
+        if tensor is not None and may_be_affine(module) and self._is_affine(module, tensor):
+            self._inside = module
+
+    def _leave(self, module: nn.Module, result: Any) -> Tensor | None:
+        """Note a module's output, look for blocks inside, and return the numbers that replace the output, if any."""
+        if self._inside not in (None, module):
+            return None
+        (start, received), tensor, chosen = self._entered.pop(), first_tensor(result), None
+        if tensor is not None and tensor is result and (module is self._inside or isinstance(module, RANDOMIZED)):
+            chosen = torch.randn(tensor.shape, generator=self._generator, device="cpu").to(tensor)
+        self._inside = None
+        self._note(module, "output", tensor if chosen is None else chosen, received, None if chosen is None else tensor)
+        feed_forwards = self._feed_forwards
+        inside = [opened for opened in self.open_calls if opened[2] >= start]
+        if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
+            self.last_trace = Trace(self.names[module], module, self._events[start:])
+            self._look(self.last_trace, inside, start)
+        if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
+            # Only the module's own input and output still matter, to the layer around it.
+            self._events[start:] = [event for event in self._events[start:] if event.site.module is module]
+        return chosen
+
+    def _look(self, trace: Trace, inside: list[OpenCall], start: int) -> None:
+        """Search in a module that has just returned."""
+        for opened in inside:
+            block = self._block(trace, *opened[:2], opened[2] - start)
+            if block is not None:
+                self.blocks[block.attention] = block
+                self.open_calls.remove(opened)
+                if self._feed_forwards is not None:
+                    self._feed_forwards.expect(block, trace)
+            elif len(inside) > CROWDED:
+                break
+        if self._feed_forwards is not None:
+            self._feed_forwards.look(trace)
+
+    def _note(
+        self,
+        module: nn.Module,
+        end: Literal["input", "output"],
+        tensor: Tensor | None,
+        received: Tensor | None = None,
+        computed: Tensor | None = None,
+    ) -> Tensor | None:
+        """Note a tensor, and at the end of a call what the module received and computed; return the copy noted."""
+        if tensor is None:
+            return None
+        device = self._device_for(tensor)
+        computed = None if computed is None else computed.to(device, copy=True)
+        copy = tensor.to(device, copy=True)
+        call = None if received is None else ModuleCall(module, received, copy, computed)
+        self._events.append(Event(Site(module, end), copy, tensor, call))
+        return copy
+
+    def _device_for(self, tensor: Tensor) -> torch.device:
+        """Return the one device on which the tensors of a sharded model are compared."""
+        if self._device is None:
+            self._device = tensor.device
+        return self._device
+
+    def _block(self, trace: Trace, attention: nn.Module, context: Tensor, order: int) -> Block | None:
+        declared, gated = registered_layouts().get(class_of(trace.layer).__name__), self._gated.get(attention)
+        if gated is not None:
+            received = trace.call_of(gated) if gated in trace.layer.modules() else None
+            if received is None:
+                return None
+            context = received.inputs.reshape(context.shape)
+        attending = {*self.blocks, *(module for module, _, _ in self.open_calls)}
+        # Sums that the model adds in our order are exact, so these are tried first. In a newly initialised model, whose
+        # layers change next to nothing, a comparison up to rounding cannot tell a stream from its norm.
+        layouts = (
+            layout
+            for same, factored in product((equal, reproduces), (False, True))
+            for layout in candidates(trace, attention, context, order, attending, same, factored=factored)
         )
-    received = [one.module for one in trace.calls_on(call.context) if trace.name(one.module)]
-    if not received:
-        return f"{found}, but no module receives its output. {HOW_TO}"
-    return (
-        f'{found}, but "{probe.names[received[0]]}" ({type(received[0]).__name__}), which receives its output, is not '
-        "affine: merge the adapter (merge_and_unload()) or dequantize() the weights. "
-        f"{HOW_TO}"
+        layout = declared or next(layouts, None)
+        if layout is None:
+            return None
+        block = bind(trace, layout, attention, context)
+        return replace(block, gated=gated is not None, cross=attention in self._crossing)
+
+
+def _not_understood(search: _Search, trace: Trace, attention: nn.Module, context: Tensor) -> UnsupportedModelError:
+    """Make the error for the first layer that was not understood: what was found of it, what was not, what to do."""
+    found = f'{type(search.model).__name__} is not understood: "{search.names[attention]}" attends'
+    projection = next((call.module for call in projections(trace, context)), None)
+    if projection is not None:
+        return UnsupportedModelError(
+            f'{found} and "{search.names[projection]}" projects its output, but no sum with a residual stream was '
+            f"found from which the layer's output follows. {HOW_TO}"
+        )
+    received = next((call.module for call in trace.calls_on(context) if trace.name(call.module)), None)
+    if received is None:
+        return _NotProjectedError(f"{found}, but no module receives its output. {HOW_TO}")
+    return _NotProjectedError(
+        f'{found}, but "{search.names[received]}" ({type(received).__name__}), which receives its output, is not '
+        f"affine: merge the adapter (merge_and_unload()) or dequantize() the weights. {HOW_TO}"
     )
+
+
+def _gated_projections(call: ModelCall) -> dict[nn.Module, nn.Module]:
+    """Map attention modules to a module that receives their output times factors that do not depend on the key.
+
+    The model runs twice, with the same random numbers as outputs of its linear maps; in the second run each number of
+    attention's output is multiplied by another one. A module is found if what it receives is multiplied likewise, up to
+    one number for each head and query, such as the σ of a norm.
+    """
+    before, after = (_received_after_attention(call, changed=changed) for changed in (False, True))
+    gated: dict[nn.Module, nn.Module] = {}
+    for attention, (output, factors, received) in before.items():
+        later = after[attention][2] if attention in after else {}
+        for module, tensor in received.items():
+            if module in later and not equal(tensor, output) and _is_multiplied(tensor, later[module], factors):
+                gated.setdefault(attention, module)
+    return gated
+
+
+def _received_after_attention(
+    call: ModelCall, *, changed: bool
+) -> dict[nn.Module, tuple[Tensor, Tensor, dict[nn.Module, Tensor]]]:
+    """Run a model; return by attention module its output, random factors (B, Q, H, d), and what modules then received.
+
+    The output of attention goes on times the factors if ``changed``.
+    """
+    seen: dict[nn.Module, tuple[Tensor, Tensor, dict[nn.Module, Tensor]]] = {}
+    numbers, signs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+    latest: list[nn.Module] = []
+
+    def attend(attention: AttentionCall) -> Tensor:
+        output, _ = attention.run()
+        factors = torch.rand(output.shape, generator=signs, device="cpu") + 0.5
+        factors = (factors * torch.randn(output.shape, generator=signs, device="cpu").sign()).to(output)
+        seen.setdefault(attention.module, (output, factors, {}))
+        latest[:] = [attention.module]
+        return output * factors if changed else output
+
+    def note(module: nn.Module, tensor: Tensor | None) -> None:
+        if latest and tensor is not None:
+            _, factors, received = seen[latest[0]]
+            if tensor.numel() == factors.numel():
+                received.setdefault(module, tensor.clone())
+
+    def randomize(_: nn.Module, result: Any) -> Tensor | None:
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return None
+        return torch.randn(result.shape, generator=numbers, device="cpu").to(result)
+
+    modules = list(call.model.modules())
+    hooks: list[Any] = [(module, "input", note) for module in modules]
+    hooks += [(module, "result", randomize) for module in modules if isinstance(module, RANDOMIZED)]
+    with torch.no_grad(), not_compared(), call.attention_through(attend), hooked(hooks):
+        call.run()
+    return seen
+
+
+def _is_multiplied(before: Tensor, after: Tensor, factors: Tensor) -> bool:
+    """Whether ``after`` is ``before`` times ``factors``, up to one number for each head and query."""
+    before, after = (tensor.double().reshape(factors.shape) for tensor in (before, after))
+    expected = before * factors.double()
+    if not expected.all() or expected.shape[-1] < 2:
+        return False
+    ratios = after / expected
+    spread = ratios.amax(-1) - ratios.amin(-1)
+    precision = torch.finfo(coarsest(factors.dtype, torch.float32)).eps
+    return bool((spread <= 64 * precision * ratios.abs().amax(-1)).all())

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.blocks import sum_of
-from captum_norm.models.factors import UNFACTORED, Factors, layer_scales, multiplied, possible_factors, with_scales
+from captum_norm.models.factors import UNFACTORED, Factors, multiplied, possible_factors, with_scales
 from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.projections import Same, equal
-from captum_norm.models.search.parallel import Beside
-from captum_norm.models.search.sums import Sketch, Sketches, sketch
-from captum_norm.models.search.trace import Event, ModuleCall, Trace
+from captum_norm.models.search.networks import networks_into
+from captum_norm.models.search.trace import Event, ModuleCall, Trace, near, sketch, sketch_of_sum, stacked, sums_with
 
 End = tuple[Site[str], Event | None, str | None]
 """Where a residual sum is seen, a further summand in it, and the norm on it."""
@@ -57,21 +56,20 @@ def candidates(
             [event for event in events if event.tensor.numel() == size and trace.is_unique(event)]
             for events in (trace.events[:order], trace.events, trace.after(projection))
         )
-        before, sketches = _distinct(earlier), [Sketches([event.sketch for event in some]) for some in (streams, after)]
+        before = _distinct(earlier)
+        of_streams, of_after = (stacked([event.sketch for event in events]) for events in (streams, after))
         # If a norm receives attention's output, the layer adds the norm, even where rounding hides the difference.
         branches: list[tuple[str | None, Tensor]] = [
-            (trace.name(call.module), call.output)
-            for call in trace.calls_on(projection.output)
-            if call.norm is not None
+            (trace.name(call.module), call.output) for _, call in trace.norms_of(projection.output)
         ]
         branches.append((None, projection.output))
         received = trace.call_of(attention)
         held = possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED]
-        scales = [scale for _, branch in branches for scale in layer_scales(trace, branch)] if factored else []
+        scales = [scale for _, branch in branches for scale in trace.layer_scales(branch)] if factored else []
         factors = [*held, *with_scales(held, scales)]
         if factored and factors == [UNFACTORED]:
             continue
-        # A sum of two is tried with all streams first: the stream may be a sum, too, of which one of three also holds.
+        # Two summands are tried before three: if the stream is itself a sum, an equation of three holds, too.
         for parallel, (residual_factor, branch_factor), (branch_norm, branch) in product(
             (False, True), factors, branches
         ):
@@ -80,11 +78,17 @@ def candidates(
                 residual = multiplied(residual_factor, stream.tensor)
                 end: End | None
                 if parallel:
-                    others = _others(trace, residual, added, streams, sketches[0], same)
-                    beside = Beside(trace, stream.tensor, attention, order, attending)
-                    end = next(((total, other, None) for total, other in others if beside.stands(other)), None)
+                    others = _third_summands(trace, residual, added, streams, of_streams, same)
+                    end = next(
+                        (
+                            (total, other, None)
+                            for total, other in others
+                            if _is_parallel(trace, other, stream.tensor, attention, order, attending)
+                        ),
+                        None,
+                    )
                 else:
-                    end = _end(trace, residual, added, after, sketches[1], same, held)
+                    end = _end(trace, residual, added, after, of_after, same, held)
                 # A summand that is negligible beside the other cannot be told from none.
                 if end is None or any(same(sum_of(residual, added), part) for part in (residual, added)):
                     continue
@@ -117,38 +121,72 @@ def _end(
     residual: Tensor,
     branch: Tensor,
     after: list[Event],
-    of_after: Sketches,
+    of_after: Tensor,
     same: Same,
     factors: list[Factors],
 ) -> End | None:
     """Return where the sum of residual and branch is seen and the norm behind it, if the layer continues with it."""
-    total, together = sum_of(residual, branch), sketch(residual).plus(sketch(branch))
-    near = (after[place] for place in of_after.near(together))
-    sums = [event for event in near if same(total, event.tensor, residual, branch)]
+    total = sum_of(residual, branch)
+    places = near(of_after, sketch_of_sum(sketch(residual), sketch(branch)))
+    sums = [after[place] for place in places if same(total, after[place].tensor, residual, branch)]
     if not sums:
         return None
     # What attention adds once more is no part of what follows.
     later = [event for event in after if not equal(event.tensor, branch)]
     if _continues(trace, total, later, same, factors):
         return trace.site(sums[0]), None, None
-    for call in trace.calls_on(sums[0].tensor):
-        if call.norm and _continues(trace, call.output, later, same, factors):
+    for _, call in trace.norms_of(sums[0].tensor):
+        if _continues(trace, call.output, later, same, factors):
             name = trace.name(call.module)
             return Site(name, "input"), None, name
     return None
 
 
-def _others(
-    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], of_streams: Sketches, same: Same
+def _third_summands(
+    trace: Trace, residual: Tensor, branch: Tensor, streams: list[Event], of_streams: Tensor, same: Same
 ) -> Iterator[tuple[Site[str], Event]]:
     """Yield the layer's output and what it holds beside the sum of residual and branch, from the last to the first."""
-    total, together = sum_of(residual, branch), sketch(residual).plus(sketch(branch))
-    for place in reversed(of_streams.near(sketch(cast(Tensor, trace.output)).plus(together, -1))):
+    total, of_total = sum_of(residual, branch), sketch_of_sum(sketch(residual), sketch(branch))
+    for place in reversed(near(of_streams, sketch_of_sum(sketch(cast(Tensor, trace.output)), of_total, -1))):
         other = streams[place]
         whole = sum_of(total, other.tensor)
         follows = other.site.end == "output" and same(whole, trace.output, residual, branch, other.tensor)
         if follows and not same(whole, other.tensor):
             yield Site("", "output"), other
+
+
+def _is_parallel(
+    trace: Trace, other: Event, stream: Tensor, attention: nn.Module, order: int, attending: Collection[nn.Module]
+) -> bool:
+    """Whether the third summand is a parallel branch: a function of the stream alone, on which attention has no say.
+
+    If it depends on attention, it carries a part of what attention adds: a second projection, an adapter. If attention
+    depends on it, it is a part of the stream that attention's output is added to: a network or attention before it.
+    """
+    read = [stream, *(call.output for _, call in trace.norms_of(stream))]
+    if any(event.call and equal(event.tensor, other.tensor) for event in trace.events[:order]):
+        # It came before attention, which must read the stream or a norm; unknown if the layer itself attends.
+        received = None if attention is trace.layer else trace.call_of(attention)
+        if received is None or not any(equal(received.inputs, tensor) for tensor in read):
+            return False
+    inner = [[call for call in trace.calls_on(tensor) if call.projection] for tensor in read]
+    # Modules, none of which attends, must compute it one after the other from the stream or its norm.
+    pending, seen = [other.tensor], set[ModuleCall]()
+    while pending:
+        target = pending.pop()
+        for call in trace.calls:
+            if call in seen or not equal(call.output, target):
+                continue
+            if any(inside in attending for inside in call.module.modules()):
+                continue
+            if any(equal(call.inputs, tensor) for tensor in read):
+                return True
+            # The second map of a network on the stream, whose activation may be no module.
+            if any(True for maps in inner for _ in networks_into(trace, call, maps, None)):
+                return True
+            seen.add(call)
+            pending.append(call.inputs)
+    return False
 
 
 def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, factors: list[Factors]) -> bool:
@@ -161,14 +199,16 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
         here = after[start : start + REACH]
         outputs, received = ([event for event in here if event.site.end == end] for end in ("output", "input"))
         places = {event: place for place, event in enumerate(here, start + 1)}
-        written = [(event.tensor, event.sketch) for event in outputs] + _together(outputs[:NEXT])
+        written = [(event.tensor, event.sketch) for event in outputs] + _sums_of_two(outputs[:NEXT])
         for residual_factor, factor in factors:
-            residual, summands = multiplied(residual_factor, stream), [multiplied(factor, one) for one, _ in written]
+            residual, summands = multiplied(residual_factor, stream), [multiplied(factor, t) for t, _ in written]
             if _adds_to_some(residual, summands, trace.output, same):
                 return True
-            ends = [sketch(cast(Tensor, trace.output)), *(event.sketch for event in received)]
-            of_summands = [own if factor is None else sketch(s) for (_, own), s in zip(written, summands, strict=True)]
-            for summand, end in Sketches(of_summands).pairs(sketch(residual), Sketches(ends)):
+            ends = stacked([sketch(cast(Tensor, trace.output)), *(event.sketch for event in received)])
+            of_summands = [
+                kept if factor is None else sketch(s) for (_, kept), s in zip(written, summands, strict=True)
+            ]
+            for summand, end in sums_with(sketch(residual), stacked(of_summands), ends):
                 total = sum_of(residual, summands[summand])
                 reached = trace.output if end == 0 else received[end - 1].tensor
                 if not same(total, reached, residual, summands[summand]) or same(total, summands[summand]):
@@ -178,7 +218,7 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
                 event = received[end - 1]
                 call = trace.call_of(event.site.module)
                 for onward in [total, call.output] if call is not None and call.norm else [total]:
-                    value = sketch(onward).products.numpy().tobytes()
+                    value = sketch(onward)[:-2].numpy().tobytes()
                     if value not in seen:
                         seen.add(value)
                         pending.append((onward, places[event]))
@@ -198,8 +238,8 @@ def _adds_to_some(residual: Tensor, summands: Sequence[Tensor], output: Tensor |
     return any(same(stream + added, whole, stream, added) and not same(stream + added, added) for added in fitting)
 
 
-def _together(outputs: Sequence[Event]) -> list[tuple[Tensor, Sketch]]:
-    """Return the sums of the outputs of every two modules that read the same tensor, such as routed and shared experts.
+def _sums_of_two(outputs: Sequence[Event]) -> list[tuple[Tensor, Tensor]]:
+    """Return the sums, sketched, of two outputs of modules that read the same, such as routed and shared experts.
 
     No module may show these sums before a number multiplies them.
     """
@@ -208,7 +248,7 @@ def _together(outputs: Sequence[Event]) -> list[tuple[Tensor, Sketch]]:
         if event.call is not None and event.call.inputs.numel() == event.tensor.numel():
             readers.setdefault(tuple(event.call.inputs.flatten()[:4].tolist()), []).append(event)
     return [
-        (sum_of(first.tensor, second.tensor), first.sketch.plus(second.sketch))
+        (sum_of(first.tensor, second.tensor), sketch_of_sum(first.sketch, second.sketch))
         for together in readers.values()
         for first, second in combinations(together, 2)
         if first.call and second.call and equal(first.call.inputs, second.call.inputs)

@@ -1,39 +1,20 @@
-"""Holds the tensors that the modules of one layer received and returned in a forward pass."""
+"""Holds the tensors that the modules of one layer received and returned, and finds which are sums of others."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor, nn
 
+from captum_norm.models.factors import Factor, read_factor
 from captum_norm.models.layouts import Site
-from captum_norm.models.measured_projections import read_projection
-from captum_norm.models.projections import NormReader, Projection, read_norm
-from captum_norm.models.search.sums import Sketch, sketch
+from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
 
-
-@dataclass(frozen=True, eq=False)
-class Event:
-    """A tensor that a module received or returned.
-
-    Attributes:
-        site: where.
-        tensor: a copy of it.
-        source: the model's own tensor, which the model may have changed since.
-        call: the call that this output ends; None for an input.
-    """
-
-    site: Site[nn.Module]
-    tensor: Tensor
-    source: Tensor
-    call: "ModuleCall | None" = None
-
-    @cached_property
-    def sketch(self) -> Sketch:
-        """The tensor's random projections."""
-        return sketch(self.tensor)
+DIRECTIONS = 8
+# Units in the last place that a sum may differ by; what passes is compared in full.
+_ROUNDINGS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +44,28 @@ class ModuleCall:
         return None if self.computed is None else read_projection(self.module, self.inputs, self.computed)
 
 
+@dataclass(frozen=True, eq=False)
+class Event:
+    """A tensor that a module received or returned.
+
+    Attributes:
+        site: where.
+        tensor: a copy of it.
+        source: the model's own tensor, which the model may have changed since.
+        call: the call that this output ends; None for an input.
+    """
+
+    site: Site[nn.Module]
+    tensor: Tensor
+    source: Tensor
+    call: ModuleCall | None = None
+
+    @cached_property
+    def sketch(self) -> Tensor:
+        """The tensor's random projections, see :func:`sketch`."""
+        return sketch(self.tensor)
+
+
 class Trace:
     """The events inside one layer, in their order."""
 
@@ -73,9 +76,7 @@ class Trace:
         self._modules = dict(layer.named_modules())
         self._names: dict[nn.Module, str] = {module: name for name, module in self._modules.items()}
         self.calls = [event.call for event in events if event.call is not None]
-        self._call_of: dict[nn.Module, ModuleCall] = {}
-        for call in self.calls:
-            self._call_of.setdefault(call.module, call)
+        self._first_calls = {call.module: call for call in reversed(self.calls)}
         self._times_called = Counter(call.module for call in self.calls)
 
     def site(self, event: Event) -> Site[str]:
@@ -116,10 +117,74 @@ class Trace:
 
     def call_of(self, module: nn.Module) -> ModuleCall | None:
         """Return the first call of a module, or None."""
-        return self._call_of.get(module)
+        return self._first_calls.get(module)
 
     def calls_on(self, tensor: Tensor) -> Iterator[ModuleCall]:
         """Yield the calls whose input equals ``tensor``."""
         for call in self.calls:
             if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
                 yield call
+
+    def norms_of(self, tensor: Tensor) -> Iterator[tuple[NormReader, ModuleCall]]:
+        """Yield the normalisations of a tensor and their calls."""
+        for call in self.calls_on(tensor):
+            if call.norm is not None:
+                yield call.norm, call
+
+    def layer_scales(self, branch: Tensor) -> Iterator[Factor]:
+        """Yield the parameter of each module that receives ``branch``, (..., D), and has just one."""
+        for call in self.calls_on(branch):
+            parameters = list(call.module.named_parameters())
+            if len(parameters) == 1 and parameters[0][1].shape == branch.shape[-1:]:
+                factor = read_factor(self.layer, f"{self.name(call.module)}.{parameters[0][0]}".removeprefix("."))
+                if factor is not None:
+                    yield factor
+
+
+def sketch(tensor: Tensor) -> Tensor:
+    """Return products with random directions, a bound of their size, and the machine epsilon, (DIRECTIONS + 2,).
+
+    Products of a sum are sums, so sketches tell which tensors may be sums of others.
+    """
+    directions, length = _directions(tensor.numel())
+    flat = tensor.detach().cpu().double().flatten()
+    eps = flat.new_tensor([torch.finfo(tensor.dtype).eps])
+    return torch.cat([flat @ directions, (length * flat.norm())[None], eps])
+
+
+@cache
+def _directions(size: int) -> tuple[Tensor, float]:
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(size, DIRECTIONS, generator=generator, dtype=torch.float64, device="cpu")
+    return directions, float(directions.norm(dim=0).max())
+
+
+def sketch_of_sum(first: Tensor, second: Tensor, factor: int = 1) -> Tensor:
+    """Return the sketch of the sum of two sketched tensors, the second times 1 or −1."""
+    products = first[:DIRECTIONS] + factor * second[:DIRECTIONS]
+    return torch.cat([products, (first[-2] + second[-2])[None], torch.maximum(first[-1], second[-1])[None]])
+
+
+def stacked(sketches: Sequence[Tensor]) -> Tensor:
+    """Stack sketches of tensors with as many elements each, (N, DIRECTIONS + 2)."""
+    empty = torch.empty(0, DIRECTIONS + 2, dtype=torch.float64, device="cpu")
+    return torch.stack(list(sketches)) if sketches else empty
+
+
+def near(sketches: Tensor, target: Tensor) -> list[int]:
+    """Return the places of the tensors that may equal a tensor up to rounding."""
+    error = _ROUNDINGS * torch.maximum(sketches[:, -1], target[-1]) * (sketches[:, -2] + target[-2])
+    close = (sketches[:, :DIRECTIONS] - target[:DIRECTIONS]).abs() <= error[:, None]
+    places: list[int] = close.all(1).nonzero().flatten().tolist()
+    return places
+
+
+def sums_with(stream: Tensor, summands: Tensor, totals: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield (place in ``summands``, place in ``totals``) where the stream plus a summand may equal a total."""
+    eps = torch.maximum(torch.maximum(summands[:, -1, None], totals[:, -1]), stream[-1])
+    error = _ROUNDINGS * eps * (summands[:, -2, None] + totals[:, -2] + stream[-2])
+    close = torch.ones_like(error, dtype=torch.bool)
+    for direction in range(DIRECTIONS):
+        differences = totals[:, direction] - stream[direction]
+        close &= (summands[:, None, direction] - differences).abs() <= error
+    yield from map(tuple, close.nonzero().tolist())

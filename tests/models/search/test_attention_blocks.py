@@ -137,12 +137,12 @@ def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, changes
         "total": Site.parse("post_attention_layernorm.input"),
         "normed_input": True,
     }
-    monkeypatch.setattr("captum_norm.models.layouts._registered", {"LlamaDecoderLayer": Layout(**right)})
+    monkeypatch.setattr("captum_norm.models.layouts._layouts", {"LlamaDecoderLayer": Layout(**right)})
     model, ids = families.build("llama"), families.inputs("llama")
     torch.testing.assert_close(
         AttentionBlockAttribution(model).maps(ids).decoder, _found(model, ids, monkeypatch), rtol=0, atol=0
     )
-    monkeypatch.setattr("captum_norm.models.layouts._registered", {"LlamaDecoderLayer": Layout(**right | changes)})
+    monkeypatch.setattr("captum_norm.models.layouts._layouts", {"LlamaDecoderLayer": Layout(**right | changes)})
     with pytest.raises(UnsupportedModelError, match=r"layout of LlamaDecoderLayer .* does not hold") as caught:
         AttentionBlockAttribution(model).maps(ids)
     assert problem in str(caught.value)
@@ -150,5 +150,5 @@ def test_a_wrong_declaration_is_refused(monkeypatch: pytest.MonkeyPatch, changes
 
 def _found(model: Any, ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor | None:
     with monkeypatch.context() as undeclared:
-        undeclared.setattr("captum_norm.models.layouts._registered", {})
+        undeclared.setattr("captum_norm.models.layouts._layouts", {})
         return AttentionBlockAttribution(model).maps(ids).decoder

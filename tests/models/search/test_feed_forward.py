@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.models import FeedForwardLayout, Site
+from captum_norm.models.feed_forward import routing_of
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.search.attention_blocks import find_blocks
-from captum_norm.models.search.experts import routing_of
 from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS, SCOPES
 
@@ -102,7 +102,7 @@ def test_activations_are_told_apart_where_the_neurons_are_next_to_0(function: An
                 parameter.mul_(1e-9)
     values = torch.linspace(-3, 3, 31)
     for block in found_in(model):
-        torch.testing.assert_close(block.dense[0].gating.activation(values), function(values))
+        torch.testing.assert_close(block.dense[0].activation(values), function(values))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ RIGHT: dict[str, Any] = {
 def test_declarations_are_held_to_their_equations(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     model, ids = llama(functional.gelu), families.inputs("llama")
     expected = AttentionBlockAttribution(model, "atb_ff").maps(ids).decoder
-    registered = "captum_norm.models.feed_forward._registered"
+    registered = "captum_norm.models.layouts._feed_forwards"
     monkeypatch.setattr(registered, {"LlamaDecoderLayer": FeedForwardLayout(**RIGHT)})
     torch.testing.assert_close(AttentionBlockAttribution(model, "atb_ff").maps(ids).decoder, expected, rtol=0, atol=0)
     monkeypatch.setattr(registered, {"LlamaDecoderLayer": FeedForwardLayout(**RIGHT | changes)})
@@ -167,7 +167,7 @@ def test_a_module_as_activation_is_declared(monkeypatch: pytest.MonkeyPatch) -> 
     """A module with weights of its own, which by itself could be anything, and still is element-wise."""
     model, ids = llama(nn.PReLU()), families.inputs("llama")
     layout = FeedForwardLayout(**RIGHT, activation="mlp.function")
-    monkeypatch.setattr("captum_norm.models.feed_forward._registered", {"LlamaDecoderLayer": layout})
+    monkeypatch.setattr("captum_norm.models.layouts._feed_forwards", {"LlamaDecoderLayer": layout})
     delta = AttentionBlockAttribution(model, "atb_ff").maps(ids).convergence_delta
     assert delta is not None
     assert delta.max() < 1e-5
@@ -258,7 +258,7 @@ def test_factors_are_declared(factors: dict[str, str], right: bool, monkeypatch:
     layout = FeedForwardLayout(
         inner=("network.0",), outer="network.2", activation="network.1", total=Site.parse("output"), **factors
     )
-    monkeypatch.setattr("captum_norm.models.feed_forward._registered", {"_Factored": layout})
+    monkeypatch.setattr("captum_norm.models.layouts._feed_forwards", {"_Factored": layout})
     if right:
         assert found_in(model, ids)[0].residual_factor.name == "second"
     else:

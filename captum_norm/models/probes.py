@@ -1,8 +1,11 @@
-"""Tests whether a module of any class computes an affine map, by what it does to random inputs."""
+"""Runs single modules on random inputs and parameters, which tell apart readings that agree by accident."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +13,11 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.models.hooks import unobserved
 from captum_norm.models.modules import modules_of
-from captum_norm.models.offloading import is_shard
+from captum_norm.models.offloading import is_shard, loaded
 from captum_norm.models.precision import EIGHT_BITS, accumulation_dtype
-from captum_norm.models.search.copies import FAILURES, drawn
 
+FAILURES = (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError)
+"""Errors of modules with unexpected arguments."""
 TOLERATED = 0.04
 """Largest relative error that rounding to eight bits makes in a product with normally distributed numbers.
 
@@ -25,8 +29,68 @@ STATISTICS = 2**16
 """The most numbers of a buffer that may hold statistics of a module's inputs; larger ones hold weights."""
 
 
+def drawn(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Return standard normal numbers, the same ones each time, in the dtype and on the device of a tensor."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like) for shape in shapes]
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return a module's forward function without hooks; None if it cannot run on a copy of the module."""
+    attributes = vars(module)
+    # accelerate's hooks keep the original function here.
+    replaced = attributes.get("_old_forward", attributes.get("forward"))
+    return type(module).forward if replaced is None else getattr(replaced, "__func__", None)
+
+
+def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor) -> nn.Module | None:
+    """Copy a module without hooks, with some parameters replaced and the others like a tensor; None if impossible.
+
+    Call the copy's ``forward``.
+    """
+    forward = forward_of(module)
+    if forward is None:
+        return None
+    with loaded(module):
+        copy = _unhooked(module)
+        attributes = vars(copy)
+        for tensors in ("_parameters", "_buffers"):
+            # While a sharded module runs, torch keeps whole parameters among its plain attributes.
+            present = {name: attributes.pop(name, value) for name, value in attributes[tensors].items()}
+            attributes[tensors] = {name: _cast(value, like) for name, value in present.items()}
+    for name, value in parameters.items():
+        holder = next((tensors for tensors in ("_parameters", "_buffers") if name in attributes[tensors]), None)
+        (attributes if holder is None else attributes[holder])[name] = value
+    attributes["forward"] = MethodType(forward, copy)
+    return copy
+
+
+def output_of(copy: nn.Module | None, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Return a copy's output; None if there is none, or if it fails or returns no tensor."""
+    try:
+        with torch.no_grad():
+            output = None if copy is None else copy.forward(*args, **kwargs)
+    except FAILURES:
+        return None
+    return output if isinstance(output, Tensor) else None
+
+
+def _unhooked(module: nn.Module) -> nn.Module:
+    copy = object.__new__(type(module))
+    # What the module stores as it runs must not reach the model.
+    for name, value in vars(module).items():
+        vars(copy)[name] = value.copy() if type(value) in (list, dict, set) else value
+    vars(copy).update({hooks: OrderedDict() for hooks in ("_forward_hooks", "_forward_pre_hooks")})
+    vars(copy)["_modules"] = {name: child and _unhooked(child) for name, child in module._modules.items()}
+    return copy
+
+
+def _cast(value: Tensor | None, like: Tensor) -> Tensor | None:
+    return value.to(like) if value is not None and value.is_floating_point() else value
+
+
 def may_be_affine(module: nn.Module) -> bool:
-    """Whether to test if a module that holds no plain matrix, or more than one, is an affine map."""
+    """Whether a module without exactly one plain matrix may still be an affine map."""
     # A sequence's elements are looked at one by one.
     if isinstance(module, (nn.Linear, nn.Embedding, Conv1D, nn.modules.conv._ConvNd, nn.Sequential)):
         return False
@@ -43,7 +107,7 @@ def may_be_affine(module: nn.Module) -> bool:
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    return (tensor for own in (module._parameters, module._buffers) for tensor in own.values() if tensor is not None)
+    return (tensor for held in (module._parameters, module._buffers) for tensor in held.values() if tensor is not None)
 
 
 def affinity(module: nn.Module, like: Tensor) -> tuple[Tensor, torch.dtype] | None:
@@ -66,8 +130,8 @@ def _affinity(module: nn.Module, like: Tensor) -> tuple[Tensor, torch.dtype] | N
     normal, other = drawn(none, *2 * [(4, like.shape[-1])])
     few, others = normal[:2], other[:2]
     every_second = (torch.arange(like.shape[-1], device=like.device) % 2).to(like)
-    zero, *found = _outputs(module, none, normal, other, normal + other, few + every_second, 2 * few, -few)
-    of_normal, (changed, twice, negative) = found[:3], found[3:]
+    zero, *rest = _outputs(module, none, normal, other, normal + other, few + every_second, 2 * few, -few)
+    of_normal, (changed, twice, negative) = rest[:3], rest[3:]
     of_few = of_normal[0][:2]
     if changed.shape == few.shape and torch.equal(changed[:, ::2], of_few[:, ::2]):
         return None
@@ -113,7 +177,7 @@ def _outputs(module: nn.Module, *groups: Tensor) -> list[Tensor]:
 
 
 def _error(zero: Tensor, *outputs: Tensor) -> float:
-    """Return the largest relative error of x W + y W as (x + y) W, less what zero gives; infinity if there is NaN."""
+    """Return the largest relative deviation of f(x) + f(y) from f(x + y) + f(0); infinity for NaN."""
     first, second, total = (output.double() - zero.double() for output in outputs)
     sizes = sum(part.norm(dim=-1) for part in (first, second, total, zero.double()))
     error = (first + second - total).norm(dim=-1)
@@ -154,54 +218,48 @@ _COMMON = frozenset(vars(nn.Module())) - {"training"}
 _PLAIN = (bool, int, float, str, list, tuple, set, dict)
 
 
-def plain_attributes(module: nn.Module) -> list[str]:
-    """Return the names of a module's own attributes that are numbers, texts, or collections."""
-    return [name for name, value in vars(module).items() if name not in _COMMON and isinstance(value, _PLAIN)]
+def plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """Return a module's attributes that are numbers, texts or collections, by name, as copies."""
+    attributes = vars(module).items()
+    return [(name, _plain(value)) for name, value in attributes if name not in _COMMON and isinstance(value, _PLAIN)]
 
 
-def plain(value: object) -> object:
+def _plain(value: object) -> object:
     """Return a copy of a number, a text, or a collection of these; None for anything else."""
     if isinstance(value, dict):
-        return [(plain(key), plain(entry)) for key, entry in value.items()]
+        return [(_plain(key), _plain(entry)) for key, entry in value.items()]
     if isinstance(value, (list, tuple, set)):
-        return [plain(entry) for entry in value]
+        return [_plain(entry) for entry in value]
     return value if isinstance(value, _PLAIN) else None
 
 
-class CompositeTests:
-    """Tests whether composites are affine maps, once for all of a kind that are not.
+def affine_test(names: Mapping[nn.Module, str]) -> Callable[[nn.Module, Tensor], bool]:
+    """Return a test whether modules with these names are affine maps, run once for all of a kind that are not.
 
     Modules of one kind may differ in their weights, and an adapter that has not been trained adds nothing.
-
-    Args:
-        names: the names of the model's modules.
     """
+    kinds: dict[object, int] = {}
+    kind_of: dict[nn.Module, int] = {}
+    refused: set[int] = set()
 
-    def __init__(self, names: Mapping[nn.Module, str]) -> None:
-        self._names = names
-        self._kinds: dict[object, int] = {}
-        self._kind_of: dict[nn.Module, int] = {}
-        self._refused: set[int] = set()
-
-    def is_affine(self, module: nn.Module, like: Tensor) -> bool:
-        """Whether a module computes an affine map of tensors such as ``like`` (..., C)."""
-        kind = self._kind(module)
-        if kind in self._refused:
-            return False
-        found = affinity(module, like) is not None
-        if not found:
-            self._refused.add(kind)
-        return found
-
-    def _kind(self, module: nn.Module) -> int:
+    def number(module: nn.Module) -> int:
         """Number a module's class, plain attributes but for its place in the model, and kinds of its parts."""
-        if module not in self._kind_of:
-            name, own = self._names.get(module, ""), vars(module)
-            attributes = repr([_placeless(plain(own[key]), name) for key in plain_attributes(module)])
-            parts = [(key, self._kind(part)) for key, part in module.named_children()]
-            kind = (type(module), attributes, *parts)
-            self._kind_of[module] = self._kinds.setdefault(kind, len(self._kinds))
-        return self._kind_of[module]
+        if module not in kind_of:
+            name = names.get(module, "")
+            attributes = repr([_placeless(value, name) for _, value in plain_attributes(module)])
+            parts = [(key, number(part)) for key, part in module.named_children()]
+            kind_of[module] = kinds.setdefault((type(module), attributes, *parts), len(kinds))
+        return kind_of[module]
+
+    def is_affine(module: nn.Module, like: Tensor) -> bool:
+        kind = number(module)
+        if kind in refused:
+            return False
+        if affinity(module, like) is None:
+            refused.add(kind)
+        return kind not in refused
+
+    return is_affine
 
 
 def _placeless(value: object, name: str) -> object:
