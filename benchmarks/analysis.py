@@ -20,8 +20,7 @@ from transformers import BertConfig, BertModel
 from benchmarks.norms import Run, alternate
 from captum_norm.lab.analysis.analysis import Analysis
 from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
-from captum_norm.lab.analysis.job import set_up
-from captum_norm.lab.analysis.registry import ANALYSES
+from captum_norm.lab.analysis.engine import ANALYSES, set_up
 from captum_norm.lab.analysis.sequences import TokenBatch
 from captum_norm.loading import load
 

@@ -24,8 +24,8 @@ from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.frequencies import read_ranks
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.lab.analysis.sequences import read_ranks
 from captum_norm.loading.configurations import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights

@@ -31,7 +31,7 @@ NAMES = (
     "expansion-rate",
     "contextualization-change",
 )
-"""The names of :data:`captum_norm.lab.analysis.registry.ANALYSES`, without importing torch."""
+"""The names of :data:`captum_norm.lab.analysis.engine.ANALYSES`, without importing torch."""
 
 _SHOWN_ROWS = 40
 

@@ -1,6 +1,7 @@
 """Describes models: where the parts of their layers are, and how to declare them where they are not found."""
 
 from captum_norm.models.hooks import evaluating
+from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import (
     FeedForwardLayout,
     Layout,
@@ -13,7 +14,8 @@ from captum_norm.models.layouts import (
     registered_feed_forwards,
     registered_layouts,
 )
-from captum_norm.models.main_input import check_sequence
+from captum_norm.models.main_input import check_sequence, longest_sequence
+from captum_norm.models.objects import Explainable
 from captum_norm.models.offloading import input_device
 from captum_norm.models.outputs import Difference
 from captum_norm.models.sentences import SentenceSimilarity
@@ -21,7 +23,9 @@ from captum_norm.models.wrappers import explained_module
 
 __all__ = [
     "Difference",
+    "Explainable",
     "FeedForwardLayout",
+    "Inputs",
     "Layout",
     "Scope",
     "SentenceSimilarity",
@@ -31,6 +35,7 @@ __all__ = [
     "evaluating",
     "explained_module",
     "input_device",
+    "longest_sequence",
     "register_feed_forward",
     "register_layout",
     "register_layouts",

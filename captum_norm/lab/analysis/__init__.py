@@ -1,11 +1,10 @@
 """Repeats the papers' experiments on a model and a corpus."""
 
-from captum_norm.lab.analysis.contextualization import ContextualizationChange, contextualization_change
+from captum_norm.lab.analysis.components import ContextualizationChange, contextualization_change
 from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
-from captum_norm.lab.analysis.engine import analyze
-from captum_norm.lab.analysis.files import read_result
-from captum_norm.lab.analysis.registry import ANALYSES
-from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.lab.analysis.engine import ANALYSES, analyze
+from captum_norm.lab.analysis.results import AnalysisResult, read_result
+from captum_norm.lab.analysis.sequences import read_ranks
 
 __all__ = [
     "ANALYSES",
@@ -15,5 +14,6 @@ __all__ = [
     "Corpus",
     "analyze",
     "contextualization_change",
+    "read_ranks",
     "read_result",
 ]

@@ -3,19 +3,32 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from captum_norm.attr import Measurements, NormMeter
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.categories import Categories
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, Table
-from captum_norm.lab.analysis.sequences import TokenBatch
-from captum_norm.lab.analysis.statistics import Statistic, dump, restore
-from captum_norm.lab.analysis.value_maps import ValueMap
-from captum_norm.models.layouts import Scope, Stage
-from captum_norm.models.offloading import input_device
+from captum_norm.lab.analysis.sequences import Categories, TokenBatch
+from captum_norm.lab.analysis.statistics import Array, Statistic, dump, restore
+from captum_norm.models import Scope, Stage, input_device
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    """One layer's f(x) = Σ_h f_h(x) = x W + b, in float64.
+
+    Attributes:
+        weight: W, (D, D).
+        bias: b, (D,), without the bias of the output projection.
+        norm: the normalisation after the residual sum, (I − 11ᵀ/D) diag(γ), or diag(γ) for an RMSNorm, (D, D); None if
+            there is no such norm.
+    """
+
+    weight: Array
+    bias: Array
+    norm: Array | None
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,7 @@ class AnalysisContext:
             frequent tokens, (V,); None if the analysis does not need it.
         stages: the scopes through the whole layer; empty if the analysis does not need them.
         decode: returns the text of token ids.
-        value_maps: each layer's f in the model; empty if the analysis does not need it.
+        affine_maps: read each layer's f from the model; empty if the analysis does not need it.
     """
 
     meter: NormMeter
@@ -47,17 +60,7 @@ class AnalysisContext:
     ranks: Tensor | None = None
     stages: tuple[Stage, ...] = ()
     decode: Callable[[list[int]], str] = str
-    value_maps: Sequence[ValueMap] = ()
-
-
-class MeasureOptions(TypedDict, total=False):
-    """Options of :meth:`captum_norm.NormMeter.measure`."""
-
-    scopes: Sequence[Scope]
-    weights: bool
-    per_head: bool
-    head_norms: bool
-    maps: bool
+    affine_maps: Sequence[Callable[[], AffineMap]] = ()
 
 
 class Analysis(ABC):
@@ -68,22 +71,22 @@ class Analysis(ABC):
         description: what it measures, and the paper it is from.
         needs_ranks: whether it needs the frequency ranks of tokens.
         needs_stages: whether it needs the scopes through the whole layer.
-        needs_value_maps: whether it needs attention's affine maps.
+        needs_affine_maps: whether it needs attention's affine maps.
         mask_rate: the default share of masked tokens.
         context: the model and the corpus.
         statistics: the statistics by name.
-        options: what to measure in a forward pass.
+        options: what to measure in a forward pass, arguments of :meth:`captum_norm.NormMeter.measure`.
     """
 
     name: ClassVar[str]
     description: ClassVar[str]
     needs_ranks: ClassVar[bool] = False
     needs_stages: ClassVar[bool] = False
-    needs_value_maps: ClassVar[bool] = False
+    needs_affine_maps: ClassVar[bool] = False
     mask_rate: ClassVar[float] = 0.0
 
     statistics: Mapping[str, Statistic]
-    options: MeasureOptions
+    options: Mapping[str, Any]
 
     def __init__(self, context: AnalysisContext) -> None:
         self.context = context

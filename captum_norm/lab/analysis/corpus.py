@@ -17,10 +17,6 @@ Unit = Literal["lines", "documents"]
 """A text: one line, or all lines up to a blank one."""
 
 
-Texts = Sequence[tuple[int, str]]
-"""Texts, each with the number of its first line, from 1."""
-
-
 @dataclass(frozen=True, slots=True)
 class CorpusFacts:
     """The size and hash of a corpus.
@@ -89,8 +85,8 @@ class Corpus:
             yield block_of(index, first, texts, [lines], [reader])
             first, index, left = first + len(lines), index + 1, None if left is None else left - texts
 
-    def read(self, block: Block) -> Texts:
-        """Read the texts of a block.
+    def read(self, block: Block) -> Sequence[tuple[int, str]]:
+        """Read the texts of a block, each with the number of its first line.
 
         Raises:
             InvalidInputError: the file has changed or cannot be read.

@@ -2,34 +2,61 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from io import BytesIO
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
+from captum_norm.lab.analysis.analysis import Analysis, AnalysisContext
+from captum_norm.lab.analysis.components import ComponentChanges
 from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.job import AnalysisJob, TokenCounts, set_up
-from captum_norm.lab.analysis.registry import ANALYSES
+from captum_norm.lab.analysis.mixing import ExpansionRate, MixingRatio, affine_maps
+from captum_norm.lab.analysis.norms import Dispersion, Frequency, SpecialTokens
 from captum_norm.lab.analysis.results import AnalysisResult
-from captum_norm.lab.analysis.sequences import Encoder, longest
-from captum_norm.lab.analysis.statistics import Array
-from captum_norm.lab.analysis.tokens import TokenStore
-from captum_norm.models.offloading import input_device
-from captum_norm.models.virtual_tokens import virtual_tokens
-from captum_norm.models.wrappers import explained_module
-from captum_norm.runs import Backend, Journal, Record, run_job
-from captum_norm.text.files import check_folder
+from captum_norm.lab.analysis.sequences import (
+    Categories,
+    Encoder,
+    TokenBatch,
+    TokenSequence,
+    count_tokens,
+    encoder_part,
+    frequency_ranks,
+    longest,
+    read_ranks,
+)
+from captum_norm.loading import on_device
+from captum_norm.models import explained_module, input_device
+from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, Work, run_job
+from captum_norm.text.files import check_folder, whole_file
 from captum_norm.text.urls import Remote, is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_KINDS: tuple[type[Analysis], ...] = (
+    Dispersion,
+    SpecialTokens,
+    Frequency,
+    MixingRatio,
+    ExpansionRate,
+    ComponentChanges,
+)
+ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType({kind.name: kind for kind in _KINDS})
+"""The analyses by their names on the command line."""
 
 BATCH_TOKENS = 4096
 BLOCK_TEXTS = 512
@@ -68,7 +95,7 @@ def analyze(
     and versions.
 
     Args:
-        name: a name in :data:`~captum_norm.lab.analysis.registry.ANALYSES`.
+        name: a name in :data:`~captum_norm.lab.analysis.ANALYSES`.
         model: a Transformer of Hugging Face; the encoder of an encoder–decoder model is measured. It is not changed.
         tokenizer: its tokenizer.
         corpus: the text.
@@ -81,7 +108,7 @@ def analyze(
         batch_tokens: the largest number of tokens in a batch, padding included.
         block_texts: the number of texts in a block, whose sequences are batched by length.
         frequencies: a list of tokens, the most frequent first, to rank tokens by instead of the corpus; see
-            :func:`captum_norm.lab.analysis.frequencies.read_ranks`.
+            :func:`captum_norm.lab.analysis.read_ranks`.
         tokens: also store the values of each token, in a Parquet file at this path or URL.
         restart: whether to discard unfinished work.
         backend: where blocks are computed, see :func:`captum_norm.runs.run_job`; a cluster needs an ``out`` that all of
@@ -100,7 +127,7 @@ def analyze(
         CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
 
     Example:
-        >>> from captum_norm.lab.analysis.corpus import SAMPLE
+        >>> from captum_norm.lab.analysis import SAMPLE
         >>> from captum_norm.loading import load
         >>> result = analyze("special-tokens", *load(), Corpus(SAMPLE, limit=4))
         >>> result.table("correlation").column("category")
@@ -113,7 +140,7 @@ def analyze(
     if out is None and not isinstance(backend, str) and backend.address is not None:
         raise InvalidInputError("got a cluster, which needs a folder that all nodes reach; name it with --out (out=)")
     model, kind = explained_module(model), ANALYSES[name]
-    if virtual_tokens(model) is not None:
+    if _has_prompt(model):
         raise UnsupportedModelError(
             f"got {type(model).__name__} with virtual tokens, which stand for no text of the corpus; pass the model "
             "inside: model.get_base_model()"
@@ -159,11 +186,6 @@ def analyze(
         Journal(output, identity).check()
         if tokens is not None:
             TokenStore()
-
-        def count(encoder: Encoder, corpus: Corpus) -> Array:
-            counting = TokenCounts(f"{output}-tokens", identity, encoder, corpus, block_texts)
-            return run_job(counting, backend, restart=restart, report=report, log=log)
-
         setup = set_up(
             kind,
             model,
@@ -173,13 +195,10 @@ def analyze(
             mask_rate=mask_rate,
             max_length=max_length,
             frequencies=frequencies,
-            count=None if backend == "local" else count,
         )
-        # Tokens that workers did not survive are not counted, in this run, maybe, but not in the next.
-        ranks = None if setup.ranks is None else hashlib.blake2b(bytes(setup.ranks.numpy()), digest_size=16).hexdigest()
         job = AnalysisJob(
             output,
-            {**identity, "ranks": ranks},
+            identity,
             setup,
             metadata,
             batch_tokens=batch_tokens,
@@ -196,6 +215,11 @@ def analyze(
 
         run_job(job, backend, restart=restart, save=evaluate, report=report, log=log)
         return results[0]
+
+
+def _has_prompt(model: nn.Module) -> bool:
+    """Whether an adapter of PEFT puts learned positions before the inputs."""
+    return bool(getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False))
 
 
 @contextmanager
@@ -220,10 +244,269 @@ def _with_digest(path: str | PathLike[str] | None) -> str | None:
     if path is None:
         return None
     try:
-        if is_url(path):
-            content: bytes | None = Remote(os.fspath(path)).read()
-        else:
-            content = Path(path).read_bytes() if Path(path).is_file() else None
+        content = Remote(os.fspath(path)).read() if is_url(path) else Path(path).read_bytes()
     except (InvalidInputError, OSError):
-        content = None
-    return str(path) if content is None else f"{path} ({hashlib.blake2b(content, digest_size=16).hexdigest()})"
+        return str(path)
+    return f"{path} ({hashlib.blake2b(content, digest_size=16).hexdigest()})"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An analysis of a corpus with a model.
+
+    Attributes:
+        kind: the analysis.
+        model: the model.
+        encoder: turns texts into inputs.
+        corpus: the text.
+        first: the first input, on which the model's structure is found.
+        ranks: see :class:`AnalysisContext`.
+    """
+
+    kind: type[Analysis]
+    model: nn.Module
+    encoder: Encoder
+    corpus: Corpus
+    first: TokenSequence
+    ranks: Tensor | None
+
+    def context(self) -> AnalysisContext:
+        """Find the model's structure."""
+        part, tokenizer = encoder_part(self.model), self.encoder.tokenizer
+        meter = NormMeter(part)
+        inputs = next(self.encoder.batches([self.first], 1)).inputs(input_device(part))
+        ((stack, measured),) = meter.measure(inputs, head_norms=True, maps=False).items()
+        lengths: Any = measured.transformed_norms
+        scopes = [scope for scope in measured.layer_scopes[0] if all(scope in layer for layer in measured.layer_scopes)]
+        texts = [""] * len(self.encoder.categories.of_token)
+        for text, number in tokenizer.get_vocab().items():
+            texts[number] = text
+        return AnalysisContext(
+            meter=meter,
+            layers=lengths.shape[1],
+            heads=lengths.shape[2],
+            causal=stack == "decoder",
+            scopes=tuple(scopes),
+            categories=self.encoder.categories,
+            texts=texts,
+            ranks=self.ranks,
+            stages=meter.stages(inputs) if self.kind.needs_stages else (),
+            decode=lambda ids: str(tokenizer.decode(ids)),
+            affine_maps=affine_maps(part, inputs) if self.kind.needs_affine_maps else (),
+        )
+
+
+def set_up(
+    kind: type[Analysis],
+    model: nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    corpus: Corpus,
+    *,
+    seed: int = 0,
+    mask_rate: float = 0.0,
+    max_length: int | None = None,
+    frequencies: str | PathLike[str] | None = None,
+) -> Setup:
+    """Prepare an analysis: find the first input, and rank tokens by frequency; see :func:`analyze`."""
+    if max_length is None:
+        max_length = longest(model, tokenizer)
+    encoder = Encoder(tokenizer, Categories.of(tokenizer), max_length, corpus.unit == "documents", mask_rate, seed)
+    first = next(chain.from_iterable(encoder.sequences([text]) for text in corpus.texts()), None)
+    if first is None:
+        raise InvalidInputError(f"{corpus.name or corpus.path} has no token that the tokenizer knows")
+    ranks = None
+    if kind.needs_ranks:
+        listed = None if frequencies is None else read_ranks(frequencies, tokenizer.get_vocab())
+        texts = corpus.texts()
+        parts = iter(lambda: list(islice(texts, BLOCK_TEXTS)), [])
+        counts = count_tokens(chain.from_iterable(map(encoder.sequences, parts)), len(encoder.categories.of_token))
+        ranks = frequency_ranks(counts, listed)
+    elif frequencies is not None:
+        raise InvalidInputError(f"got a list of frequencies, which the analysis {kind.name} does not use")
+    return Setup(kind, model, encoder, corpus, first, ranks)
+
+
+class AnalysisJob(Job[Record]):
+    """Analyzes a corpus; see :func:`analyze`.
+
+    A record consists of the size of the analysis's state, that state, and the stored tokens of the block. Its notes
+    count texts (lines or documents), sequences, tokens (with special ones) and masked tokens.
+    """
+
+    unit = "texts"
+
+    def __init__(
+        self,
+        output: str,
+        identity: Identity,
+        setup: Setup,
+        metadata: Mapping[str, Any],
+        *,
+        batch_tokens: int,
+        block_texts: int,
+        tokens: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(output, identity)
+        self.title = setup.kind.name
+        self._setup, self._metadata = setup, metadata
+        self._batch_tokens, self._block_texts, self._tokens, self._device = batch_tokens, block_texts, tokens, device
+
+    def blocks(self) -> Iterator[Block]:
+        """Find the blocks of the corpus."""
+        return self._setup.corpus.blocks(self._block_texts)
+
+    def worker(self) -> Work:
+        """Move the model to its device and find its structure."""
+        if self._device is not None:
+            on_device(self._setup.model, self._device)
+        return partial(self._analyze, self._context, None if self._tokens is None else TokenStore())
+
+    def _analyze(self, context: AnalysisContext, store: "TokenStore | None", attempt: Attempt) -> Record:
+        """Compute the statistics of a block; a saved record of an unfinished block is continued."""
+        setup, analysis, done = self._setup, self._setup.kind(context), 0
+        texts, saved = setup.corpus.read(attempt.block), attempt.saved
+        state, tokens = b"", b""
+        if saved is not None:
+            done = saved.notes["batches"]
+            state, tokens = _split(saved.content)
+            analysis.restore(state)
+        if store is not None:
+            store.restore(tokens)
+
+        def record(**notes: object) -> Record:
+            return Record(notes, _joined(analysis.state(), b"" if store is None else store.state()))
+
+        sequences = setup.encoder.sequences(texts)
+        batches = setup.encoder.batches(sequences, self._batch_tokens)
+        for number, batch in enumerate(islice(batches, done, None), done + 1):
+            measured = analysis.measure(batch)
+            analysis.update(batch, measured)
+            if store is not None:
+                store.add(batch, analysis.token_values(batch, measured), context)
+            attempt.save(partial(record, batches=number))
+        counts = {
+            "texts": len(texts),
+            "sequences": len(sequences),
+            "tokens": sum(len(sequence.ids) for sequence in sequences),
+            "masked": sum(len(sequence.masked) for sequence in sequences),
+        }
+        return record(counts=counts)
+
+    def combine(self, records: Iterable[Record]) -> Record:
+        """Add up statistics and counts, in the order of the corpus."""
+        kind = self._setup.kind
+        whole, part, counts = kind(self._context), kind(self._context), Counter[str]()
+        for record in records:
+            counts.update(record.notes["counts"])
+            if record.content:  # else the block was set aside
+                part.restore(_split(record.content)[0])
+                whole.merge(part)
+        return Record({"counts": counts}, _joined(whole.state()))
+
+    def set_aside(self, block: Block) -> Record:
+        """Return a record of nothing but the number of texts that were left out."""
+        return Record({"counts": {"set_aside": block.texts}}, b"")
+
+    def finish(self, parts: Parts) -> Record:
+        """Add up the statistics of all blocks, and write the tokens if they are stored."""
+        if self._tokens is not None:
+            TokenStore().merge((_split(record.content)[1] for record in parts.blocks()), self._tokens)
+        return parts.combined()
+
+    def result(self, whole: Record) -> AnalysisResult:
+        """Evaluate the statistics of all blocks.
+
+        Raises:
+            InvalidInputError: all were set aside.
+        """
+        if "texts" not in whole.notes["counts"]:
+            raise InvalidInputError("all blocks of the corpus were set aside; nothing is left to analyze")
+        analysis = self._setup.kind(self._context)
+        analysis.restore(_split(whole.content)[0])
+        corpus = self._metadata["corpus"] | whole.notes["counts"]
+        return replace(analysis.result(), metadata={**self._metadata, "corpus": corpus})
+
+    @cached_property
+    def _context(self) -> AnalysisContext:
+        return self._setup.context()
+
+
+def _joined(state: bytes, tokens: bytes = b"") -> bytes:
+    """Join the states of the analysis and of the token store to the content of a record."""
+    return len(state).to_bytes(8) + state + tokens
+
+
+def _split(content: bytes) -> tuple[bytes, bytes]:
+    """Split the content of a record into the states of the analysis and of the token store."""
+    end = 8 + int.from_bytes(content[:8])
+    return content[8:end], content[end:]
+
+
+class TokenStore:
+    """Collects the tokens of a block as Parquet, and merges those of all blocks into one file.
+
+    The columns are ``line``, ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value:
+    numbers, or lists with a number for each layer.
+
+    Raises:
+        InvalidInputError: pyarrow is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ModuleNotFoundError as error:
+            raise InvalidInputError("the token store needs pyarrow: pip install 'captum-norm[tables]'") from error
+        self._arrow: Any = pyarrow
+        self._batches: list[Any] = []
+
+    def add(self, batch: TokenBatch, values: Mapping[str, Tensor], context: AnalysisContext) -> None:
+        """Add the tokens of a batch; ``values`` are (B, S) or (B, S, L) by name."""
+        rows, positions = batch.real.nonzero(as_tuple=True)
+        sequences = [batch.sequences[row] for row in rows.tolist()]
+        columns: dict[str, Any] = {
+            "line": [sequence.line for sequence in sequences],
+            "window": [sequence.window for sequence in sequences],
+            "position": positions.tolist(),
+            "token": [context.texts[token] for token in batch.ids[batch.real].tolist()],
+            "category": [context.categories.names[place] for place in batch.categories[batch.real].tolist()],
+        }
+        for name, value in values.items():
+            numbers = value.detach().float().cpu()[batch.real]
+            kind = None if numbers.dim() == 1 else self._arrow.list_(self._arrow.float32())
+            columns[name] = self._arrow.array(list(numbers.numpy()), kind)
+        self._batches.append(self._arrow.table(columns))
+
+    def state(self) -> bytes:
+        """Serialize the tokens added, in the order of the text; empty if there are none."""
+        if not self._batches:
+            return b""
+        order = [(name, "ascending") for name in ("line", "window", "position")]
+        table = self._arrow.concat_tables(self._batches).sort_by(order).combine_chunks()
+        stream = BytesIO()
+        self._arrow.parquet.write_table(table, stream)
+        return stream.getvalue()
+
+    def restore(self, state: bytes) -> None:
+        """Replace the tokens by those that :meth:`state` returned."""
+        self._batches = [self._read(state)] if state else []
+
+    def merge(self, states: Iterable[bytes], path: str) -> None:
+        """Write the tokens of all blocks to one file, at a path or URL, unless there are none.
+
+        Raises:
+            InvalidInputError: it cannot be written.
+        """
+        tables = map(self._read, filter(None, states))
+        for first in tables:  # at most once: the inner loop consumes the rest
+            try:
+                with whole_file(path) as file, self._arrow.parquet.ParquetWriter(file, first.schema) as writer:
+                    for table in chain([first], tables):
+                        writer.write_table(table)
+            except OSError as error:
+                raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def _read(self, state: bytes) -> Any:
+        return self._arrow.parquet.read_table(BytesIO(state))

@@ -1,11 +1,18 @@
-"""Results of an analysis: tables of plain values, plots of them, and metadata."""
+"""Results of an analysis: tables of plain values, plots of them, and metadata, also as files."""
 
+import json
+import math
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.results.tables import data_frame
+from captum_norm.results.tables import csv_text, data_frame, json_text
+from captum_norm.text.characters import spelled_out
+from captum_norm.text.lines import quoted, read_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,6 +22,12 @@ Cell = int | float | str | None
 
 PlotKind = Literal["line", "grouped-bars", "heat", "scatter"]
 """The kind of a plot; see :class:`Plot`."""
+
+RESULTS = "results.json"
+"""The file with the complete result."""
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -148,3 +161,113 @@ class AnalysisResult:
                 return table
         have = ", ".join(table.name for table in self.tables)
         raise InvalidInputError(f"got the table {name}; the result of {self.analysis} has {have}")
+
+
+def columns(**labels: str) -> tuple[Column, ...]:
+    """Create columns from their labels by name."""
+    return tuple(Column(name, label) for name, label in labels.items())
+
+
+def number_files(result: AnalysisResult) -> dict[str, bytes]:
+    """Format each table as ``TABLE.csv`` and the complete result as ``results.json``; returns contents by file name.
+
+    Raises:
+        InvalidInputError: a name is not unique or cannot be a file name, or a number is not finite.
+    """
+    _check(result)
+    tables = {
+        table.name: {"title": table.title, "columns": [asdict(column) for column in table.columns], "rows": table.rows}
+        for table in result.tables
+    }
+    document = {
+        "analysis": result.analysis,
+        "description": result.description,
+        "metadata": result.metadata,
+        "summary": result.summary,
+        "tables": tables,
+        "plots": [asdict(plot) for plot in result.plots],
+    }
+    files = {
+        f"{table.name}.csv": csv_text([[column.name for column in table.columns], *table.rows]).encode()
+        for table in result.tables
+    }
+    return files | {RESULTS: json_text(document, indent=1).encode()}
+
+
+def read_result(directory: str | os.PathLike[str]) -> AnalysisResult:
+    """Read a result from the folder into which :func:`captum_norm.show.write_report` wrote it.
+
+    Raises:
+        InvalidInputError: the folder has no ``results.json``, or the file is not the result of an analysis.
+    """
+    path = Path(directory) / RESULTS
+    if not path.exists():
+        raise InvalidInputError(f"there is no {RESULTS} in {directory}: no analysis was written there")
+    text = read_text(path)
+    try:
+        result = _result(json.loads(text))
+        number_files(result)  # what can be read can be written
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        problem = f"{path} is not the result of an analysis: {type(error).__name__}"
+        raise InvalidInputError(f"{problem}: {spelled_out(str(error))[:_LONGEST_REASON]}") from error
+    return result
+
+
+def _result(document: Any) -> AnalysisResult:
+    """Parse a result; raises an AttributeError, KeyError, TypeError or ValueError if the document is something else."""
+    tables = [
+        Table(
+            name,
+            _checked(str, table["title"], "title"),
+            tuple(_parsed(Column, column) for column in table["columns"]),
+            [tuple(_checked(Cell, cell, f"a cell of {name}") for cell in row) for row in table["rows"]],
+        )
+        for name, table in document["tables"].items()
+    ]
+    return AnalysisResult(
+        analysis=_checked(str, document["analysis"], "analysis"),
+        description=_checked(str, document["description"], "description"),
+        summary={name: _checked(float | int | None, value, name) for name, value in document["summary"].items()},
+        tables=tables,
+        plots=[_parsed(Plot, plot) for plot in document["plots"]],
+        metadata=_checked(dict, document["metadata"], "metadata"),
+    )
+
+
+_Parsed = TypeVar("_Parsed", Column, Plot)
+
+
+def _parsed(kind: type[_Parsed], entry: Mapping[str, Any]) -> _Parsed:
+    """Parse a column or plot, whose fields are text, None or, if the default is boolean, boolean."""
+    kinds = {part.name: bool if isinstance(part.default, bool) else str | None for part in fields(kind)}
+    for name, value in entry.items():
+        _checked(kinds.get(name), value, name)
+    if kind is Plot and entry.get("kind") not in get_args(PlotKind):
+        raise ValueError(f"got the kind of plot {quoted(entry.get('kind'))}")
+    return kind(**entry)
+
+
+def _checked(kind: Any, value: Any, name: str) -> Any:
+    """Return a value of the expected kind; raises TypeError otherwise."""
+    if kind is None or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"got {quoted(value)} for {name}")
+    return value
+
+
+def _check(result: AnalysisResult) -> None:
+    parts: dict[str, Sequence[Table | Plot]] = {"table": result.tables, "plot": result.plots}
+    for what, named in parts.items():
+        names = [part.name for part in named]
+        for name in names:
+            if not _FILE_NAME.fullmatch(name):
+                raise InvalidInputError(f"got the {what} {name!r}; expected letters, digits, '_', '.' and '-'")
+            if names.count(name) > 1:
+                raise InvalidInputError(f"got two {what}s named {name}; expected unique names")
+    cells: list[tuple[Cell, str]] = [(value, repr(name)) for name, value in result.summary.items()]
+    for table in result.tables:
+        for column in table.columns:
+            where = f"the column {column.name} of {table.name}"
+            cells += [(cell, where) for cell in table.column(column.name)]
+    for cell, where in cells:
+        if isinstance(cell, float) and not math.isfinite(cell):
+            raise InvalidInputError(f"got {cell} in {where}; expected None for what is undefined")

@@ -1,28 +1,72 @@
-"""Turns texts into batches: tokenizes, splits into windows, masks, and batches by length."""
+"""Turns texts into batches of tokens, with their categories, masks and frequency ranks."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.categories import Categories
-from captum_norm.models.main_input import longest_sequence
-from captum_norm.models.stacks import encoder_of
+from captum_norm.lab.analysis.statistics import Array, midranks
+from captum_norm.models import longest_sequence
+from captum_norm.text.lines import read_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+PUNCTUATION = "comma, period"
+OTHER = "other"
+
+_SPECIAL = ("cls_token", "bos_token", "sep_token", "eos_token", "mask_token")
+_MARKS = (",", ".")
 _NO_LIMIT = 10**6  # a tokenizer without a limit has an astronomic one
 _DEFAULT_LENGTH = 512
 
 
+@dataclass(frozen=True)
+class Categories:
+    """The category of each token of a vocabulary.
+
+    Attributes:
+        names: the names of the C categories: the special tokens themselves, ``comma, period`` (the punctuation that the
+            paper separates [Kobayashi et al. 2020]), ``other``.
+        of_token: the index of the category of each token id, (V,).
+
+    Example:
+        >>> from captum_norm.loading import DEFAULT_MODEL, load_tokenizer
+        >>> categories = Categories.of(load_tokenizer(DEFAULT_MODEL))
+        >>> categories.names
+        ('[CLS]', '[SEP]', '[MASK]', 'comma, period', 'other')
+        >>> [categories.names[number] for number in categories.of_token[[101, 1010, 7592]]]
+        ['[CLS]', 'comma, period', 'other']
+    """
+
+    names: tuple[str, ...]
+    of_token: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Categories":
+        """Categorize the vocabulary of a tokenizer."""
+        vocabulary: Mapping[str, int] = tokenizer.get_vocab()
+        special = [getattr(tokenizer, name) for name in _SPECIAL]
+        texts = list(dict.fromkeys(text for text in special if text is not None))
+        names = (*texts, PUNCTUATION, OTHER)
+        of_token = torch.full((1 + max(vocabulary.values()),), len(names) - 1)
+        # Byte-level tokenizers write Ġ for a space before a mark, sentencepiece ▁.
+        marks = {prefix + mark for mark in _MARKS for prefix in ("", "▁", "Ġ")}
+        of_token[[number for text, number in vocabulary.items() if text in marks]] = len(names) - 2
+        for category, text in enumerate(texts):
+            of_token[vocabulary[text]] = category
+        return cls(names, of_token)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One input of the model.
+    """One input of the model: a window of the text that begins at a line.
 
     Attributes:
         line: the number of the first line of its text.
@@ -42,11 +86,11 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Sequences of similar length.
+    """B sequences of similar length, padded on the right.
 
     Attributes:
-        sequences: the B sequences.
-        ids: token ids, (B, S), padded on the right.
+        sequences: the sequences.
+        ids: token ids, (B, S).
         real: True at tokens, False at padding, (B, S).
         categories: the category of each token, (B, S); C at padding.
         masked: True at masked tokens, (B, S).
@@ -109,15 +153,15 @@ class Encoder:
             **({"return_overflowing_tokens": True} if self.windows else {}),
         )
         owners = encoded["overflow_to_sample_mapping"] if self.windows else range(len(texts))
-        found, previous, window = [], None, 0
+        sequences, previous, window = [], None, 0
         parts = zip(owners, encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
         for index, (owner, ids, special) in enumerate(parts):
             window = window + 1 if owner == previous else 0
             previous = owner
             if not all(special):
                 words = encoded.word_ids(index) if self.tokenizer.is_fast else None
-                found.append(TokenSequence(texts[owner][0], window, ids, frozenset(), words))
-        return [self._masked(sequence) for sequence in found] if self.mask_rate else found
+                sequences.append(TokenSequence(texts[owner][0], window, ids, frozenset(), words))
+        return [self._masked(sequence) for sequence in sequences] if self.mask_rate else sequences
 
     def batches(self, sequences: Sequence[TokenSequence], batch_tokens: int) -> Iterator[TokenBatch]:
         """Batch sequences by length, with at most ``batch_tokens`` tokens in a batch, padding included."""
@@ -158,7 +202,61 @@ def longest(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int:
 
     If neither has a limit, that of the configuration, but no more than 512.
     """
-    table = longest_sequence(encoder_of(model) or model)
-    limits = [limit for limit in (tokenizer.model_max_length, table) if limit is not None and limit < _NO_LIMIT]
+    limits = (tokenizer.model_max_length, longest_sequence(encoder_part(model)))
+    known = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]
     configured = getattr(getattr(model, "config", None), "max_position_embeddings", None) or _DEFAULT_LENGTH
-    return int(min(limits, default=min(_DEFAULT_LENGTH, configured)))
+    return int(min(known, default=min(_DEFAULT_LENGTH, configured)))
+
+
+def encoder_part(model: nn.Module) -> nn.Module:
+    """Return the part that reads the text: the encoder of an encoder–decoder model, any other model itself."""
+    whole: Any = model
+    halved = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
+    part: nn.Module = whole.get_encoder() if halved else whole
+    return part
+
+
+def count_tokens(sequences: Iterable[TokenSequence], vocabulary: int) -> Array:
+    """Count each token id in the sequences, except masked positions, (V,)."""
+    counts = np.zeros(vocabulary, np.int64)
+    for sequence in sequences:
+        visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
+        counts += np.bincount(visible, minlength=vocabulary)
+    return counts
+
+
+def read_ranks(path: str | PathLike[str], vocabulary: Mapping[str, int]) -> dict[int, int]:
+    """Read the ranks of tokens, by id, from a list with a token in each line, the most frequent first.
+
+    Anything after a tab, such as a count, is ignored, and so are tokens outside the vocabulary.
+
+    Raises:
+        InvalidInputError: there is no such file, or none of its tokens is in the vocabulary.
+    """
+    ranks: dict[int, int] = {}
+    for rank, (_, line) in enumerate(read_lines(path)):
+        token = vocabulary.get(line.partition("\t")[0])
+        if token is not None:
+            ranks.setdefault(token, rank)
+    if not ranks:
+        raise InvalidInputError(f"{path} has no token of the model's vocabulary; expected one in each line")
+    return ranks
+
+
+def frequency_ranks(counts: Array, listed: Mapping[int, int] | None = None) -> Tensor:
+    """Return the frequency rank of each token among all tokens of a corpus, as a share of their number, (V,).
+
+    Frequent tokens have small ranks, by ``counts`` (V,) or, if given, by their rank in a list. Tokens of the same
+    frequency share the mean of their ranks. So do all unlisted tokens, which follow the listed ones.
+
+    Example:
+        >>> frequency_ranks(np.array([2, 1, 0, 1])).tolist()
+        [0.375, 0.875, 1.125, 0.875]
+    """
+    if listed is None:
+        order = -counts
+    else:
+        order = np.full(len(counts), 1 + max(listed.values()))
+        order[list(listed)] = list(listed.values())
+    _, groups = np.unique(order, return_inverse=True)
+    return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]

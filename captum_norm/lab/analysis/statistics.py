@@ -25,28 +25,25 @@ LEAST, GREATEST = -127, 128
 
 
 class Statistic:
-    """Arrays that are merged by addition, or by the function in ``joins``.
-
-    Attributes:
-        parts: the arrays by name.
-    """
+    """Arrays by name in ``parts``, merged by addition or by the function in ``joins``."""
 
     joins: ClassVar[Mapping[str, np.ufunc]] = MappingProxyType({})
 
-    def __init__(self, parts: dict[str, Array]) -> None:
+    def __init__(self, **parts: Array) -> None:
         self.parts = parts
 
     def merge(self, other: Self) -> None:
         """Add the statistics of another part of the corpus."""
+        self.join(other.parts)
+
+    def join(self, parts: Mapping[str, Array]) -> None:
+        """Add arrays to the own ones."""
         for name, part in self.parts.items():
-            self.joins.get(name, np.add)(part, other.parts[name], out=part)
+            self.joins.get(name, np.add)(part, parts[name], out=part)
 
 
 class Moments(Statistic):
     """Count, mean, population standard deviation, minimum and maximum of the values in each cell.
-
-    Args:
-        shape: the shape of the cells.
 
     Example:
         >>> moments = Moments(2)
@@ -59,13 +56,11 @@ class Moments(Statistic):
 
     def __init__(self, *shape: int) -> None:
         super().__init__(
-            {
-                "count": np.zeros(shape, np.int64),
-                "total": np.zeros(shape),
-                "squares": np.zeros(shape),
-                "least": np.full(shape, np.inf),
-                "greatest": np.full(shape, -np.inf),
-            }
+            count=np.zeros(shape, np.int64),
+            total=np.zeros(shape),
+            squares=np.zeros(shape),
+            least=np.full(shape, np.inf),
+            greatest=np.full(shape, -np.inf),
         )
 
     def add(self, values: Tensor, present: Tensor) -> None:
@@ -79,8 +74,7 @@ class Moments(Statistic):
             "least": values.where(present, torch.inf).amin(0),
             "greatest": values.where(present, -torch.inf).amax(0),
         }
-        for name, part in self.parts.items():
-            self.joins.get(name, np.add)(part, added[name].cpu().numpy(), out=part)
+        self.join({name: part.cpu().numpy() for name, part in added.items()})
 
     @property
     def count(self) -> Array:
@@ -90,13 +84,14 @@ class Moments(Statistic):
     @property
     def mean(self) -> Array:
         """The mean; NaN without values."""
-        return _ratio(self.parts["total"], self.count)
+        return self._per_value("total")
 
     @property
     def deviation(self) -> Array:
         """The population standard deviation; NaN without values."""
-        variance = _ratio(self.parts["squares"], self.count) - self.mean**2
-        return _root(variance)
+        # Rounding may make the variance negative.
+        deviation: Array = np.sqrt(np.maximum(self._per_value("squares") - self.mean**2, 0))
+        return deviation
 
     @property
     def least(self) -> Array:
@@ -111,9 +106,16 @@ class Moments(Statistic):
     def over(self, *axes: int) -> "Moments":
         """Pool the cells along some axes."""
         pooled = Moments()
-        ways = {"least": np.min, "greatest": np.max}
-        pooled.parts = {name: np.asarray(ways.get(name, np.sum)(part, axis=axes)) for name, part in self.parts.items()}
+        reductions = {"least": np.min, "greatest": np.max}
+        pooled.parts = {
+            name: np.asarray(reductions.get(name, np.sum)(part, axis=axes)) for name, part in self.parts.items()
+        }
         return pooled
+
+    def _per_value(self, name: str) -> Array:
+        with np.errstate(invalid="ignore"):
+            share: Array = self.parts[name] / self.count
+        return share
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,7 @@ class Grid:
     """Bins for positive numbers: 2^bits of equal width in every octave from 2^low to 2^high.
 
     Values outside go to the first or last bin. The index of a bin is the exponent and the first bits of the mantissa,
-    which takes four integer operations.
-
-    Attributes:
-        low: exponent of the lowest edge.
-        high: exponent of the highest edge.
-        bits: the values in one bin differ by at most a relative 2^-bits.
+    which takes four integer operations. The values in one bin differ by at most a relative 2^-bits.
 
     Example:
         >>> Grid(-1, 1, 1).places(torch.tensor([0.0, 0.5, 0.75, 1.0, 1.4, 9.0])).tolist()
@@ -153,16 +150,11 @@ class Counts(Statistic):
 
     Values in one bin share a rank, so the correlation is that of values rounded to the grid. If each axis has n or
     more used bins with at most 1/n of the values each, the error is at most about 1/n². Only used fields are stored.
-
-    Args:
-        groups: the number of groups.
-        rows: the bins of the first value.
-        columns: the bins of the second value.
     """
 
     def __init__(self, groups: int, rows: Grid, columns: Grid) -> None:
         self._groups, self._columns, self._size = groups, columns.size, rows.size * columns.size
-        super().__init__({"field": np.zeros(0, np.int64), "count": np.zeros(0, np.int64)})
+        super().__init__(field=np.zeros(0, np.int64), count=np.zeros(0, np.int64))
 
     def add(self, fields: Tensor) -> None:
         """Add pairs by the index of their field, (group · rows + row) · columns + column.
@@ -170,28 +162,31 @@ class Counts(Statistic):
         Pairs whose index is the number of fields are ignored.
         """
         if fields.device.type == "cpu":
-            found, count = np.unique(fields.numpy(), return_counts=True)
+            used, count = np.unique(fields.numpy(), return_counts=True)
         else:
-            found, count = (part.cpu().numpy() for part in fields.unique(return_counts=True))
-        inside = found < self._groups * self._size
-        self._add(found[inside], count[inside])
+            used, count = (part.cpu().numpy() for part in fields.unique(return_counts=True))
+        inside = used < self._groups * self._size
+        self.join({"field": used[inside], "count": count[inside]})
 
-    def merge(self, other: Self) -> None:
-        """Add the statistics of another part of the corpus."""
-        self._add(other.parts["field"], other.parts["count"])
-
-    def _add(self, fields: Array, counts: Array) -> None:
-        known, count = self.parts["field"], self.parts["count"]
+    def join(self, parts: Mapping[str, Array]) -> None:
+        """Add counts to those of the same fields."""
+        known, count, fields, added = self.parts["field"], self.parts["count"], parts["field"], parts["count"]
         places = np.searchsorted(known, fields)
         old = np.append(known, -1)[places] == fields
-        count[places[old]] += counts[old]
+        count[places[old]] += added[old]
         self.parts["field"] = np.insert(known, places[~old], fields[~old])
-        self.parts["count"] = np.insert(count, places[~old], counts[~old])
+        self.parts["count"] = np.insert(count, places[~old], added[~old])
 
     def spearman(self) -> list[float]:
         """Return Spearman's correlation in each group; NaN if a value is constant."""
         ends = np.searchsorted(self.parts["field"], np.arange(self._groups + 1) * self._size)
-        return [_correlation(self._table(slice(*bounds))) for bounds in pairwise(ends)]
+        correlations = []
+        for first, end in pairwise(ends):
+            table = self._table(slice(first, end))
+            rows = table.sum(1)
+            ranks = midranks(rows)
+            correlations.append(_from_sums(table.sum(0), ranks @ table, float(rows @ ranks**2)))
+        return correlations
 
     def _table(self, group: slice) -> Array:
         """The counts in the used bins."""
@@ -203,23 +198,12 @@ class Counts(Statistic):
 
 
 class RankedCounts(Statistic):
-    """Spearman's correlation of values with numbers whose ranks are known in advance, such as token frequencies.
-
-    The ranks are exact; the values are binned, see :class:`Grid`.
-
-    Args:
-        groups: the number of kinds of values.
-        grid: their bins.
-    """
+    """Spearman's correlation of values, binned by a grid, with numbers whose ranks are known, such as frequencies."""
 
     def __init__(self, groups: int, grid: Grid) -> None:
         self._grid = grid
         super().__init__(
-            {
-                "count": np.zeros((groups, grid.size), np.int64),
-                "rank": np.zeros((groups, grid.size)),
-                "square": np.zeros(groups),
-            }
+            count=np.zeros((groups, grid.size), np.int64), rank=np.zeros((groups, grid.size)), square=np.zeros(groups)
         )
 
     def add(self, ranks: Tensor, values: Tensor) -> None:
@@ -233,10 +217,8 @@ class RankedCounts(Statistic):
 
     def spearman(self) -> list[float]:
         """Return the correlation of each kind of values with the ranks; NaN if one of the two is constant."""
-        return [
-            _from_sums(count, rank, square)
-            for count, rank, square in zip(self.parts["count"], self.parts["rank"], self.parts["square"], strict=True)
-        ]
+        parts = (self.parts[name] for name in ("count", "rank", "square"))
+        return [_from_sums(*sums) for sums in zip(*parts, strict=True)]
 
 
 def midranks(counts: Array) -> Array:
@@ -248,14 +230,13 @@ def midranks(counts: Array) -> Array:
         >>> midranks(np.array([1, 2, 1])).tolist()
         [0.25, 0.625, 1.0]
     """
-    total = counts.sum()
-    ranks: Array = (counts.cumsum() - (counts - 1) / 2) / max(total, 1)
+    ranks: Array = (counts.cumsum() - (counts - 1) / 2) / max(counts.sum(), 1)
     return ranks
 
 
 def dump(statistics: Mapping[str, Statistic]) -> bytes:
     """Serialize statistics, for :func:`restore`."""
-    arrays = {f"{name}/{part}": array for name, found in statistics.items() for part, array in found.parts.items()}
+    arrays = {f"{name}/{part}": array for name, kept in statistics.items() for part, array in kept.parts.items()}
     stream = BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **arrays)
     return stream.getvalue()
@@ -264,8 +245,8 @@ def dump(statistics: Mapping[str, Statistic]) -> bytes:
 def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
     """Restore the values of statistics that :func:`dump` serialized."""
     with np.load(BytesIO(content), allow_pickle=False) as arrays:
-        for name, found in statistics.items():
-            found.parts = {part: arrays[f"{name}/{part}"] for part in found.parts}
+        for name, statistic in statistics.items():
+            statistic.parts = {part: arrays[f"{name}/{part}"] for part in statistic.parts}
 
 
 def number(value: Any) -> float | None:
@@ -273,31 +254,13 @@ def number(value: Any) -> float | None:
     return float(value) if value is not None and isfinite(value) else None
 
 
-def _root(variance: Array) -> Array:
-    """The square root of a variance, which rounding may have made negative."""
-    root: Array = np.sqrt(np.maximum(variance, 0))
-    return root
-
-
-def _ratio(total: Array, count: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        ratio: Array = total / count
-    return ratio
-
-
-def _correlation(table: Array) -> float:
-    rows, columns = table.sum(1), table.sum(0)
-    ranks = midranks(rows)
-    return _from_sums(columns, ranks @ table, float(rows @ ranks**2))
-
-
 def _from_sums(count: Array, rank: Array, square: float) -> float:
     """The correlation of ranks from, for each bin of values, their count and sum of ranks, and all squares of ranks."""
-    number = count.sum()
-    if not number:
+    total = count.sum()
+    if not total:
         return float("nan")
-    own = midranks(count)
-    mean, own_mean = rank.sum() / number, own @ count / number
-    covariance = (own - own_mean) @ (rank - mean * count)
-    variances = (square - number * mean**2) * (count @ (own - own_mean) ** 2)
+    places = midranks(count)
+    mean, middle = rank.sum() / total, places @ count / total
+    covariance = (places - middle) @ (rank - mean * count)
+    variances = (square - total * mean**2) * (count @ (places - middle) ** 2)
     return float(covariance / np.sqrt(variances)) if variances > 0 else float("nan")

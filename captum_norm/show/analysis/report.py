@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captum_norm.lab.analysis.files import RESULTS, number_files
-from captum_norm.lab.analysis.results import AnalysisResult, Cell, Table
+from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, Cell, Table, number_files
 from captum_norm.show import page
 from captum_norm.show.analysis.plots import draw_plot, plot_bytes, plot_svg
 from captum_norm.show.text import printable

@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis import job
 from captum_norm.lab.analysis.analysis import Analysis
 from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.dispersion import Dispersion
-from captum_norm.lab.analysis.engine import analyze
-from captum_norm.lab.analysis.job import AnalysisJob, set_up
+from captum_norm.lab.analysis.engine import AnalysisJob, analyze, set_up
+from captum_norm.lab.analysis.norms import Dispersion, SpecialTokens
 from captum_norm.lab.analysis.results import AnalysisResult
-from captum_norm.lab.analysis.special_tokens import SpecialTokens
 from captum_norm.loading import load_tokenizer
 from captum_norm.runs import RayBackend, run_job
 from tests.lab.analysis.processes import run, start
@@ -63,22 +60,6 @@ def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
     bad = {0, 1, 2, 3}
     with pytest.raises(InvalidInputError, match="all blocks of the corpus were set aside; nothing is left to analyze"):
         result(tmp_path / "text")
-
-
-def test_blocks_analyzed_with_other_frequencies_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
-
-    text, out = write_texts(tmp_path / "text"), tmp_path / "out"
-    arguments: Any = ("frequency", bert(), tokenizer(), Corpus(text))
-    # As if one block had been set aside when tokens were counted.
-    count = job._count
-    monkeypatch.setattr(job, "_count", lambda encoder, _: count(encoder, Corpus(text, limit=5)))
-    with pytest.raises(KeyboardInterrupt):
-        analyze(*arguments, out=out, save=stop)
-    monkeypatch.undo()
-    with pytest.raises(InvalidInputError, match="holds an unfinished run with ranks"):
-        analyze(*arguments, out=out)
 
 
 def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
