@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-from captum_norm.results.views import draw_by
+from captum_norm.results import draw_by
 
 # Lazily: importing torch takes seconds, and files, scores and --help do not need it.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,7 +16,7 @@ from alignment.links import Alignment, GoldAlignment, ScoredAlignment
 from alignment.selection import SETTINGS, Choice
 from alignment.sweep import AUTO, TITLES, AttentionMethod, Reading, Sweep, head_figure, layer_figure, tables
 from captum_norm import InvalidInputError
-from captum_norm.results.views import make_figure, make_page
+from captum_norm.results import make_figure, make_page
 from captum_norm.show import Panel, draw_heatmaps, figure_bytes
 from captum_norm.show.page import Column, Example, Figure, Links, Maps, Page, Table, Tokens
 

@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-from captum_norm.results.views import draw_by
+from captum_norm.results import draw_by
 from captum_norm.versions import __version__ as __version__
 
 # Names are imported on first use: torch takes seconds, and errors and --help do not need it.

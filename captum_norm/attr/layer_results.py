@@ -14,8 +14,8 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import Role, StackName
-from captum_norm.results.map_layers import STACKS
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.stacks import STACKS
 
 
 @dataclass(eq=False)

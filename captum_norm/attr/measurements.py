@@ -1,29 +1,24 @@
 """Results of one forward pass for one stack of layers: norms, mixing ratios and weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from captum_norm.attr.measured_words import words_of_measurements
 from captum_norm.functional import Baseline
 from captum_norm.models.layouts import Layout, Scope
-from captum_norm.results.base import Result
-from captum_norm.results.map_layers import numbered, place_of_layer
-from captum_norm.results.map_parts import kept, kept_entries, own_patches, padded, place_of
-from captum_norm.results.map_stacks import Entry, MapStack, dataset_of, frame_of, top_entries
 from captum_norm.results.maps import Modality, Patches
+from captum_norm.results.stacks import MapStack, Side, StackResult, dataset_of, numbered, place_of_layer
 from captum_norm.text.words import Words, WordScore
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Measurements(Result):
+class Measurements(StackResult):
     """Results of one forward pass for one stack of layers; every entry at a padded position is exactly 0.
 
     ``measured[0]`` are those of the first example without padding, ``measured.layer(4)`` those of layer 4, the model's
@@ -96,6 +91,7 @@ class Measurements(Result):
             "query_tokens": ("B",),
         }
     )
+    texts = MappingProxyType({"tokens": "K", "query_tokens": "Q", "modality": "Q"})
 
     def __post_init__(self) -> None:
         counts = [len(self.layers)]
@@ -112,48 +108,31 @@ class Measurements(Result):
         """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
         return content if version > 1 else content | {"query_tokens": None, "layers": []}
 
-    def __repr__(self) -> str:
-        parts = [stack.summary for stack in self.stacks()]
-        if self.mixing_ratio:
-            parts.append(f"mixing ratios of {', '.join(self.mixing_ratio)}")
-        if self.convergence_delta is not None and self.convergence_delta.numel():
-            parts.append(f"convergence delta {float(self.convergence_delta.max()):.1e}")
-        return f"Measurements({', '.join(parts)})"
+    def sides(self) -> dict[str, Side]:
+        """Return the positions of queries and keys."""
+        queries = self.query_tokens if self.crosses else self.tokens
+        return {"Q": Side(self.real, queries), "K": Side(self.real_keys, self.tokens)}
 
-    def __len__(self) -> int:
-        return len(self.real)
-
-    def __getitem__(self, example: int) -> "Measurements":
-        """Return the results of one example, as a batch of one without padding.
-
-        Raises:
-            InvalidInputError: there is no such example.
-        """
-        place = place_of("example", example, len(self))
-        queries = self.real[place]
-        keys = None if self.real_keys is None else self.real_keys[place]
-
-        def own(values: Tensor, axes: str) -> Tensor:
-            values = values[place : place + 1]
-            values = kept(values, axes.index("Q") - len(axes), queries) if "Q" in axes else values
-            return kept(values, axes.index("K") - len(axes), keys) if "K" in axes and keys is not None else values
-
-        tokens = None if self.tokens is None else [self.tokens[place]]
-        if tokens is not None and keys is not None:
-            tokens = [kept_entries(tokens[0], keys)]
-        rows = None if self.query_tokens is None else [kept_entries(self.query_tokens[place], queries)]
-        modality = None if self.modality is None else [kept_entries(self.modality[place], queries)]
-        return replace(
-            self,
-            **self.changed(own),
-            tokens=tokens,
-            query_tokens=rows,
-            modality=modality,
-            patches=own_patches(self.patches, place, queries),
-        )
-
-    def __iter__(self) -> Iterator["Measurements"]:
-        return (self[example] for example in range(len(self)))
+    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
+        """Return the fields of tensors, changed by a function that also gets the letters of their axes."""
+        axes = {
+            "weights": "BLHqK",
+            "head_norms": "BLHqK",
+            "transformed_norms": "BLHK",
+            "residual_norm": "BLq",
+            "norm_scale": "BLq",
+            "convergence_delta": "BL",
+            "real": "Bq",
+            "real_keys": "BK",
+        }
+        fields: dict[str, Any] = {}
+        for name, letters in axes.items():
+            values = getattr(self, name)
+            if values is not None:
+                fields[name] = change(values, letters if values.dim() == len(letters) else letters.replace("H", ""))
+        fields["norms"] = {scope: change(values, "BLqK") for scope, values in self.norms.items()}
+        fields["mixing_ratio"] = {name: change(values, "BLq") for name, values in self.mixing_ratio.items()}
+        return fields
 
     def layer(self, layer: int) -> "Measurements":
         """Return the results of one layer, with an axis L of 1.
@@ -176,25 +155,21 @@ class Measurements(Result):
 
     def stacks(self) -> list[MapStack]:
         """Return all maps with the tokens of their rows and columns: ``weights``, one of each scope, ``head_norms``."""
-        given: dict[str, Tensor | None] = {"weights": self.weights}
-        given |= {str(scope): values for scope, values in self.norms.items()}
-        given["head_norms"] = self.head_norms
-        found = {name: values for name, values in given.items() if values is not None}
-        stacks = []
-        for name, values in found.items():
-            queries, keys = values.shape[-2:]
-            texts = self.tokens if self.tokens is None or all(len(row) == keys for row in self.tokens) else None
-            real_keys = self.real.new_ones(len(self), keys) if self.real_keys is None else padded(self.real_keys, keys)
-            own = self.query_tokens if self.crosses else texts
-            rows = None if own is None else [row[len(row) - queries :] for row in own]
-            unit = "attention weight" if name == "weights" else "norm"
-            real = padded(self.real, queries)
-            stacks.append(MapStack(name, unit, values, self.layers, rows, texts, real, real_keys))
-        return stacks
+        maps: dict[str, Tensor | None] = {"weights": self.weights}
+        maps |= {str(scope): values for scope, values in self.norms.items()} | {"head_norms": self.head_norms}
+        return [
+            self._stack(name, values, "qK", self.layers, "attention weight" if name == "weights" else "norm")
+            for name, values in maps.items()
+            if values is not None
+        ]
 
-    def top(self, count: int = 10) -> list[Entry]:
-        """Return the largest entries of the maps, largest first."""
-        return top_entries(self.stacks(), count)
+    def of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
+        """Return the texts of words, all of which are real."""
+        return {
+            "tokens": [words["K"].texts],
+            "query_tokens": [words["Q"].texts] if self.crosses else None,
+            "real_keys": self.real.new_ones(1, len(words["K"].texts)),
+        }
 
     def words(
         self,
@@ -216,16 +191,11 @@ class Measurements(Result):
         Raises:
             InvalidInputError: the tokens are not known, or the words do not fit.
         """
-        found: Measurements = words_of_measurements(self, words, query_words, score)
-        return found
-
-    def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each entry, see :meth:`captum_norm.AttributionMaps.to_frame`.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
-        return frame_of(self.stacks())
+        keys = queries = self._words_by_marks("measurements", "tokens", words)
+        if self.crosses:
+            queries = self._words_by_marks("the queries", "query_tokens", query_words)
+        by_words = self._words({"K": keys, "Q": queries}, score)
+        return replace(by_words, real_keys=None) if cast(Tensor, by_words.real_keys).all() else by_words
 
     def to_xarray(self) -> "xr.Dataset":
         """Return a dataset of xarray, see :meth:`captum_norm.AttributionMaps.to_xarray`.
@@ -245,15 +215,3 @@ class Measurements(Result):
         if self.convergence_delta is not None:
             others["convergence_delta"] = (("example", "layer"), self.convergence_delta)
         return dataset_of(self.stacks(), others)
-
-    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
-        """Change all tensors; the function also gets the letters of their axes."""
-        patterns = self.axes
-        found: dict[str, Any] = {}
-        for name in patterns:
-            values = getattr(self, name)
-            if isinstance(values, Tensor):
-                found[name] = change(values, next(axes for axes in patterns[name] if len(axes) == values.dim()))
-        found["norms"] = {scope: change(values, "BLQK") for scope, values in self.norms.items()}
-        found["mixing_ratio"] = {name: change(values, "BLQ") for name, values in self.mixing_ratio.items()}
-        return found

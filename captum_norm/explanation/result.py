@@ -14,9 +14,8 @@ from captum_norm.explanation.words import by_words
 from captum_norm.lab.analysis import ContextualizationChange
 from captum_norm.results.aggregation import with_prefix_rows
 from captum_norm.results.base import Result
-from captum_norm.results.map_layers import STACKS
-from captum_norm.results.map_stacks import dataset_of
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.stacks import STACKS, dataset_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.words import Words, WordScore
 from captum_norm.versions import versions

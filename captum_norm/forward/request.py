@@ -12,7 +12,7 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.stacks import TEXT_STACKS, Place, Role, Sizes, StackName, StackSize, encoder_of
-from captum_norm.results.map_layers import STACKS
+from captum_norm.results.stacks import STACKS
 
 
 @dataclass(frozen=True, eq=False)

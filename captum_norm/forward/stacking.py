@@ -10,8 +10,8 @@ from torch import Tensor
 from captum_norm.models.call import ModelCall
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import Role, StackName
-from captum_norm.results.map_layers import STACKS
 from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
+from captum_norm.results.stacks import STACKS
 
 
 def stacked(

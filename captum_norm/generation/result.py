@@ -13,8 +13,7 @@ from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.checks import as_count, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
-from captum_norm.results.map_parts import place_of
-from captum_norm.results.map_stacks import dataset_of
+from captum_norm.results.stacks import dataset_of, place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.words import Words, WordScore, words_of_tokens
 from captum_norm.versions import versions

@@ -21,7 +21,7 @@ from safetensors.torch import save as saved_tensors
 from torch import Tensor
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.results.views import import_views, make_figure, make_page
+from captum_norm.results import import_views, make_figure, make_page
 from captum_norm.text.files import write_whole
 from captum_norm.text.lines import named
 from captum_norm.text.urls import Remote, is_url

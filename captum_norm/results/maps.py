@@ -1,22 +1,18 @@
 """Results of a method: a map for each layer, further measurements, and their units."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.results.base import Result
-from captum_norm.results.map_layers import STACKS, numbered
-from captum_norm.results.map_parts import example_of, layer_of
-from captum_norm.results.map_stacks import Entry, MapStack, dataset_of, frame_of, stacks_of, top_entries
-from captum_norm.results.map_words import joined, words_of_maps, words_of_side
+from captum_norm.results.stacks import STACKS, MapStack, Side, StackResult, dataset_of, numbered, place_of_layer
 from captum_norm.text.words import Words, WordScore
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
 
@@ -89,7 +85,7 @@ class Patches:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttributionMaps(Result):
+class AttributionMaps(StackResult):
     """Maps of all layers of a model for one batch.
 
     ``maps[0]`` are those of the first example without padding, ``maps.layer(4)`` those of layer 4, the model's fifth.
@@ -160,6 +156,7 @@ class AttributionMaps(Result):
             "modality": ("B",),
         }
     )
+    texts = MappingProxyType({"tokens": "S", "modality": "S", "decoder_tokens": "T"})
 
     def __post_init__(self) -> None:
         found = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None} | dict(self.towers)
@@ -170,11 +167,6 @@ class AttributionMaps(Result):
     def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
         return content if version > 1 else content | {"decoder_tokens": None, "layers": {}}
-
-    @property
-    def before(self) -> int:
-        """Number of keys before those of the inputs in a model with one stack."""
-        return self.virtual + self.cached
 
     @property
     def self_attention(self) -> Tensor:
@@ -216,30 +208,41 @@ class AttributionMaps(Result):
             )
         return self.encoder, self.decoder, self.cross
 
-    def __repr__(self) -> str:
-        parts = [stack.summary for stack in self.stacks()]
-        if self.mixing_ratio is not None:
-            parts.append(f"mixing ratio {tuple(self.mixing_ratio.shape)}")
-        if self.convergence_delta is not None and self.convergence_delta.numel():
-            parts.append(f"convergence delta {float(self.convergence_delta.max()):.1e}")
-        return f"AttributionMaps({', '.join(parts)})"
+    def sides(self) -> dict[str, Side]:
+        """Return the positions of the inputs, and those of an encoder–decoder model's decoder."""
+        inputs = Side(self.real, self.tokens)
+        return {
+            "S": inputs,
+            "T": inputs if self.decoder_real is None else Side(self.decoder_real, self.decoder_tokens),
+        }
 
-    def __len__(self) -> int:
-        return len(self.real)
+    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
+        """Return the fields of tensors but towers, changed by a function that also gets the letters of their axes."""
+        stacks = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
+        letters = {name: self._letters(name) for name in stacks}
+        rows = next(iter(letters.values()), "s")[:1]
+        axes = {"real": "Bs", "decoder_real": "Bt", "convergence_delta": "BC", "mixing_ratio": f"BL{rows}"}
+        axes |= {name: f"BL{'H' * (stack.dim() - 4)}{letters[name]}" for name, stack in stacks.items()}
+        return {
+            name: change(values, of_axes)
+            for name, of_axes in axes.items()
+            if (values := getattr(self, name)) is not None
+        }
 
-    def __getitem__(self, example: int) -> "AttributionMaps":
-        """Return the maps of one example, as a batch of one without padding.
+    def _letters(self, stack: str) -> str:
+        """Return the letters of a stack's rows and columns."""
+        letters = {"encoder": "sS", "decoder": "tT", "cross": "tS"}[stack]
+        return f"{letters[0]}G" if self.segmented else letters
 
-        Of a model with towers, those of the example's pictures, if it is known which these are.
-
-        Raises:
-            InvalidInputError: there is no such example.
-        """
-        found: AttributionMaps = example_of(self, example)
-        return found
-
-    def __iter__(self) -> Iterator["AttributionMaps"]:
-        return (self[example] for example in range(len(self)))
+    def _pictures_of(self, example: int) -> dict[str, Any]:
+        pictures = [patch.picture for patch in self.patches if patch.example == example]
+        towers = {}
+        for name, stack in self.towers.items():
+            if pictures and max(pictures) < len(stack):
+                towers[name] = stack[pictures]
+            elif len(stack) == len(self):
+                towers[name] = stack[example : example + 1]
+        return super()._pictures_of(example) | {"towers": towers}
 
     def layer(self, layer: int) -> "AttributionMaps":
         """Return the maps of one layer in each stack, (B, 1, [H,] Q, K), without those of towers beside them.
@@ -250,16 +253,38 @@ class AttributionMaps(Result):
         Raises:
             InvalidInputError: a stack has no maps of this layer.
         """
-        found: AttributionMaps = layer_of(self, layer)
-        return found
+        stacks = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
+        stacks = stacks or dict(self.towers)
+        numbers = {name: self.layers[name] for name in stacks}
+        places = {name: place_of_layer(f"the {name} maps", layer, own) for name, own in numbers.items()}
+        starts = accumulate(map(len, numbers.values()), initial=0)
+        rows = [start + place for start, place in zip(starts, places.values(), strict=False)]
+        delta, ratio = self.convergence_delta, self.mixing_ratio
+        chosen: dict[str, Any] = {name: stack[:, places[name], None] for name, stack in stacks.items()}
+        towers = {name: chosen.pop(name) for name in self.towers if name in chosen}
+        return replace(
+            self,
+            **chosen,
+            towers=towers,
+            convergence_delta=None if delta is None else delta[:, rows],
+            mixing_ratio=None if ratio is None else ratio[:, next(iter(places.values())), None],
+            layers={name: [own[places[name]]] for name, own in numbers.items()},
+        )
 
     def stacks(self) -> list[MapStack]:
         """Return the maps of each stack with the tokens of their rows and columns."""
-        return stacks_of(self)
+        stacks = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
+        several = len(stacks) + len(self.towers) > 1
+        letters = {name: self._letters(name) for name in stacks} | dict.fromkeys(self.towers, "--")
+        return [
+            self._stack(name, values, letters[name], self.layers[name], side=f"{name}_" if several else "")
+            for name, values in (stacks | dict(self.towers)).items()
+        ]
 
-    def top(self, count: int = 10) -> list[Entry]:
-        """Return the largest entries of the maps, largest first."""
-        return top_entries(self.stacks(), count)
+    def of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
+        """Return the texts of words, without towers."""
+        fields: dict[str, Any] = {"tokens": [list(words["S"].texts)], "towers": {}}
+        return fields if self.decoder_real is None else fields | {"decoder_tokens": [list(words["T"].texts)]}
 
     def words(
         self,
@@ -282,26 +307,13 @@ class AttributionMaps(Result):
         Raises:
             InvalidInputError: the tokens are not known, or the words do not fit.
         """
-        targets: Sequence[Words | None] = [None] * len(self)
-        sources = words_of_side("maps", self._texts_alone("tokens"), words, len(self))
+        if all(getattr(self, name) is None for name in STACKS):
+            raise InvalidInputError(f"got maps of {', '.join(self.towers)} alone, whose positions have no words")
+        sources = self._words_by_marks("maps", "tokens", words)
+        targets = sources
         if self.decoder_real is not None:
-            texts = self._texts_alone("decoder_tokens")
-            targets = words_of_side("maps of a decoder", texts, decoder_words, len(self))
-        parts = zip(self, sources, targets, strict=True)
-        found: AttributionMaps = joined([words_of_maps(one, own, target, score) for one, own, target in parts])
-        return found
-
-    def _texts_alone(self, name: str) -> list[Sequence[str]] | None:
-        """The tokens of each example without padding, if they are known."""
-        return None if getattr(self, name) is None else [getattr(one, name)[0] for one in self]
-
-    def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each entry: example, stack, layer, head, query, key, value.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
-        return frame_of(self.stacks())
+            targets = self._words_by_marks("maps of a decoder", "decoder_tokens", decoder_words)
+        return self._words({"S": sources, "T": targets}, score)
 
     def to_xarray(self) -> "xr.Dataset":
         """Return a dataset of xarray: maps by stack with the axes ``example``, ``layer``, ``head``, ``query``, ``key``.

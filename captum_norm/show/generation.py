@@ -4,7 +4,7 @@ from captum.attr import visualization
 from matplotlib.figure import Figure
 
 from captum_norm.generation.result import GenerationResult
-from captum_norm.results.views import make_figure
+from captum_norm.results import make_figure
 from captum_norm.show.heatmap import Panel, draw_heatmaps
 from captum_norm.show.page import render
 from captum_norm.show.page.answer import answer_page

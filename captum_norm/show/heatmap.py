@@ -12,9 +12,9 @@ from torch import Tensor
 from captum_norm.attr.measurements import Measurements
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
-from captum_norm.results.map_stacks import MapStack
+from captum_norm.results import make_figure
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.results.views import make_figure
+from captum_norm.results.stacks import MapStack
 from captum_norm.show.arrays import Numbers, as_array, color_map
 from captum_norm.show.figures import StandaloneFigure, font_families
 from captum_norm.show.text import same_length, shortened, thinned

@@ -16,8 +16,7 @@ from captum_norm.lab.comparison.significance import undefeated
 from captum_norm.lab.evaluation import FaithfulnessScores
 from captum_norm.lab.evaluation.correlation import agreement
 from captum_norm.results.base import Result
-from captum_norm.results.map_parts import kept_entries, place_of
-from captum_norm.results.map_stacks import dataset_of
+from captum_norm.results.stacks import dataset_of, kept_entries, place_of
 from captum_norm.results.tables import csv_records, data_frame, json_text
 from captum_norm.text.words import WordScore, words_of_tokens
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from captum_norm.lab.comparison.results import Comparison
-from captum_norm.results.views import make_figure
+from captum_norm.results import make_figure
 from captum_norm.show.colors import color_table, signed_shares_of
 from captum_norm.show.comparison.tables import agreement_rows, example_scores, example_title, number
 from captum_norm.show.figures import StandaloneFigure, font_families

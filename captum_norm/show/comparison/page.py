@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from captum_norm.lab.comparison.results import Comparison
-from captum_norm.results.views import make_page
+from captum_norm.results import make_page
 from captum_norm.show.comparison.tables import (
     BOLD,
     agreement_rows,

@@ -2,7 +2,7 @@
 
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.generation.result import GenerationResult
-from captum_norm.results.views import make_page
+from captum_norm.results import make_page
 from captum_norm.show.page.document import Column, Example, Graph, Maps, Scores, Table
 from captum_norm.show.page.flow import flow_graph
 from captum_norm.show.page.html import Page

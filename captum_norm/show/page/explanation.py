@@ -5,7 +5,7 @@ from itertools import chain
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
-from captum_norm.results.views import make_page
+from captum_norm.results import make_page
 from captum_norm.show.page.document import Column, Example, Maps, Scores, Stack, Table
 from captum_norm.show.page.flow import flow_graph
 from captum_norm.show.page.html import Page, render

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from captum_norm.attr.measurements import Measurements
-from captum_norm.results.map_stacks import MapStack
+from captum_norm.results import make_page
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.results.views import make_page
+from captum_norm.results.stacks import MapStack
 from captum_norm.show.page.document import Example, Maps
 from captum_norm.show.page.html import Page
 from captum_norm.show.page.tokens import tokens_of

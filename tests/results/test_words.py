@@ -133,6 +133,19 @@ def test_some_stacks_know_whose_positions_theirs_are(bart: Any, stacks: list[str
         torch.testing.assert_close(getattr(some[1], name), getattr(whole[1], name))
 
 
+@pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
+def test_mixing_ratios_of_an_example_are_of_its_own_rows(bart: Any, stack: str) -> None:
+    method, inputs = NormAttribution(bart, tokenizer=Tokenizer()), both("left")
+    alone = {name: tensor[1:] for name, tensor in inputs.items()}
+    for prefix in ("", "decoder_"):
+        mask = inputs[f"{prefix}attention_mask"][1].bool()
+        for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
+            alone[name] = inputs[name][1:, mask]
+    part = method.maps(inputs, stacks=[stack])[1]
+    assert part.mixing_ratio is not None
+    torch.testing.assert_close(part.mixing_ratio, method.maps(alone, stacks=[stack]).mixing_ratio)
+
+
 def test_tokens_can_be_given(bart: Any) -> None:
     maps = NormAttribution(bart).maps(both())
     with pytest.raises(InvalidInputError, match=r"^got maps without tokens; give them by with_tokens"):

@@ -23,7 +23,7 @@ from captum_norm import (
     explain,
 )
 from captum_norm.methods import METHODS
-from captum_norm.results.map_layers import named_layers, numbered, place_of_layer
+from captum_norm.results.stacks import named_layers, numbered, place_of_layer
 from tests.tiny import bert_config, tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
