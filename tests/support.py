@@ -5,14 +5,12 @@ As data, which ``captum-norm models`` prints, and as a page of the documentation
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from captum_norm.models.libraries.refusals import REFUSALS
-from captum_norm.models.support import SupportedModel
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import EVERY, FURTHER, KINDS, Family
@@ -66,7 +64,7 @@ that changes the layout. Models of fairseq and models built with `torch.nn` are 
 COLUMNS = ("model type", "tested class", "layout", "positions", "special", "scopes")
 
 
-def supported() -> Iterator[SupportedModel]:
+def supported() -> Iterator[dict[str, Any]]:
     """What the families say, in their order."""
     for kind, families in KINDS.items():
         if kind == "Vision":
@@ -77,18 +75,24 @@ def supported() -> Iterator[SupportedModel]:
         yield _entry("Images and text", name, pair.text, pair.text.style)
 
 
-def _encoder_decoders() -> Iterator[SupportedModel]:
+def _encoder_decoders() -> Iterator[dict[str, Any]]:
     for name, family in ENCODER_DECODERS.items():
         yield _entry("Encoder–decoders", name, family, family.layout)
 
 
-def _entry(kind: str, name: str, family: Family | EncoderDecoder, layout: str) -> SupportedModel:
+def _entry(kind: str, name: str, family: Family | EncoderDecoder, layout: str) -> dict[str, Any]:
     model = family.build()
     behind = () if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[layout]
     scopes = (*SCOPES[layout], *behind)
-    return SupportedModel(
-        kind, _model_type(model), type(model).__name__, layout, family.positions, family.special, scopes
-    )
+    return {
+        "kind": kind,
+        "model_type": _model_type(model),
+        "model_class": type(model).__name__,
+        "layout": layout,
+        "positions": family.positions,
+        "special": list(family.special),
+        "scopes": list(scopes),
+    }
 
 
 def _model_type(model: Any) -> str:
@@ -96,20 +100,20 @@ def _model_type(model: Any) -> str:
     return name
 
 
-def data(models: list[SupportedModel]) -> str:
+def data(models: list[dict[str, Any]]) -> str:
     """As JSON, one model a line."""
-    lines = ",\n".join(json.dumps(asdict(model), ensure_ascii=False) for model in models)
+    lines = ",\n".join(json.dumps(model, ensure_ascii=False) for model in models)
     return f"[\n{lines}\n]\n"
 
 
-def page(models: list[SupportedModel]) -> str:
+def page(models: list[dict[str, Any]]) -> str:
     """As a page of the documentation."""
     parts = [
         HEAD.format(
             count=len(models), full=len(models) - len(FURTHER | VISION_LANGUAGE), formed=len(feed_forwards.PARTS)
         )
     ]
-    for kind, group in groupby(models, key=lambda model: model.kind):
+    for kind, group in groupby(models, key=lambda model: model["kind"]):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n{NOTES.get(kind, '')}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
     every: dict[str, Family | EncoderDecoder] = {**EVERY, **ENCODER_DECODERS}
@@ -122,10 +126,10 @@ def page(models: list[SupportedModel]) -> str:
     return "".join([*parts, *without, TAIL, REFUSED, *refused])
 
 
-def _row(model: SupportedModel) -> tuple[str, ...]:
-    scopes = " ".join(f"`{scope}`" for scope in model.scopes)
-    special = ", ".join(model.special)
-    return (f"`{model.model_type}`", model.model_class, model.layout, model.positions, special, scopes)
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    scopes = " ".join(f"`{scope}`" for scope in model["scopes"])
+    special = ", ".join(model["special"])
+    return (f"`{model['model_type']}`", model["model_class"], model["layout"], model["positions"], special, scopes)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,11 @@ from captum_norm.forward.stacking import scores_of_inputs
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Readout
+from captum_norm.models.outputs import OutputValues, Position, Readout
 from captum_norm.models.stacks import StackName
-from captum_norm.models.values import OutputValues
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 

@@ -15,11 +15,10 @@ from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import of_last_rows, stacked_maps
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
+from captum_norm.models.outputs import Position, Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role, StackName
 from captum_norm.results.aggregation import encoder_decoder_relevance

@@ -22,11 +22,11 @@ from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position, position_rows
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.objects import Explainable
+from captum_norm.models.outputs import Position, position_rows
 from captum_norm.models.stacks import encoder_of
 from captum_norm.results.aggregation import AGGREGATIONS, with_prefix_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer

@@ -22,10 +22,9 @@ from captum_norm.functional import own_keys
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position, positions_of_examples, read_position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
-from captum_norm.models.outputs import real_positions
+from captum_norm.models.outputs import Position, positions_of_examples, read_position, real_positions
 from captum_norm.models.stacks import Role
 from captum_norm.results.aggregation import encoder_decoder_rollout
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix

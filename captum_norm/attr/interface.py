@@ -16,10 +16,10 @@ from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import Session
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Texts
+from captum_norm.models.outputs import Position
 from captum_norm.models.stacks import StackName
 from captum_norm.results.maps import AttributionMaps, Scores
 

@@ -17,11 +17,9 @@ from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Readout, Target
-from captum_norm.models.values import OutputValues
+from captum_norm.models.outputs import OutputValues, Position, Readout, Target
 
 
 class OutputAttribution(AttentionMapAttribution):

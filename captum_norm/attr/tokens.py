@@ -25,11 +25,11 @@ from captum_norm.models.embeddings import (
     run_embedded,
     run_with_embeddings,
 )
-from captum_norm.models.heads import Position
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import (
+    Position,
     Readout,
     Target,
     chosen_target,

@@ -139,7 +139,7 @@ def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation.targets import numbered
     from captum_norm.lab.comparison import compare
-    from captum_norm.models.sentences import SentenceEncoder
+    from captum_norm.models.objects import SentenceEncoder
     from captum_norm.show import show_comparison
 
     examples = _examples(options)
@@ -196,7 +196,7 @@ def _examples(options: argparse.Namespace) -> _Texts:
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
     """The indices of labels, which are numbers or names."""
     from captum_norm.explanation.targets import output_number
-    from captum_norm.models.heads import has_labels
+    from captum_norm.models.outputs import has_labels
 
     numbers, classes = [], model.config.num_labels
     for line, label in labels.items():

@@ -1,8 +1,10 @@
 """Runs ``captum-norm models``, which lists the supported models or checks a model."""
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import resources
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,6 @@ from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.models.support import SupportedModel
 
 SENTENCE = "The keys to the cabinet are on the table."
 """The input for a model with a tokenizer."""
@@ -86,14 +87,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.models.support import supported_models
 
     console = Terminal()
     declare_layouts(options)
     if options.check is None:
         models = supported_models()
-        rows = [asdict(model) for model in models]
-        _write(options, {"models": rows}, rows)
+        _write(options, {"models": models}, models)
         _show_models(models, console)
     else:
         check = _check(options.check, options.quantize)
@@ -104,10 +103,23 @@ def _run(options: argparse.Namespace) -> None:
         console.say(f"wrote {path}")
 
 
-def _show_models(models: "Sequence[SupportedModel]", console: "Terminal") -> None:
-    for kind, group in groupby(models, key=lambda model: model.kind):
+def supported_models() -> list[dict[str, Any]]:
+    """Return the model architectures that the tests cover, by kind; others are recognised by structure, or refused.
+
+    Each has its ``model_type``, the tested class, its layers' arrangement and scopes, how it encodes positions, and the
+    further features that are active in the tests.
+    """
+    models: list[dict[str, Any]] = json.loads(
+        resources.files("captum_norm.models").joinpath("supported.json").read_text(encoding="utf-8")
+    )
+    return models
+
+
+def _show_models(models: Sequence[Mapping[str, Any]], console: "Terminal") -> None:
+    for kind, group in groupby(models, key=lambda model: model["kind"]):
         console.say(f"{kind}:")
-        rows = [(m.model_type, m.model_class, m.layout, m.positions, ", ".join(m.special)) for m in group]
+        columns = ("model_type", "model_class", "layout", "positions")
+        rows = [(*(str(model[column]) for column in columns), ", ".join(model["special"])) for model in group]
         _table(console, ("model type", "tested class", "layout", "positions", "special"), rows)
         console.say("")
     console.say("Other models are recognised by their structure, or refused: captum-norm models --check NAME_OR_PATH")
@@ -217,7 +229,7 @@ def _json(content: Mapping[str, Any], _rows: Sequence[Mapping[str, Any]]) -> byt
 
 
 def _csv(_content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bytes:
-    cells = ([" ".join(v) if isinstance(v, tuple) else v for v in row.values()] for row in rows)
+    cells = ([" ".join(v) if isinstance(v, (list, tuple)) else v for v in row.values()] for row in rows)
     return csv_text([list(rows[0]), *cells]).encode()
 
 

@@ -30,11 +30,9 @@ from captum_norm.lab.comparison.seeding import checked_seed, seeded
 from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_directions
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.methods import METHODS
-from captum_norm.models.heads import Position, read_position
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.objects import Explainable, opened, tokenized
-from captum_norm.models.outputs import Readout, Target
-from captum_norm.models.sentences import SentenceEncoder, SentenceSimilarity
+from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
+from captum_norm.models.outputs import Position, Readout, Target, read_position
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.text.words import WORD_MEASURES, WordMeasure
 

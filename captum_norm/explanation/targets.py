@@ -6,9 +6,8 @@ from torch import nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import Quantization, load, load_poolings, load_sentence_transformer
-from captum_norm.models.heads import POOLINGS, has_labels
-from captum_norm.models.outputs import Difference
-from captum_norm.models.sentences import SentenceEncoder, SentenceSimilarity
+from captum_norm.models.objects import SentenceEncoder, SentenceSimilarity
+from captum_norm.models.outputs import POOLINGS, Difference, has_labels
 from captum_norm.models.stacks import encoder_of
 
 
@@ -53,7 +52,7 @@ def default_position(model: nn.Module, name_or_path: str) -> Any:
     """Return what the pooling of a sentence encoder reads; None for another model, whose head decides.
 
     Args:
-        model: the model; a :class:`~captum_norm.models.sentences.SentenceEncoder` has its pooling.
+        model: the model; a :class:`~captum_norm.models.objects.SentenceEncoder` has its pooling.
         name_or_path: where it comes from.
 
     Raises:

@@ -15,10 +15,9 @@ from captum_norm.models.layouts import (
     registered_layouts,
 )
 from captum_norm.models.main_input import check_sequence, longest_sequence
-from captum_norm.models.objects import Explainable
+from captum_norm.models.objects import Explainable, SentenceSimilarity
 from captum_norm.models.offloading import input_device
 from captum_norm.models.outputs import Difference
-from captum_norm.models.sentences import SentenceSimilarity
 from captum_norm.models.wrappers import explained_module
 
 __all__ = [

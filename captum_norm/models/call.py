@@ -18,10 +18,9 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import KnownModel
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.registry import no_attention
-from captum_norm.models.pictures import Pictures, of_examples, read_pictures
+from captum_norm.models.pictures import Pictures, gathering_chunks, of_examples, read_pictures
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import EXTENDED, ROWED, Members, Role, Stacks
-from captum_norm.models.towers import gathering_chunks
 from captum_norm.models.wrappers import config_of
 
 FEW = "logits_to_keep"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,25 +22,6 @@ StandIn = Literal["mask", "pad", "zero", "mean"]
 EMBEDDINGS = "inputs_embeds"
 # Rows of an embedding table that are averaged at a time.
 _ROWS = 4096
-
-
-class SpecialTokens(Protocol):
-    """The part of a tokenizer's interface that is needed; tokenizers of transformers have it."""
-
-    @property
-    def mask_token_id(self) -> int | None:
-        """The id of the mask token."""
-        ...
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """The id of the padding token."""
-        ...
-
-    @property
-    def all_special_ids(self) -> Collection[int]:
-        """The ids of tokens that represent no text, such as [CLS] and [SEP]."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +53,7 @@ class Replacement:
 
 
 def embedding_module(model: nn.Module) -> nn.Module:
-    """Return the module that looks up the tokens' embeddings.
-
-    Raises:
-        UnsupportedModelError: for an encoder–decoder model, or one without such a module.
-    """
+    """Return the module that looks up the tokens' embeddings of a model that reads one sequence."""
     library = library_of(model)
     if library.halves(model) is not None:
         raise UnsupportedModelError(
@@ -93,11 +70,7 @@ def embedding_module(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def embeddings_through(model: nn.Module, function: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Apply ``function`` to the embeddings, (B, S, D), that one forward pass in this thread looks up while open.
-
-    Raises:
-        UnsupportedModelError: if the model did not look up embeddings exactly once.
-    """
+    """Apply ``function`` to the embeddings, (B, S, D), that one forward pass in this thread looks up while open."""
     calls = 0
 
     def hook(_: nn.Module, output: Tensor) -> Tensor:
@@ -141,11 +114,7 @@ def run_embedded(call: ModelCall) -> tuple[Any, Tensor]:
 
 
 def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[int]) -> Tensor:
-    """Return True where a call's tokens are real, (B, S), and not special.
-
-    Raises:
-        InvalidInputError: if the inputs are embeddings, which do not show which tokens are special.
-    """
+    """Return True where a call's tokens are real, (B, S), and not special."""
     if not special_ids:
         return real
     ids = call.arguments.get("input_ids")
@@ -154,19 +123,11 @@ def ordinary_positions(call: ModelCall, real: Tensor, special_ids: Collection[in
     return real & ~torch.isin(ids, torch.tensor(tuple(special_ids), device=ids.device))
 
 
-def replacement(
-    model: nn.Module, chosen: StandIn | int | Tensor | None, tokenizer: SpecialTokens | None
-) -> Replacement:
-    """Return what replaces a token of a model.
+def replacement(model: nn.Module, chosen: StandIn | int | Tensor | None, tokenizer: Any) -> Replacement:
+    """Return what replaces a token of a model: a kind, the id of a token, or an embedding (D,).
 
-    Args:
-        model: the model.
-        chosen: a kind, the id of a token, or an embedding (D,); None for the mask token if there is one, else the
-            padding token, else the mean.
-        tokenizer: knows the ids of the mask and padding tokens; None to take them from the model's configuration.
-
-    Raises:
-        InvalidInputError: for an unknown kind, an id outside the vocabulary, or a token that the model does not have.
+    None stands for the mask token if there is one, else the padding token, else the mean. Their ids are those of
+    the tokenizer, or of the model's configuration.
     """
     module = embedding_module(model)
     ids: dict[Any, int | None] = {kind: _token_id(kind, model, tokenizer) for kind in ("mask", "pad")}
@@ -201,9 +162,8 @@ def _of_token(name: str, module: nn.Module, token: int) -> Replacement:
     return Replacement(name, module, token)
 
 
-def _token_id(kind: str, model: nn.Module, tokenizer: SpecialTokens | None) -> int | None:
-    known: Any = config_of(model) if tokenizer is None else tokenizer
-    return getattr(known, f"{kind}_token_id", None)
+def _token_id(kind: str, model: nn.Module, tokenizer: Any) -> int | None:
+    return getattr(config_of(model) if tokenizer is None else tokenizer, f"{kind}_token_id", None)
 
 
 def _size(module: nn.Module) -> int:

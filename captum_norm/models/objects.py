@@ -1,5 +1,6 @@
-"""Finds the module to explain, and its tokenizer, in what people hold: a model, a pipeline, a SentenceTransformer."""
+"""Returns the module and tokenizer inside a model, pipeline or SentenceTransformer, and tokenizes texts for it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
@@ -7,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from captum_norm.errors import InvalidInputError
+from captum_norm.checks import shown
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.offloading import input_device
-from captum_norm.models.sentences import SENTENCE_TRANSFORMER, SentenceEncoder, is_instance
 from captum_norm.models.wrappers import config_of, explained_module
 from captum_norm.text.lines import quoted
 
@@ -19,22 +21,17 @@ if TYPE_CHECKING:
 Texts = str | list[str] | list[tuple[str, str]]
 """A text, or several, or pairs of texts, for a model whose tokenizer is known."""
 
+_HOLDERS = {"Pipeline": "transformers.", "CrossEncoder": "sentence_transformers."}
+_SENTENCE_TRANSFORMER = {"SentenceTransformer": "sentence_transformers."}
+_EMBEDDING = "sentence_embedding"
+
 
 class ModelHolder(Protocol):
     """What holds a model and its tokenizer, such as a pipeline of transformers."""
 
-    @property
-    def model(self) -> Any:
-        """The model."""
-        ...
+    model: Any
+    tokenizer: Any
 
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-        ...
-
-
-_HOLDERS = {"Pipeline": "transformers.", "CrossEncoder": "sentence_transformers."}
 
 Explainable = nn.Module | ModelHolder
 """What methods accept as a model."""
@@ -52,13 +49,19 @@ def opened(model: Explainable, tokenizer: Any = None) -> tuple[nn.Module, Any]:
         UnsupportedModelError: it has no layers that can be observed, or is a SentenceTransformer that does not begin
             with a Transformer.
     """
-    held: Any = model if is_instance(model, _HOLDERS) else explained_module(model)
-    if is_instance(held, SENTENCE_TRANSFORMER):
+    held: Any = model if _is_instance(model, _HOLDERS) else explained_module(model)
+    if _is_instance(held, _SENTENCE_TRANSFORMER):
         held = SentenceEncoder(held)
-    found = explained_module(held.model) if is_instance(held, _HOLDERS) else held
-    if tokenizer is None and (found is not held or isinstance(held, SentenceEncoder)):
+    module = explained_module(held.model) if _is_instance(held, _HOLDERS) else held
+    if tokenizer is None and (module is not held or isinstance(held, SentenceEncoder)):
         tokenizer = held.tokenizer
-    return found, tokenizer
+    return module, tokenizer
+
+
+def _is_instance(value: object, classes: Mapping[str, str]) -> bool:
+    """Whether a value is of one of some classes, named with their packages, which are not imported."""
+    kinds = ((kind.__module__, classes.get(kind.__name__)) for kind in type(value).__mro__)
+    return any(begin is not None and module.startswith(begin) for module, begin in kinds)
 
 
 def are_texts(inputs: object) -> TypeGuard[Texts]:
@@ -86,17 +89,17 @@ def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, An
         # The tokenizers of many causal models have no padding token; which one it is does not matter.
         if len(listed) > 1 and getattr(tokenizer, "pad_token_id", 0) is None:
             return _padded([tokenizer(text, return_attention_mask=True, **options) for text in listed], model)
-        found: BatchEncoding = tokenizer(listed, return_tensors="pt", padding=len(listed) > 1, **options)
+        batch: BatchEncoding = tokenizer(listed, return_tensors="pt", padding=len(listed) > 1, **options)
     except (TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InvalidInputError(f"{type(tokenizer).__name__} cannot tokenize the inputs: {reason[:300]}") from error
-    return found.to(input_device(model))
+    return batch.to(input_device(model))
 
 
 def _padded(encoded: Sequence[Mapping[str, list[int]]], model: nn.Module) -> dict[str, Tensor]:
     """Pad to one batch, (B, S) each."""
     padding = {"input_ids": getattr(config_of(model), "pad_token_id", None) or 0}
-    columns = {name: [torch.tensor(one[name]) for one in encoded] for name in encoded[0]}
+    columns = {name: [torch.tensor(text[name]) for text in encoded] for name in encoded[0]}
     return {
         name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)).to(input_device(model))
         for name, rows in columns.items()
@@ -106,3 +109,143 @@ def _padded(encoded: Sequence[Mapping[str, list[int]]], model: nn.Module) -> dic
 def _is_text(value: object) -> bool:
     parts = value if isinstance(value, tuple) and len(value) == 2 else (value,)
     return all(isinstance(part, str) for part in parts)
+
+
+class SentenceEncoder(nn.Module):
+    """A SentenceTransformer that takes the arguments of its Transformer, not a dictionary of features.
+
+    It returns ``sentence_embedding`` (B, E), ``last_hidden_state`` (B, S, D), and with texts to compare with ``logits``
+    (B, C). The similarity is that of the SentenceTransformer, cosine or dot product.
+
+    Args:
+        whole: the SentenceTransformer; its modules are shared.
+        texts: C texts to compare with.
+
+    Attributes:
+        whole: the same.
+        texts: the same.
+        references: the embeddings of the texts, (C, E), of length 1 for cosines; None without texts.
+
+    Raises:
+        UnsupportedModelError: it does not begin with a Transformer, or its similarity is a distance.
+    """
+
+    references: Tensor | None
+
+    def __init__(self, whole: Any, texts: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.whole = whole
+        self.texts = tuple(texts)
+        self.root_mean_square = _RootMeanSquare()
+        self.transformer  # noqa: B018 - refused before anything runs
+        self.register_buffer("references", None)
+        if not texts:
+            return
+        if whole.similarity_fn_name not in ("cosine", "dot"):
+            raise UnsupportedModelError(
+                f"got a SentenceTransformer whose similarity is {whole.similarity_fn_name}; expected cosine or dot, as "
+                'by similarity_fn_name="cosine"'
+            )
+        with torch.no_grad(), evaluating(self):
+            self.references = self._compared(self(**self.features(list(texts)))[_EMBEDDING])
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model of transformers inside."""
+        first = next(self.whole.children(), None)
+        transformer = getattr(first, "auto_model", None)
+        if not isinstance(transformer, nn.Module):
+            raise UnsupportedModelError(
+                f"got a SentenceTransformer that begins with {type(first).__name__}; expected a Transformer; explain "
+                "the Transformers in it one by one"
+            )
+        return transformer
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the Transformer."""
+        return self.transformer.config
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self.whole.tokenizer
+
+    @property
+    def pooling(self) -> str | None:
+        """What its only pooling is called; None if it has none, or several."""
+        modes = [getattr(module, "pooling_mode", None) for module in self.whole.children()]
+        named = [mode for mode in modes if isinstance(mode, str)]
+        return named[0] if len(named) == 1 else None
+
+    def features(self, texts: list[Any]) -> dict[str, Any]:
+        """Turn texts, or pairs of texts, into arguments on its device, as ``encode`` does with the default prompt."""
+        whole = self.whole
+        prompt = None if whole.default_prompt_name is None else whole.prompts.get(whole.default_prompt_name)
+        features, device = whole.preprocess(texts, prompt=prompt), input_device(self)
+        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in features.items()}
+
+    def forward(self, **arguments: Any) -> dict[str, Tensor]:
+        """Run the modules one after the other."""
+        features = {name: value for name, value in arguments.items() if value is not None}
+        for module in self.whole:
+            # Older versions always normalise the embedding.
+            if type(module).__name__ == "Normalize" and getattr(module, "module_input_name", _EMBEDDING) == _EMBEDDING:
+                features[_EMBEDDING] = self._unit(features[_EMBEDDING])
+            else:
+                features = module(features)
+        embedding = features[_EMBEDDING]
+        output = {_EMBEDDING: embedding, "last_hidden_state": features["token_embeddings"]}
+        if self.references is not None:
+            output["logits"] = self._compared(embedding) @ self.references.to(embedding).T
+        return output
+
+    def _unit(self, vectors: Tensor) -> Tensor:
+        """Divide vectors (..., E) by their lengths, in a module that methods recognise, so that they may freeze it."""
+        divided: Tensor = self.root_mean_square(vectors)
+        return divided / math.sqrt(vectors.shape[-1])
+
+    def _compared(self, embedding: Tensor) -> Tensor:
+        """Return what similarities are scalar products of, (B, E)."""
+        embedding = embedding[:, : self.whole.truncate_dim]
+        return self._unit(embedding) if self.whole.similarity_fn_name == "cosine" else embedding
+
+
+class _RootMeanSquare(nn.Module):
+    """Divides vectors of any width by the root of their mean square."""
+
+    eps = 1e-24
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        return (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(vectors.dtype)
+
+
+class SentenceSimilarity(SentenceEncoder):
+    """The similarities of a SentenceTransformer's embedding to those of given texts: a model with a logit for each.
+
+    Every method with a ``target`` explains them: why two sentences are near (the target 0 of one text), or why one is
+    nearer to a text than to another (``Difference(0, 1)``). The texts are embedded once, now.
+
+    Args:
+        model: a SentenceTransformer, left unchanged; the similarity is its own, cosine or dot product.
+        texts: the texts to compare with.
+
+    Raises:
+        InvalidInputError: the model is no SentenceTransformer, or there are no texts.
+        UnsupportedModelError: its similarity is a distance, or it does not begin with a Transformer.
+
+    Example:
+        >>> from captum_norm import DecompX
+        >>> from sentence_transformers import SentenceTransformer
+        >>> model = SentenceTransformer(folder)  # doctest: +SKIP
+        >>> near = SentenceSimilarity(model, "A dog runs.", "The market fell.")  # doctest: +SKIP
+        >>> DecompX(near).attribute("Two dogs run along the beach.", target=0)  # doctest: +SKIP
+    """
+
+    def __init__(self, model: nn.Module, *texts: str) -> None:
+        if not _is_instance(model, _SENTENCE_TRANSFORMER):
+            raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a SentenceTransformer")
+        if not texts or any(type(text) is not str or not text.strip() for text in texts):
+            raise InvalidInputError(f"got {shown(texts)}; expected texts to compare with")
+        super().__init__(model, texts)

@@ -1,19 +1,61 @@
-"""Chooses the number to explain from a model's output."""
+"""Chooses what to explain in a model's output: the position that is read, the class, and values of several."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.checks import shown
+from captum_norm.checks import as_index, as_indices, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import TAGGERS, Position, positions_of_examples
-from captum_norm.models.sentences import SentenceEncoder
+from captum_norm.models.objects import SentenceEncoder
 from captum_norm.models.virtual_tokens import virtual_tokens
-from captum_norm.models.wrappers import class_of, unwrapped
+from captum_norm.models.wrappers import class_of, config_of, unwrapped
+
+ReadPosition = Literal["first", "last", "mean"]
+
+Position = int | ReadPosition | Sequence[int] | Tensor | None
+"""Output positions to explain, in the forms that users may pass."""
+
+HeadPosition = ReadPosition | Literal["patches", "first and patches", "weighted mean"]
+"""Image heads may read the mean of all patches, without the tokens before them, alone or with the first token.
+
+Sentence encoders may weight each real position by its number, from 1."""
+
+# They have logits at every position.
+TAGGERS = ("ForMaskedLM", "ForTokenClassification")
+# These have other outputs at every position: hidden states, or scores of where an answer begins.
+_OF_EVERY_POSITION = (*TAGGERS, "Model", "ForPreTraining", "ForQuestionAnswering")
+CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
+LABELLED = (*CLASSIFIERS, "ForTokenClassification")
+# Image heads that do not read the first token alone; the first two may, by their configuration.
+_IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
+    {
+        "BeitForImageClassification": "patches",
+        "Data2VecVisionForImageClassification": "patches",
+        "CLIPForImageClassification": "patches",
+        "MetaClip2ForImageClassification": "patches",
+        "Dinov2ForImageClassification": "first and patches",
+        "Dinov2WithRegistersForImageClassification": "first and patches",
+        "IJepaForImageClassification": "mean",
+        "SiglipForImageClassification": "mean",
+        "Siglip2ForImageClassification": "mean",
+    }
+)
+
+# What the poolings of a SentenceTransformer read; all others read no one position.
+POOLINGS: Mapping[str, HeadPosition] = MappingProxyType(
+    {
+        "cls": "first",
+        "lasttoken": "last",
+        "mean": "mean",
+        "mean_sqrt_len_tokens": "mean",
+        "weightedmean": "weighted mean",
+    }
+)
 
 Readout = Callable[[Any, Tensor], Tensor]
 """What to explain: from a model's output and where its inputs are real, (N, S), to scores (N, C) or (N,)."""
@@ -49,13 +91,102 @@ Target = Choice | Difference | None
 """What to explain: a class or token, a difference of two, or None for the model's prediction."""
 
 
+def has_labels(model: nn.Module) -> bool:
+    """Whether the model's outputs are labelled classes, not tokens of a vocabulary."""
+    return class_of(model).__name__.endswith(LABELLED)
+
+
+def has_sigmoids(model: nn.Module) -> bool:
+    """Whether each class has a probability of its own (multi-label classification)."""
+    return getattr(config_of(model), "problem_type", None) == "multi_label_classification"
+
+
+def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
+    """Look up the position that a model's head reads, by the model's class.
+
+    ``"last"`` for causal models (next word, or their classifiers), ``"first"`` for bidirectional classifiers that do
+    not pool several positions, ``"mean"`` of the real tokens for models with an output at every position. None for
+    classes outside transformers, and for those whose heads differ.
+    """
+    if isinstance(model, SentenceEncoder):
+        return POOLINGS.get(model.pooling or "")
+    model, kind = unwrapped(model), class_of(model)
+    name, config = kind.__name__, config_of(model)
+    if not kind.__module__.startswith("transformers."):
+        return None
+    if causal:
+        return "last"
+    if name.endswith(_OF_EVERY_POSITION):
+        return "mean"
+    if not name.endswith(CLASSIFIERS) or getattr(model, "main_input_name", None) not in ("input_ids", "pixel_values"):
+        return None
+    if getattr(config, "classifier_pooling", None) in ("mean", "late"):
+        return "mean"
+    return _IMAGES.get(name, "first") if getattr(config, "use_mean_pooling", True) else "first"
+
+
+def pooled_rows(position: str, real: Tensor, model: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """Return the weight of each position, (B, S), if the head reads several real ones, (B, S); None if it reads one."""
+    if position == "mean":
+        return _shares(real, dtype)
+    if position == "weighted mean":
+        return _shares(real.cumsum(1) * real, dtype)
+    if position not in ("patches", "first and patches"):
+        return None
+    before = 1 + getattr(config_of(model), "num_register_tokens", 0)
+    patches = real & (torch.arange(real.shape[1], device=real.device) >= before)
+    rows = _shares(patches, dtype)
+    if position == "first and patches":
+        rows = rows / 2
+        rows[:, 0] = 0.5
+    return rows
+
+
+def _shares(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    numbers = numbers.to(dtype)
+    return numbers / numbers.sum(1, keepdim=True)
+
+
+def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, real: Tensor) -> Tensor:
+    """Resolve a position, one for each example, or the ``"first"`` or ``"last"`` real one, (B, S), to indices, (B,)."""
+    batch, length = real.shape
+    if isinstance(position, str):
+        if position not in ("first", "last"):
+            raise InvalidInputError(f'got the position "{position}"; expected an index, "first", "last" or "mean"')
+        ends = real.long() if position == "first" else real.long().cumsum(1)
+        return ends.argmax(1)
+    single = not isinstance(position, Iterable) or (isinstance(position, Tensor) and position.dim() == 0)
+    places = [as_index("position", position)] if single else as_indices("position", position)
+    if len(places) not in (1, batch):
+        raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
+    index = torch.tensor(places, device="cpu").expand(batch)
+    for example, place in enumerate(index.tolist()):
+        if not -length <= place < length:
+            raise InvalidInputError(f"got position {place}; the sequence has {length} positions, 0 to {length - 1}")
+        if not real[example, place]:
+            raise InvalidInputError(f"got position {place}, which is padding in example {example}")
+    return (index % length).to(real.device)
+
+
+def position_rows(
+    position: Position, head: HeadPosition | None, real: Tensor, like: Tensor, model: nn.Module
+) -> Tensor:
+    """Return the weight of each query's row, (B, Q), like a tensor: the user's position, else what the head reads."""
+    chosen = head if position is None else position
+    # Users may name only one pooled position: the mean.
+    if isinstance(chosen, str) and (position is None or chosen == "mean"):
+        pooled = pooled_rows(chosen, real, model, like.dtype)
+        if pooled is not None:
+            return pooled.to(like)
+    rows = torch.zeros_like(real, dtype=like.dtype, device=like.device)
+    rows[torch.arange(len(real), device=like.device), positions_of_examples(chosen, real)] = 1
+    return rows
+
+
 def read_mask(call: ModelCall, position: Position) -> Tensor | None:
-    """Return the positions to read as a mask, True at one position of each example, (B, S); None for the last ones.
+    """Return a mask, (B, S), of the one position to read in each example; None for the last ones.
 
     ``position`` counts in the user's inputs; the mask is shifted as these were.
-
-    Raises:
-        InvalidInputError: for a position outside the sequence or in its padding, or for the mean.
     """
     if position is None:
         return None
@@ -70,11 +201,7 @@ def read_mask(call: ModelCall, position: Position) -> Tensor | None:
 
 
 def real_positions(call: ModelCall) -> Tensor:
-    """Return True at the real positions of the outputs, (B, S) or in an encoder–decoder model (B, T), on their device.
-
-    Raises:
-        InvalidInputError: if the input is not a sequence.
-    """
+    """Return True at the real positions of the outputs, (B, S), the decoder's in an encoder–decoder model."""
     positions = call.output_positions
     if positions.real is not None:
         return positions.real
@@ -89,16 +216,7 @@ def real_positions(call: ModelCall) -> Tensor:
 def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None, readout: Readout | None) -> Tensor:
     """Return the scores to explain of one forward pass: (N, C), or (N,).
 
-    Args:
-        model: the model, for its name.
-        output: what it returned.
-        real: True at real positions, (N, S).
-        read: True at the positions to read, (N, S), if there are logits at every one; None for the last real ones.
-        readout: the user's own; None for the logits.
-
-    Raises:
-        UnsupportedModelError: if the model returns no logits.
-        InvalidInputError: if the position to read is required but missing, or the readout returned another shape.
+    ``read`` has True at the positions to read, (N, S), if there are logits at every one; None for the last real ones.
     """
     scores = _scores(model, output, real, readout)
     return scores if scores.dim() < 3 else _at(scores, model, real, read)
@@ -120,18 +238,7 @@ def output_scores(call: ModelCall, output: Any, position: Position, readout: Rea
 
 
 def scores_at(call: ModelCall, output: Any, rows: Tensor, readout: Readout | None) -> Tensor:
-    """Return the scores to explain at several positions of each example, (B·P, C).
-
-    Args:
-        call: the call.
-        output: what the model returned.
-        rows: the positions, (B, P), in the order that the model received them in.
-        readout: the user's own; None for the logits.
-
-    Raises:
-        UnsupportedModelError: if the model returns no logits.
-        InvalidInputError: if there is one output for each example, or only those of the last position.
-    """
+    """Return the scores to explain at several positions of each example, ``rows`` (B, P) as received: (B·P, C)."""
     scores = _scores(call.model, output, real_positions(call), readout)
     batch, length = len(rows), real_positions(call).shape[1]
     if scores.dim() != 3 or scores.shape[1] < length:
@@ -201,13 +308,7 @@ def _at(logits: Tensor, model: nn.Module, real: Tensor, read: Tensor | None) -> 
 
 
 def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
-    """Return the class to explain of each example, (B,), given scores (B, C); None for scores (B,).
-
-    For a :class:`Difference` return both classes, (B, 2).
-
-    Raises:
-        InvalidInputError: for a class that does not exist, or if there are more or fewer classes than examples.
-    """
+    """Return the class to explain of each example, (B,), of a difference both, (B, 2); None for scores (B,)."""
     if scores.dim() == 1:
         if target is not None:
             raise InvalidInputError(f"got target={shown(target)}, but the output is one number for each example")
@@ -215,27 +316,22 @@ def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
     if target is None:
         return scores.detach().argmax(1)
     if isinstance(target, Difference):
-        return torch.stack([_classes(one, scores) for one in (target.target, target.other)], 1)
+        return torch.stack([_classes(choice, scores) for choice in (target.target, target.other)], 1)
     return _classes(target, scores)
 
 
 def _classes(target: Choice, scores: Tensor) -> Tensor:
     try:
-        given = torch.as_tensor(target, device=scores.device)
+        indices = torch.as_tensor(target, device=scores.device)
     except (TypeError, ValueError, RuntimeError):
-        given = torch.empty(0, device="cpu")
-    if (
-        given.is_floating_point()
-        or given.is_complex()
-        or given.dtype == torch.bool
-        or given.dim() > 1
-        or given.numel() not in (1, len(scores))
-    ):
+        indices = torch.empty(0, device="cpu")
+    integers = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
+    if not integers or indices.dim() > 1 or indices.numel() not in (1, len(scores)):
         raise InvalidInputError(
             f"got target={shown(target)} for {len(scores)} examples; expected an integer, or one for each example"
         )
     # Tensors made in inference mode cannot be saved for a gradient.
-    classes = (given.clone() if given.is_inference() else given).long().reshape(-1).expand(len(scores))
+    classes = (indices.clone() if indices.is_inference() else indices).long().reshape(-1).expand(len(scores))
     wrong = classes[(classes < 0) | (classes >= scores.shape[1])]
     if len(wrong):
         raise InvalidInputError(f"got the target {int(wrong[0])}; expected 0 to {scores.shape[1] - 1}")
@@ -243,14 +339,9 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
 
 
 def explained_number(scores: Tensor, chosen: Tensor | None) -> Tensor:
-    """Return the number to explain of each example, (N,).
-
-    Args:
-        scores: (N, C) or (N,).
-        chosen: what :func:`chosen_target` returned, for N examples or for one.
-    """
-    found = _chosen_scores(scores, chosen)
-    return found[:, 0] - found[:, 1] if found.shape[1] == 2 else found[:, 0]
+    """Return the number to explain of each example, (N,), of what :func:`chosen_target` chose, for N or for one."""
+    explained = _chosen_scores(scores, chosen)
+    return explained[:, 0] - explained[:, 1] if explained.shape[1] == 2 else explained[:, 0]
 
 
 def rounded_size(scores: Tensor, chosen: Tensor | None) -> Tensor:
@@ -264,3 +355,120 @@ def _chosen_scores(scores: Tensor, chosen: Tensor | None) -> Tensor:
         return scores[:, None]
     columns = chosen if chosen.dim() == 2 else chosen[:, None]
     return scores.gather(1, columns.to(scores.device).expand(len(scores), -1))
+
+
+@dataclass(frozen=True, eq=False)
+class OutputValues:
+    """P values of a model's output for each of B examples.
+
+    Attributes:
+        target: see :data:`captum_norm.models.outputs.Target`; of several values a list of B·P.
+        position: where an example's values are read, if there are outputs at each position.
+        rows: where each of them is, (B, P), in the order that the model received; None for ``position``.
+        readout: the user's own; None for the logits.
+        batch: B.
+        count: P.
+        several: whether targets or positions came with an axis P, which results then have.
+    """
+
+    target: Any
+    position: Any
+    rows: Tensor | None
+    readout: Readout | None
+    batch: int
+    count: int = 1
+    several: bool = False
+
+    @classmethod
+    def of(cls, call: ModelCall, target: Any, position: Any, readout: Readout | None) -> "OutputValues":
+        """Take those that a user names: nested sequences, or tensors or arrays with two axes, name several."""
+        rows, nested = _several_positions(call, position), _first_row(target)
+        if rows is None and nested is None:
+            return cls(target, position, None, readout, call.batch)
+        count = len(nested or ()) if rows is None else rows.shape[1]
+        targets = _mapped(lambda choice: _spread(choice, call.batch, count), target)
+        return cls(targets, position if rows is None else None, rows, readout, call.batch, count, several=True)
+
+    def of_example(self, index: int) -> "OutputValues":
+        """Select one example's."""
+
+        def part(value: Any, size: int, what: str) -> Any:
+            value = _listed(value)
+            if not isinstance(value, list) or len(value) == 1:
+                return value
+            if len(value) != self.batch * size:
+                raise InvalidInputError(f"got {len(value)} {what} for {self.batch} examples")
+            return value[index * size : (index + 1) * size]
+
+        target = _mapped(lambda choice: part(choice, self.count, "targets"), self.target)
+        rows = None if self.rows is None else self.rows[index : index + 1]
+        position = part(self.position, 1, "positions")
+        return OutputValues(target, position, rows, self.readout, 1, self.count, self.several)
+
+    def read(self, call: ModelCall, output: Any) -> tuple[Tensor, Tensor]:
+        """Read the values and the sizes of what was rounded in them, (N, P) each, in the output of N copies."""
+        if self.rows is None:
+            scores = output_scores(call, output, self.position, self.readout)
+            scores = scores.repeat_interleave(self.count, 0) if self.several else scores
+        else:
+            scores = scores_at(call, output, self.rows.repeat(call.batch // self.batch, 1), self.readout)
+        values = self.batch * self.count
+        chosen = chosen_target(self.target, scores[:values])
+        if chosen is not None:
+            chosen = chosen.repeat(len(scores) // values, *[1] * (chosen.dim() - 1))
+        numbers, rounded = explained_number(scores, chosen), rounded_size(scores.detach(), chosen)
+        return numbers.unflatten(0, (-1, self.count)), rounded.unflatten(0, (-1, self.count))
+
+
+def _several_positions(call: ModelCall, position: Any) -> Tensor | None:
+    """Resolve several positions of each example, (B, P), to indices in the sequence that the model received."""
+    rows = _listed(position)
+    if not _nested(rows):
+        return None
+    counts = {len(row) for row in rows}
+    if len(rows) != call.batch or len(counts) != 1 or counts == {0}:
+        raise InvalidInputError(
+            f"got position={shown(rows)} for {call.batch} examples; expected as many positions for each example, (B, P)"
+        )
+    positions = call.output_positions
+    real = positions.shift_back(real_positions(call), 1)
+    index = torch.stack([positions_of_examples(list(column), real) for column in zip(*rows, strict=True)], 1)
+    return index if positions.shift is None else index - positions.shift.to(index.device)[:, None]
+
+
+def _spread(choice: Any, batch: int, count: int) -> Any:
+    """Give each of P values of each example its class: from one for all, one for each example, or (B, P)."""
+    choice = _listed(choice)
+    if not isinstance(choice, list):
+        return choice
+    rows = choice if _nested(choice) else [[entry] * count for entry in choice]
+    if not count or len(rows) != batch or {len(row) for row in rows} != {count}:
+        raise InvalidInputError(
+            f"got target={shown(choice)} for {count} values of each of {batch} examples; expected one for all, one for "
+            "each example, or one for each value, (B, P)"
+        )
+    return [entry for row in rows for entry in row]
+
+
+def _first_row(target: Any) -> list[Any] | None:
+    """Return the first example's classes in a target with two axes, (B, P); None for one with fewer."""
+    choices = [target.target, target.other] if isinstance(target, Difference) else [target]
+    return next((list(rows[0]) for rows in map(_listed, choices) if _nested(rows)), None)
+
+
+def _mapped(function: Callable[[Any], Any], target: Any) -> Any:
+    if isinstance(target, Difference):
+        return Difference(function(target.target), function(target.other))
+    return function(target)
+
+
+def _listed(value: Any) -> Any:
+    """Turn tensors, arrays and tuples into lists."""
+    if getattr(value, "is_meta", False):
+        return value  # has no numbers, and is refused where they are read
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, (list, tuple)) for row in value)

@@ -1,14 +1,18 @@
-"""Finds the positions of pictures, and of their patches, in the sequence that a model reads."""
+"""Finds pictures, and their patches, among the positions of a model, and joins what its towers attend to in chunks."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from math import isqrt, sqrt
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captum_norm.models.patch_grids import find_patches
+from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.hooks import Received, hooked
+from captum_norm.models.libraries.library import forward_parameters
 from captum_norm.results.maps import Modality, Patches
 
 # The settings that name a modality's token, which the input has once for each position of a picture.
@@ -24,6 +28,38 @@ GRIDS: Mapping[Modality, tuple[str, str]] = {
 }
 PIXELS = "pixel_values"
 SIZES = "image_sizes"
+# The argument with the ends of the chunks of a packed sequence, (chunks + 1,).
+CHUNK_ENDS = "cu_seqlens"
+# The tokens before the patches, by the configuration's ``model_type``: their numbers, or the settings that have these.
+# The patches follow row by row, and nothing follows them.
+PREFIXES: Mapping[str, tuple[int | str, ...]] = MappingProxyType(
+    {
+        "aimv2_vision_model": (),
+        "beit": (1,),
+        "blip_vision_model": (1,),
+        "chinese_clip_vision_model": (1,),
+        "clip_vision_model": (1,),
+        "data2vec-vision": (1,),
+        "deit": (1, 1),  # the class and the distillation token
+        "dinov2": (1,),
+        "dinov2_with_registers": (1, "num_register_tokens"),
+        "dinov3_vit": (1, "num_register_tokens"),
+        "dpt": (1,),
+        "ijepa": (),
+        "internvl_vision": (1,),
+        "metaclip_2_vision_model": (1,),
+        "pixio": ("n_cls_tokens",),
+        "qianfan_ocr_vision": (1,),
+        "sapiens2": (1, "num_register_tokens"),
+        "siglip_vision_model": (),
+        "tipsv2_vision_model": (1, "num_register_tokens"),
+        "vit": (1,),
+        "vit_msn": (1,),
+    }
+)
+
+Picture = tuple[int, tuple[Tensor, ...]]
+"""One picture's positions: their number, and where the patches of each of its grids are among them."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +80,8 @@ class Pictures:
     length: int | None = None
 
     def patches_among(self, positions: int) -> Sequence[Patches]:
-        """The patches in a sequence of so many positions."""
+        """Return the patches in a sequence of so many positions."""
         return self.patches if self.length in (None, positions) else ()
-
-
-@dataclass(frozen=True)
-class _Picture:
-    """One picture's positions: their number, and where the patches of each of its grids are among them."""
-
-    length: int
-    grids: tuple[Tensor, ...] = ()
 
 
 def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, Any], real: Tensor | None) -> Pictures:
@@ -70,8 +98,8 @@ def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, An
     crosses = getattr(getattr(config, "text_config", None), "cross_attention_layers", None)
     tokens = {} if crosses else {kind: token for kind in TOKENS if (token := _token(config, kind)) is not None}
     pixels = arguments.get(PIXELS)
-    if not towers and ids is None and isinstance(pixels, Tensor) and (found := find_patches(config, pixels)):
-        return Pictures(patches=found[0], length=found[1])
+    if not towers and ids is None and isinstance(pixels, Tensor):
+        return _whole_sequence(config, pixels)
     if not tokens or not isinstance(ids, Tensor) or not towers:
         return Pictures()
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.to(ids.device)
@@ -83,7 +111,7 @@ def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, An
     patches, counts, known = list[Patches](), dict[str, Sequence[int]](), True
     for kind, where in places.items():
         pictures = _pictures(kind, config, towers, arguments, int(where.sum()))
-        held = None if pictures is None else _split([picture.length for picture in pictures], where.sum(1).tolist())
+        held = None if pictures is None else _split([length for length, _ in pictures], where.sum(1).tolist())
         if pictures is None or held is None:
             known = known and not where.any()
             continue
@@ -96,19 +124,34 @@ def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, An
     return Pictures(modality, patches, counts if known else None)
 
 
+def _whole_sequence(config: Any, pixels: Tensor) -> Pictures:
+    """Find the patches in the sequence of a vision model that reads one picture, (B, channels, height, width)."""
+    # A classifier of CLIP's pictures has the configuration of both towers.
+    configs = (config, getattr(config, "vision_config", None))
+    vision = next((tower for tower in configs if getattr(tower, "model_type", None) in PREFIXES), None)
+    if vision is None or pixels.dim() != 4:
+        return Pictures()
+    before = sum(part if isinstance(part, int) else getattr(vision, part) for part in PREFIXES[vision.model_type])
+    side = vision.patch_size
+    sides = (side, side) if isinstance(side, int) else side
+    rows, columns = (length // step for length, step in zip(pixels.shape[-2:], sides, strict=True))
+    grid = _grid(rows, columns, before)
+    return Pictures(patches=[Patches(i, i, grid) for i in range(len(pixels))], length=before + rows * columns)
+
+
 def _token(config: Any, kind: Modality) -> int | None:
     return next((token for name in TOKENS[kind] if isinstance(token := getattr(config, name, None), int)), None)
 
 
 def _pictures(
     kind: Modality, config: Any, towers: Sequence[str], arguments: Mapping[str, Any], count: int
-) -> list[_Picture] | None:
-    """The pictures of a batch with ``count`` positions of pictures in all; None if their sizes are unknown."""
+) -> list[Picture] | None:
+    """Return the pictures of a batch with ``count`` positions of pictures in all; None if their sizes are unknown."""
     vision = getattr(config, "vision_config", None)
     if kind in GRIDS and isinstance(arguments.get(GRIDS[kind][0]), Tensor):
         merged = getattr(vision, "spatial_merge_size", 1)
         sizes = arguments[GRIDS[kind][0]].tolist()
-        return [_frames(frames, height, width, merged) for frames, height, width in sizes]
+        return [_frames(frames, height // merged, width // merged) for frames, height, width in sizes]
     pixels = arguments.get(PIXELS)
     if kind != "image" or not isinstance(pixels, Tensor) or pixels.dim() not in (4, 5):
         return None
@@ -116,57 +159,59 @@ def _pictures(
         sizes = arguments[SIZES].tolist()
         if getattr(config, "image_grid_pinpoints", None):
             return _tiled(config, sizes, count)
-        side = getattr(vision, "patch_size", 1)
-        merged = getattr(config, "spatial_merge_size", 1)
-        return [_frames(1, height // side, width // side, merged) for height, width in sizes]
+        side, merged = getattr(vision, "patch_size", 1), getattr(config, "spatial_merge_size", 1)
+        return [_frames(1, height // side // merged, width // side // merged) for height, width in sizes]
     # Pictures of zeros are padding.
     shown = len(pixels) if pixels.dim() == 4 else int(pixels.flatten(0, 1).flatten(1).any(1).sum())
     if not shown or count % shown:
         return None
-    rows, columns = _rows_and_columns(count // shown, *pixels.shape[-2:])
+    length, (height, width) = count // shown, pixels.shape[-2:]
+    rows = isqrt(length * height // width)
+    columns = rows * width // height
     resampled = any(name not in ("vision", "audio") for name in towers)
-    grids = () if resampled or rows * columns != count // shown else (_grid(rows, columns),)
-    return [_Picture(count // shown, grids)] * shown
-
-
-def _rows_and_columns(count: int, height: int, width: int) -> tuple[int, int]:
-    rows = isqrt(count * height // width)
-    return rows, rows * width // height
+    grids = () if resampled or rows * columns != length else (_grid(rows, columns),)
+    return [(length, grids)] * shown
 
 
 def _grid(rows: int, columns: int, start: int = 0, gap: int = 0) -> Tensor:
-    """Indices of patches that stand row by row, with a gap behind each row."""
+    """Return indices of patches that stand row by row, with a gap behind each row."""
     steps = torch.arange(rows, device="cpu")[:, None] * (columns + gap)
     return start + steps + torch.arange(columns, device="cpu")
 
 
-def _frames(frames: int, height: int, width: int, merged: int) -> _Picture:
-    rows, columns = height // merged, width // merged
+def _frames(frames: int, rows: int, columns: int) -> Picture:
     grids = (_grid(rows, columns, frame * rows * columns) for frame in range(frames))
-    return _Picture(frames * rows * columns, tuple(grids))
+    return frames * rows * columns, tuple(grids)
 
 
-def _tiled(config: Any, sizes: Sequence[tuple[int, int]], count: int) -> list[_Picture] | None:
-    """Pictures seen as a whole and in tiles, as LLaVA-NeXT cuts them, or all of them as a whole only.
+def _tiled(config: Any, sizes: Sequence[tuple[int, int]], count: int) -> list[Picture] | None:
+    """Return pictures seen as a whole and in tiles, as LLaVA-NeXT cuts them, or all of them as a whole only.
 
     The whole comes first, then the rows of all tiles together, without the rows and columns that only pad the picture
     to the shape of the tiles, each followed by a position for the new line.
     """
     vision = config.vision_config
     side = vision.image_size // vision.patch_size
-    whole = _Picture(side * side + 1, (_grid(side, side),))
-    tiled = []
+    whole: Picture = side * side + 1, (_grid(side, side),)
+    tiled: list[Picture] = []
     for height, width in sizes:
         rows, columns = _tile_patches(config, height, width, side)
         grids = (_grid(side, side), _grid(rows, columns, side * side, 1))
-        tiled.append(_Picture(side * side + rows * (columns + 1), grids))
+        tiled.append((side * side + rows * (columns + 1), grids))
     options = (tiled, [whole] * len(sizes))
-    return next((found for found in options if sum(picture.length for picture in found) == count), None)
+    return next((pictures for pictures in options if sum(length for length, _ in pictures) == count), None)
 
 
 def _tile_patches(config: Any, height: int, width: int, side: int) -> tuple[int, int]:
-    """Rows and columns of patches of all tiles of a picture, without those that are padding."""
-    fitting = max(config.image_grid_pinpoints, key=lambda size: _fit(height, width, *size))
+    """Return rows and columns of patches of all tiles of a picture, without those that are padding."""
+
+    def fit(shape: Sequence[int]) -> tuple[int, int]:
+        """Return how many pixels of the picture a shape keeps, and, negative, how many it wastes."""
+        scale = min(shape[1] / width, shape[0] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - shape[0] * shape[1]
+
+    fitting = max(config.image_grid_pinpoints, key=fit)
     rows, columns = (side * (length // config.vision_config.image_size) for length in fitting)
     if width / height > columns / rows:
         rows -= 2 * ((rows - int(round(height * columns / width, 7))) // 2)
@@ -180,15 +225,8 @@ def _tile_patches(config: Any, height: int, width: int, side: int) -> tuple[int,
     return rows, columns
 
 
-def _fit(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
-    """How many pixels of a picture a shape keeps, and, negative, how many it wastes."""
-    scale = min(columns / width, rows / height)
-    kept = min(int(width * scale) * int(height * scale), width * height)
-    return kept, kept - rows * columns
-
-
 def _split(lengths: Sequence[int], counts: Sequence[int]) -> list[int] | None:
-    """How many of the pictures, in their order, each example has; None if they do not fit."""
+    """Return how many of the pictures, in their order, each example has; None if they do not fit."""
     held, start = [], 0
     for count in counts:
         end, left = start, count
@@ -202,31 +240,77 @@ def _split(lengths: Sequence[int], counts: Sequence[int]) -> list[int] | None:
     return held if start == len(lengths) else None
 
 
-def _patches(pictures: Sequence[_Picture], held: Sequence[int], where: Tensor) -> Iterator[Patches]:
+def _patches(pictures: Sequence[Picture], held: Sequence[int], where: Tensor) -> Iterator[Patches]:
     index = 0
     for example, count in enumerate(held):
         places, start = where[example].nonzero().flatten().cpu(), 0
-        for picture in pictures[index : index + count]:
-            own = places[start : start + picture.length]
-            yield from (Patches(example, index, own[grid]) for grid in picture.grids)
-            index, start = index + 1, start + picture.length
+        for length, grids in pictures[index : index + count]:
+            yield from (Patches(example, index, places[start : start + length][grid]) for grid in grids)
+            index, start = index + 1, start + length
 
 
 def _counts(kind: Modality, held: Sequence[int], arguments: Mapping[str, Any]) -> dict[str, Sequence[int]]:
-    """How many entries of each argument with all pictures of a batch in a row each example has."""
+    """Return how many entries of each argument with all pictures of a batch in a row each example has."""
     counts: dict[str, Sequence[int]] = {}
     if kind in GRIDS and isinstance(arguments.get(GRIDS[kind][0]), Tensor):
         grid, patches = GRIDS[kind]
         sizes = arguments[grid].prod(1).split(list(held))
         counts[grid] = held
         if isinstance(arguments.get(patches), Tensor):
-            counts[patches] = [int(own.sum()) for own in sizes]
+            counts[patches] = [int(size.sum()) for size in sizes]
     elif kind == "image" and (arguments[PIXELS].dim() == 4 or SIZES in arguments):
         counts |= {name: held for name in (PIXELS, SIZES) if isinstance(arguments.get(name), Tensor)}
     return counts
 
 
 def of_examples(value: Tensor, counts: Sequence[int], examples: Sequence[int]) -> Tensor:
-    """The entries of some examples in an argument that has all pictures of a batch in a row."""
+    """Return the entries of some examples in an argument that has all pictures of a batch in a row."""
     parts = value.split(list(counts))
     return torch.cat([parts[example] for example in examples])
+
+
+@contextmanager
+def gathering_chunks(towers: Iterable[nn.Module], function: AttentionFunction) -> Iterator[AttentionFunction]:
+    """Make an attention function that calls ``function`` once for a sequence whose chunks attend one after the other.
+
+    Each chunk's output is filled in when the last one has come; the model may only collect the outputs until then.
+    """
+    counts: dict[nn.Module, int] = {}
+    waiting: dict[nn.Module, list[tuple[AttentionCall, Tensor]]] = {}
+
+    def begin(module: nn.Module, received: Received) -> None:
+        args, kwargs = received
+        ends = (kwargs | dict(zip(forward_parameters(module), args, strict=False))).get(CHUNK_ENDS)
+        counts[module] = len(ends) - 1 if isinstance(ends, Tensor) else 1
+        waiting[module] = []
+
+    def attend(call: AttentionCall) -> Tensor:
+        if counts.get(call.module, 1) == 1:
+            return function(call)
+        queries, width = call.query.shape[2], call.value.shape[-1]
+        output = call.query.new_empty(len(call.query), queries, call.query.shape[1], width)
+        chunks = waiting[call.module]
+        chunks.append((call, output))
+        if len(chunks) == counts[call.module]:
+            whole = function(_joined([chunk for chunk, _ in chunks]))
+            for (_, place), part in zip(chunks, whole.split([len(place[0]) for _, place in chunks], 1), strict=True):
+                place.copy_(part)
+        return output
+
+    modules = (module for tower in towers for module in tower.modules())
+    packed = (module for module in modules if CHUNK_ENDS in forward_parameters(module))
+    with hooked((module, "arguments", begin) for module in packed):
+        yield attend
+
+
+def _joined(chunks: list[AttentionCall]) -> AttentionCall:
+    """One call over all chunks, each of which attends to itself."""
+    query, key, value = (torch.cat([getattr(chunk, name) for chunk in chunks], 2) for name in ("query", "key", "value"))
+    length = query.shape[2]
+    mask = query.new_full((length, length), torch.finfo(query.dtype).min)
+    start = 0
+    for chunk in chunks:
+        end = start + chunk.query.shape[2]
+        mask[start:end, start:end] = 0
+        start = end
+    return replace(chunks[0], query=query, key=key, value=value, mask=mask[None, None], own=None)

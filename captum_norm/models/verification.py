@@ -11,7 +11,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.models.agreement import attending_plainly, expect_same_output
 from captum_norm.models.caches import cache_kind
 from captum_norm.models.call import ModelCall
-from captum_norm.models.mixing import mixing_layer
+from captum_norm.models.layers import mixing_layer
 from captum_norm.models.stacks import Sizes
 
 Result = TypeVar("Result")

@@ -11,7 +11,7 @@ from torch import Tensor
 from captum_norm import GlobEnc, IncompleteDecompositionError, NormAttribution, UnsupportedModelError
 from captum_norm.functional import inverse_scale
 from captum_norm.loading import load
-from captum_norm.models.heads import Position
+from captum_norm.models.outputs import Position
 from tests import encoder_decoders, families, oracle
 from tests.families import FAMILIES
 

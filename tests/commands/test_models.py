@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from captum_norm import NormMeter
 from captum_norm.cli import main
+from captum_norm.commands.models import supported_models
 from captum_norm.loading import load_model
-from captum_norm.models.support import supported_models
 from tests import encoder_decoders, families
 from tests.tiny import bert_config, save_tiny
 
@@ -26,12 +26,12 @@ def test_the_supported_models_are_listed(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["models", "--out", str(out), "--out", str(tmp_path / "models.csv")]) == 0
     printed = capsys.readouterr().out
     for model in supported_models():
-        assert f"  {model.model_type} " in printed
+        assert f"  {model['model_type']} " in printed
     assert "gpt_oss" in printed
     assert "attention sinks" in printed
     assert len(json.loads(out.read_text())["models"]) == len(supported_models())
     rows = list(csv.DictReader((tmp_path / "models.csv").read_text(encoding="utf-8").splitlines()))
-    assert [row["model_class"] for row in rows] == [model.model_class for model in supported_models()]
+    assert [row["model_class"] for row in rows] == [model["model_class"] for model in supported_models()]
 
 
 def test_a_model_with_a_tokenizer_is_checked_with_a_sentence(

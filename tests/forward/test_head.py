@@ -23,8 +23,8 @@ from captum_norm import (
 )
 from captum_norm.forward.head import seen_position
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import read_position
 from captum_norm.models.inputs import bind_inputs
+from captum_norm.models.outputs import read_position
 from tests import families
 from tests.classifiers import classifier, randomized
 from tests.families import FAMILIES

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 from captum_norm import AttentionWeights
-from captum_norm.models.heads import pooled_rows, read_position
 from captum_norm.models.hooks import first_tensor
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layers import layer_of
+from captum_norm.models.outputs import pooled_rows, read_position
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
 from tests.classifiers import randomized

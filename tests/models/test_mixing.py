@@ -18,7 +18,7 @@ from captum_norm import (
 )
 from captum_norm.models.agreement import expect_same_output
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.mixing import mixing_layer
+from captum_norm.models.layers import mixing_layer
 from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.hybrids import HYBRIDS

@@ -22,11 +22,10 @@ from captum_norm.functional import length, relative_error
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Readout, Target
+from captum_norm.models.outputs import OutputValues, Readout, Target
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
-from captum_norm.models.values import OutputValues
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]

@@ -14,9 +14,8 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_tensor, hooked
-from captum_norm.models.outputs import real_positions
+from captum_norm.models.outputs import OutputValues, real_positions
 from captum_norm.models.precision import accumulation_dtype
-from captum_norm.models.values import OutputValues
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import (
+    OutputValues,
     Readout,
 )
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.projections import NormReader, Projection
-from captum_norm.models.values import OutputValues
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Values = Callable[[Any], tuple[Tensor, Tensor]]

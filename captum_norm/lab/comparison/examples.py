@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.models.call import ModelCall
-from captum_norm.models.heads import Position
-from captum_norm.models.outputs import Choice, Difference, Target, read_mask, real_positions
+from captum_norm.models.outputs import Choice, Difference, Position, Target, read_mask, real_positions
 
 
 @dataclass(frozen=True, eq=False)

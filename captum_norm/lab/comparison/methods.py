@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captum_norm.attr import TokenAttribution
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
-from captum_norm.models.embeddings import SpecialTokens, StandIn
+from captum_norm.models.embeddings import StandIn
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.outputs import Readout, real_positions
 from captum_norm.models.wrappers import explained_module
@@ -53,7 +53,7 @@ def make_method(
     model: nn.Module,
     *,
     removal: StandIn | Literal["delete"] | int | Tensor | None,
-    tokenizer: SpecialTokens | None,
+    tokenizer: Any,
     keep_special: bool,
     readout: Readout | None,
     batch_size: int,

@@ -36,11 +36,9 @@ from captum_norm.lab.evaluation import (
 from captum_norm.lab.evaluation.perturbation import Output
 from captum_norm.methods import METHODS
 from captum_norm.models.embeddings import StandIn, embedding_module
-from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.objects import Explainable, opened
-from captum_norm.models.outputs import Difference, Readout, Target
-from captum_norm.models.sentences import SentenceEncoder
+from captum_norm.models.objects import Explainable, SentenceEncoder, opened
+from captum_norm.models.outputs import Difference, Position, Readout, Target, has_sigmoids
 from captum_norm.versions import versions
 
 

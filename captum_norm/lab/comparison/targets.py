@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.lab.comparison.examples import Batch, Examples, gathered
-from captum_norm.models.heads import has_labels
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.outputs import Difference, Readout, Target, real_positions
-from captum_norm.models.sentences import SentenceEncoder
+from captum_norm.models.objects import SentenceEncoder
+from captum_norm.models.outputs import Difference, Readout, Target, has_labels, real_positions
 from captum_norm.models.wrappers import config_of
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"

@@ -13,9 +13,8 @@ from captum_norm.lab.evaluation.correlation import kendall, spearman
 from captum_norm.lab.evaluation.perturbation import Perturbation, PerturbedInputs
 from captum_norm.lab.evaluation.ranking import highest, lowest, ranks, token_counts
 from captum_norm.lab.evaluation.scores import MOST, check_scores, mean_drop, relevance_gain
-from captum_norm.models.heads import Position
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.outputs import Target
+from captum_norm.models.outputs import Position, Target
 
 ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 """Shares of tokens [DeYoung et al. 2020]."""

@@ -17,17 +17,18 @@ from captum_norm.models.embeddings import (
     replacement,
     run_with_embeddings,
 )
-from captum_norm.models.heads import Position, has_sigmoids
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.outputs import (
     Difference,
+    Position,
     Readout,
     Target,
     chosen_target,
     explained_number,
+    has_sigmoids,
     read_mask,
     read_output,
     real_positions,

@@ -1,4 +1,4 @@
-"""Computes once, while a model is being understood, what its adapters compute of their weights alone in each run.
+"""Caches the weight norms of DoRA adapters while a model is analysed.
 
 A DoRA adapter takes the norm of the whole adapted matrix at every run, however few positions there are. To understand a
 model takes a few forward passes and many runs of single modules, between which no weight changes.
@@ -39,7 +39,7 @@ def _is_dora(module: nn.Module) -> bool:
 
 def _once(module: nn.Module) -> Iterator[tuple[str, Callable[..., Tensor]]]:
     """Yield the two methods' substitutes."""
-    own_product, own_norm = getattr(module, PRODUCT), getattr(module, NORM)
+    compute_product, compute_norm = getattr(module, PRODUCT), getattr(module, NORM)
     thread = threading.get_ident()
     shapes: dict[object, torch.Size] = {}
     norms: dict[object, Tensor] = {}
@@ -50,15 +50,15 @@ def _once(module: nn.Module) -> Iterator[tuple[str, Callable[..., Tensor]]]:
         Autograd cannot use tensors of inference mode.
         """
         adapter = arguments.get("adapter_name")
-        own = adapter is not None and threading.get_ident() == thread
-        return (adapter, torch.is_inference_mode_enabled()) if own else None
+        ours = adapter is not None and threading.get_ident() == thread
+        return (adapter, torch.is_inference_mode_enabled()) if ours else None
 
     def product(*args: Any, **kwargs: Any) -> Tensor:
         asked = key(kwargs)
         if asked in norms:
             # Takes no memory, and would show if anything else were computed of it.
             return norms[asked].new_full((), torch.nan).expand(shapes[asked])
-        made: Tensor = own_product(*args, **kwargs)
+        made: Tensor = compute_product(*args, **kwargs)
         shapes[asked] = made.shape
         return made
 
@@ -66,7 +66,7 @@ def _once(module: nn.Module) -> Iterator[tuple[str, Callable[..., Tensor]]]:
         asked = key(kwargs)
         if asked in norms:
             return norms[asked]
-        taken: Tensor = own_norm(*args, **kwargs)
+        taken: Tensor = compute_norm(*args, **kwargs)
         if asked is not None and asked in shapes:
             norms[asked] = taken.detach()
         return taken

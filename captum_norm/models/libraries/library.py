@@ -5,22 +5,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-
-from captum_norm.models.attention import AttentionFunction
 
 SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, Tensor | None]]
 """From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
 
 
-class AttentionThrough(Protocol):
-    """A context in which every attention call of a model runs a function of ours."""
-
-    def __call__(  # noqa: D102
-        self, model: nn.Module, function: AttentionFunction, *, own: bool = False
-    ) -> AbstractContextManager[None]: ...
+AttentionThrough = Callable[..., AbstractContextManager[None]]
+"""A context of a model, a function and ``own=``, in which every attention call of the model runs the function."""
 
 
 class Towers(NamedTuple):

@@ -224,4 +224,4 @@ def refusal_of(model: nn.Module, table: Sequence[Refusal] = REFUSALS) -> str | N
     """Return why a model is refused, or the reason of another table; None if it is not in the table."""
     classes = {type(module).__name__ for module in model.modules()}
     fitting = (refusal for refusal in table if not classes.isdisjoint(refusal.modules))
-    return next((one.reason for one in fitting if not one.beside or not classes.isdisjoint(one.beside)), None)
+    return next((row.reason for row in fitting if not row.beside or not classes.isdisjoint(row.beside)), None)
