@@ -157,14 +157,14 @@ def _show(result: "GenerationResult", console: "Terminal", options: argparse.Nam
 
 
 def _html(result: "GenerationResult") -> bytes:
-    from captum_norm.show.generation import render_answer
+    from captum_norm.show import render_answer
 
     return render_answer(result).encode()
 
 
 def _png(result: "GenerationResult") -> bytes:
+    from captum_norm.show import draw_answer
     from captum_norm.show.figures import figure_bytes
-    from captum_norm.show.generation import draw_answer
 
     return figure_bytes(draw_answer(result))
 

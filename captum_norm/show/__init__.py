@@ -6,16 +6,18 @@ from captum_norm.show.comparison.figure import draw_comparison
 from captum_norm.show.comparison.page import render_comparison
 from captum_norm.show.comparison.terminal import show_comparison
 from captum_norm.show.figures import StandaloneFigure, figure_bytes, save_figure
-from captum_norm.show.generation import answer_records, draw_answer, render_answer
-from captum_norm.show.heatmap import Panel, draw_heatmaps
+from captum_norm.show.heatmap import Panel, draw_answer, draw_heatmaps, draw_patches
 from captum_norm.show.page import render as render_page
 from captum_norm.show.page import write_page
-from captum_norm.show.page.explanation import render_explanation
-from captum_norm.show.page.maps import maps_page as maps_page
-from captum_norm.show.page.patches import render_patches
-from captum_norm.show.pictures import draw_patches
-from captum_norm.show.records import text_record
-from captum_norm.show.terminal import colored_tokens, marked_tokens, score_table, show_tokens
+from captum_norm.show.page.results import render_answer, render_explanation, render_patches
+from captum_norm.show.terminal import (
+    answer_records,
+    colored_tokens,
+    marked_tokens,
+    score_table,
+    show_tokens,
+    text_record,
+)
 
 __all__ = [
     "Panel",

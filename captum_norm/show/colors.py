@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.colors import ListedColormap
 
 Rgb = tuple[int, int, int]
 
@@ -102,6 +103,12 @@ def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
     table: npt.NDArray[np.uint8] = np.rint(_gamma(linear.clip(0, 1)) * 255).astype(np.uint8)
     table.setflags(write=False)  # the table is cached and shared
     return table
+
+
+def color_map(*, signed: bool) -> ListedColormap:
+    """Return the colours of numbers: from white to blue, and if they may be negative from orange over white to blue."""
+    colors = [color_table(below=True)[::-1], color_table()] if signed else [color_table()]
+    return ListedColormap(np.concatenate(colors) / 255, name="captum_norm")
 
 
 def _gamma(linear: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,16 +1,22 @@
-"""Shows scores in the terminal: tokens on coloured backgrounds, a legend, a small table.
+"""Shows scores as text: tokens on coloured backgrounds, a legend and a table in the terminal; Captum's text viewer.
 
 Without colours (a file, a pipe, ``NO_COLOR``, an old terminal), blocks and bars show the scores.
 """
 
+import html
 from collections.abc import Callable, Sequence
 
+import torch
+from captum.attr import visualization
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from captum_norm.errors import InvalidInputError
+from captum_norm.generation.result import GenerationResult
 from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of, signed_color_of, signed_shares_of
-from captum_norm.show.text import formatted, printable, same_length
+from captum_norm.show.text import Numbers, as_array, formatted, printable, same_length
+from captum_norm.text.characters import spelled_out
 
 _BAR_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -39,22 +45,7 @@ def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: f
 
 
 def signed_tokens(tokens: Sequence[str], shares: Sequence[float]) -> Text:
-    """Format tokens in a row on backgrounds in two colours, for positive and negative shares.
-
-    Args:
-        tokens: the texts of the S tokens.
-        shares: S numbers between -1 and 1.
-
-    Returns:
-        Text for ``rich.print``.
-
-    Raises:
-        ValueError: the numbers of tokens and shares differ.
-
-    Example:
-        >>> signed_tokens(["a", "b"], [-1.0, 0.5]).plain
-        ' a   b '
-    """
+    """Format tokens in a row on backgrounds in two colours, for shares between −1 and 1."""
     return _on_backgrounds(tokens, shares, signed_color_of)
 
 
@@ -147,6 +138,64 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, to
         bar = Text(_bar(abs(share)), style=hex_of(signed_color_of(0.5 if share >= 0 else -0.5)))
         table.add_row(str(index), Text(printable(token)), score, bar)
     return table
+
+
+def text_record(
+    tokens: Sequence[str], scores: Numbers, *, label: str, convergence_delta: float | None = None
+) -> visualization.VisualizationDataRecord:
+    """Create a row for ``captum.attr.visualization.visualize_text``.
+
+    Scores are divided by the largest one, since 1 has the strongest colour in Captum's viewer. Tokens are escaped,
+    which Captum's viewer does not do. Norms explain no class: the columns for classes hold the label, the probability
+    is 1.
+
+    Args:
+        tokens: the texts of the S tokens.
+        scores: (S,), a tensor, an array or a list, not negative, in any unit.
+        label: the text in the columns for classes, such as the method's name.
+        convergence_delta: the method's relative completeness error; 0 if it has none.
+
+    Returns:
+        The record; ``attr_score`` is the sum of the original scores.
+
+    Raises:
+        InvalidInputError: the scores do not have one number for each token.
+
+    Example:
+        >>> import torch
+        >>> text_record(["<s>", "hi"], torch.tensor([0.5, 2.0]), label="norm").word_attributions.tolist()
+        [0.25, 1.0]
+    """
+    values = torch.from_numpy(as_array(scores, "scores")).float()
+    if values.dim() != 1:
+        raise InvalidInputError(f"scores have shape {tuple(values.shape)}; expected (S,), one example at a time")
+    same_length(tokens, values.shape[0], "scores")
+    top = values.max() if values.numel() else values.new_ones(())
+    escaped = html.escape(spelled_out(label))
+    return visualization.VisualizationDataRecord(
+        word_attributions=values / top if top > 0 else values,
+        pred_prob=1.0,
+        pred_class=escaped,  # type: ignore[arg-type]  # annotated as int, but only printed
+        true_class=escaped,  # type: ignore[arg-type]
+        attr_class=escaped,  # type: ignore[arg-type]
+        attr_score=float(values.sum()),
+        raw_input_ids=[html.escape(printable(token)) for token in tokens],
+        convergence_score=0.0 if convergence_delta is None else convergence_delta,
+    )
+
+
+def answer_records(result: GenerationResult) -> list[visualization.VisualizationDataRecord]:
+    """Make records for ``captum.attr.visualization.visualize_text``: of the whole, and of each output token.
+
+    Args:
+        result: of :class:`captum_norm.GenerationAttribution`.
+    """
+    rows = [] if result.token_attr is None else list(zip(result.output_tokens, result.token_attr, strict=True))
+    delta = result.convergence_delta
+    return [
+        text_record(result.input_tokens, row.clamp(min=0), label=label, convergence_delta=delta)
+        for label, row in [(result.explained.answer, result.seq_attr), *rows]
+    ]
 
 
 def _on_backgrounds(tokens: Sequence[str], shares: Sequence[float], color: Callable[[float], Rgb]) -> Text:

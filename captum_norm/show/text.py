@@ -1,10 +1,19 @@
-"""Formats tokens and scores for display."""
+"""Checks and formats the tokens and numbers to show."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from captum_norm.checks import shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.characters import spelled_out
+
+Numbers = Any
+"""A tensor of any dtype on any device, an array of numpy, or a list of numbers or of such lists."""
 
 
 def printable(token: str) -> str:
@@ -19,8 +28,8 @@ def printable(token: str) -> str:
 
 def shortened(token: str, width: int) -> str:
     """Make a token printable and truncate it to ``width`` characters, with an ellipsis."""
-    shown = printable(token)
-    return shown if len(shown) <= width else shown[: width - 1] + "…"
+    text = printable(token)
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def thinned(count: int, room: int) -> list[int]:
@@ -44,3 +53,14 @@ def same_length(tokens: Sequence[str], other: int, what: str) -> None:
     """Check that there are as many tokens as ``what`` has entries."""
     if len(tokens) != other:
         raise InvalidInputError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")
+
+
+def as_array(numbers: Numbers, what: str = "numbers") -> npt.NDArray[np.float64]:
+    """Convert numbers to an array; InvalidInputError if they are no numbers, or lists of different lengths."""
+    given = numbers.detach().double().cpu().numpy() if isinstance(numbers, Tensor) else numbers
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(
+            f"got {what} {shown(numbers)}; expected a tensor, an array or a list of numbers"
+        ) from error

@@ -16,7 +16,7 @@ from captum_norm.show.comparison.tables import (
     shown_measures,
 )
 from captum_norm.show.page import Column, Example, Figure, Page, Scores, Table, render
-from captum_norm.show.page.tokens import tokens_of
+from captum_norm.show.page.results import tokens_of
 from captum_norm.show.text import shortened
 from captum_norm.text.words import words_of_tokens
 

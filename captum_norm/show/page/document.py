@@ -30,8 +30,7 @@ class Tokens:
         word_texts: the text of each word. None: its tokens' texts, joined.
 
     Example:
-        >>> tokens = Tokens(["[CLS]", "eff", "##ably", "[SEP]"], words=[-1, 0, 0, -1], word_texts=["effably"])
-        >>> len(tokens)
+        >>> len(Tokens(["[CLS]", "eff", "##ably", "[SEP]"], words=[-1, 0, 0, -1], word_texts=["effably"]))
         4
     """
 

@@ -198,7 +198,7 @@ def _hash(text: str) -> str:
 
 
 class EncodedArray(TypedDict):
-    """An array as text.
+    """An array as text, which the page's script decodes.
 
     ``data`` is base64 of zlib of the little-endian, row-major bytes: first the first byte of every entry, then the
     second ... (neighbouring entries share their leading bytes, which compresses better).
@@ -216,31 +216,13 @@ class EncodedArray(TypedDict):
 
 
 def precision_of(shapes: Iterable[tuple[int, ...]]) -> Precision:
-    """Choose the precision of all maps of a page, whose shapes these are.
-
-    Example:
-        >>> precision_of([(6, 12, 64, 64)]), precision_of([(12, 12, 64, 64)] * 50)
-        ('f4', 'i1')
-    """
+    """Choose the precision of all maps of a page, whose shapes these are."""
     entries = sum(math.prod(shape) for shape in shapes)
     return "f4" if entries <= _MOST_EXACT else "f2" if entries <= _MOST_HALF else "i1"
 
 
 def encode(values: npt.NDArray[np.float32], precision: Precision = "f4") -> EncodedArray:
-    """Encode an array of finite numbers.
-
-    Args:
-        values: the array.
-        precision: ``f4``: exact; ``f2``: to 1/2048 of each entry, or 3e-8 of the largest; ``i1``: to 1/254 of the
-            largest of its map, the last two axes.
-
-    Returns:
-        What the page's script decodes.
-
-    Example:
-        >>> encode(np.array([1.0, 2.0], dtype=np.float32))["shape"]
-        [2]
-    """
+    """Encode an array of finite numbers, as :class:`EncodedArray` says."""
     shape = list(values.shape)
     if precision == "f4":
         return {"shape": shape, "dtype": "f4", "max": [], "data": _compressed(values.astype("<f4"))}
