@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_norm.models.libraries.refusals import WITHOUT_FEED_FORWARD
+from captum_norm.models.libraries.refusals import refusals
 from tests import oracle
 from tests.families import FAMILIES, Family
 from tests.oracle import DirectNetwork, Elementwise, FeedForwardLayer
@@ -145,7 +145,7 @@ PARTS = {
 }
 
 
-REASONS = {name: refusal.reason for refusal in WITHOUT_FEED_FORWARD for name in refusal.model_types}
+REASONS = {name: refusal.reason for refusal in refusals("without_feed_forward") for name in refusal.model_types}
 NOT_UNDERSTOOD = {
     "xmod": REASONS["xmod"],
     "nllb-moe": REASONS["nllb-moe"],

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from captum_norm.models.libraries.refusals import REFUSALS
+from captum_norm.models.libraries.refusals import refusals
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import EVERY, FURTHER, KINDS, Family
@@ -121,7 +121,7 @@ def page(models: list[dict[str, Any]]) -> str:
         WITHOUT.format(model_type=_model_type(every[name].build()), reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
     ]
-    refused = (f"| {', '.join(f'`{name}`' for name in one.model_types)} | {one.reason} |\n" for one in REFUSALS)
+    refused = (f"| {', '.join(f'`{name}`' for name in one.model_types)} | {one.reason} |\n" for one in refusals())
     without = (f"\n{fill(reason, 120)}\n" for reason in reasons)
     return "".join([*parts, *without, TAIL, REFUSED, *refused])
 

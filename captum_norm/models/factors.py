@@ -21,13 +21,7 @@ _DIVISOR = re.compile(r"1/(.+)")
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A number, or a vector (D,), in a layer.
-
-    Attributes:
-        name: the name of the parameter or attribute inside the layer; ``tanh(NAME)`` for a gate, ``1/NAME`` for a
-            number that divides.
-        module: the module that holds it.
-    """
+    """A number, or a vector (D,), in a layer; ``tanh(NAME)`` is a gate, ``1/NAME`` a number that divides."""
 
     name: str
     module: nn.Module

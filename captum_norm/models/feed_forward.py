@@ -30,21 +30,13 @@ def _cut(fused: Affine, cuts: Cuts) -> Sequence[Affine]:
 
 @dataclass(frozen=True)
 class DenseReader:
-    """Reads one network that acts on every position.
+    """Reads one network that acts on every position."""
 
-    Attributes:
-        inner: the maps into the neurons, the gate's first.
-        outer: the map out of the neurons.
-        activation: g.
-        cuts: where the factors of a gated network are in the output of one map.
-        gate: a map to one number for each position, whose sigmoid multiplies the network's output; or None.
-    """
-
-    inner: tuple[Projection, ...]
+    inner: tuple[Projection, ...]  # into the neurons, the gate's first
     outer: Projection
     activation: Elementwise
     cuts: Cuts = ()
-    gate: Projection | None = None
+    gate: Projection | None = None  # to one number for each position, whose sigmoid multiplies the output
 
     def use(self, inputs: Tensor) -> Use:
         """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
@@ -98,31 +90,19 @@ def routers_beside(module: nn.Module) -> list[nn.Module]:
 
 @dataclass(frozen=True)
 class ExpertsReader:
-    """Reads experts that share a module, with their maps stacked in parameters of three axes.
+    """Reads experts that share a module, with their maps stacked in parameters of three axes."""
 
-    Attributes:
-        module: the module; its first input is (N, D), and it receives a routing.
-        inner: the parameter that holds the maps into the neurons.
-        outer: the parameter that holds the maps out of the neurons.
-        inner_bias: the parameter of their biases, (experts, neurons), or None.
-        outer_bias: the parameter of their biases, (experts, D), or None.
-        transposed: True if the maps are (outputs, inputs).
-        activation: g.
-        factor: the function h of the other factor of a gated network; None for the identity.
-        cuts: where the factors of a gated network are in the output of the inner map.
-        scorer: the module that gives a score for each expert, (N, experts), which multiplies the expert's input;
-            None if the experts receive a routing, whose coefficients multiply their outputs.
-    """
-
-    module: nn.Module
-    inner: str
+    module: nn.Module  # its first input is (N, D)
+    inner: str  # names of parameters
     outer: str
     inner_bias: str | None
     outer_bias: str | None
-    transposed: bool
+    transposed: bool  # whether the maps are (outputs, inputs)
     activation: Elementwise
-    factor: Elementwise | None = None
+    factor: Elementwise | None = None  # on the other factor of a gated network; None for the identity
     cuts: Cuts = ()
+    # Gives a score for each expert, (N, experts), which multiplies the expert's input; None if the experts receive a
+    # routing, whose coefficients multiply their outputs.
     scorer: nn.Module | None = None
 
     def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
@@ -151,35 +131,20 @@ class ExpertsReader:
 
 @dataclass(frozen=True)
 class FeedForwardBlock:
-    """The feed-forward block behind an attention block, with its parts found and checked.
-
-    Attributes:
-        dense: the networks that act on every position.
-        experts: the experts of a mixture, or None.
-        written: the site of the networks' output.
-        total: the site of its sum with the residual stream.
-        norm: the norm before the networks, or None.
-        branch_norm: the norm on their output before the sum, or None.
-        final_norm: the norm on the sum, or None.
-        branch_factor: what multiplies the networks' (normalised) output before the sum, or None.
-        residual_factor: what multiplies the residual stream in the sum, or None.
-        parallel: whether the networks read the residual stream before attention, not the attention block's output.
-        width: D.
-        overwritten: the sites whose tensors the model changes afterwards.
-    """
+    """The feed-forward block behind an attention block: ``total`` is its networks' output plus the residual stream."""
 
     dense: tuple[DenseReader, ...]
     experts: ExpertsReader | None
-    written: Site[nn.Module]
+    written: Site[nn.Module]  # the networks' output
     total: Site[nn.Module]
-    norm: NormReader | None
-    branch_norm: NormReader | None
-    final_norm: NormReader | None
-    branch_factor: Factor | None
-    residual_factor: Factor | None
-    parallel: bool
+    norm: NormReader | None  # before the networks
+    branch_norm: NormReader | None  # on their output
+    final_norm: NormReader | None  # on the total
+    branch_factor: Factor | None  # multiplies the (normalised) output
+    residual_factor: Factor | None  # multiplies the residual stream
+    parallel: bool  # whether the networks read the stream before attention, not the attention block's output
     width: int
-    overwritten: frozenset[Site[nn.Module]]
+    overwritten: frozenset[Site[nn.Module]]  # whose tensors the model changes afterwards
 
     @cached_property
     def sites(self) -> frozenset[Site[nn.Module]]:

@@ -98,14 +98,7 @@ def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.
 
 
 class _LayerGradients:
-    """Computes the gradient between each layer's input and the next one's; for the last layer, its output.
-
-    Args:
-        levels: the layers and their numbers of positions; lists inside other lists' layers are levels of their own.
-
-    Attributes:
-        mixing: the first layer that mixes positions.
-    """
+    """Computes the gradient between each layer's input and the next one's, or its output, by level of lists."""
 
     def __init__(self, levels: list[dict[nn.Module, int]]) -> None:
         self.mixing: nn.Module | None = None

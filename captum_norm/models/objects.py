@@ -38,17 +38,7 @@ Explainable = nn.Module | ModelHolder
 
 
 def opened(model: Explainable, tokenizer: Any = None) -> tuple[nn.Module, Any]:
-    """Return the module to explain and its tokenizer, ``tokenizer`` if one is given; None if none is known.
-
-    Args:
-        model: a module, a pipeline of transformers, a SentenceTransformer or a CrossEncoder.
-        tokenizer: the tokenizer.
-
-    Raises:
-        InvalidInputError: it is something else.
-        UnsupportedModelError: it has no layers that can be observed, or is a SentenceTransformer that does not begin
-            with a Transformer.
-    """
+    """Return the module to explain in a model, pipeline, SentenceTransformer or CrossEncoder, and its tokenizer."""
     held: Any = model if _is_instance(model, _HOLDERS) else explained_module(model)
     if _is_instance(held, _SENTENCE_TRANSFORMER):
         held = SentenceEncoder(held)
@@ -71,11 +61,7 @@ def are_texts(inputs: object) -> TypeGuard[Texts]:
 
 
 def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, Any]:
-    """Turn texts into the arguments of a model, on its device; none is truncated, but by a SentenceTransformer's limit.
-
-    Raises:
-        InvalidInputError: there is no tokenizer, or it cannot tokenize them.
-    """
+    """Turn texts into the arguments of a model, on its device, untruncated but by a SentenceTransformer's limit."""
     listed = [texts] if isinstance(texts, str) else texts
     if tokenizer is None:
         raise InvalidInputError(
@@ -114,20 +100,8 @@ def _is_text(value: object) -> bool:
 class SentenceEncoder(nn.Module):
     """A SentenceTransformer that takes the arguments of its Transformer, not a dictionary of features.
 
-    It returns ``sentence_embedding`` (B, E), ``last_hidden_state`` (B, S, D), and with texts to compare with ``logits``
-    (B, C). The similarity is that of the SentenceTransformer, cosine or dot product.
-
-    Args:
-        whole: the SentenceTransformer; its modules are shared.
-        texts: C texts to compare with.
-
-    Attributes:
-        whole: the same.
-        texts: the same.
-        references: the embeddings of the texts, (C, E), of length 1 for cosines; None without texts.
-
-    Raises:
-        UnsupportedModelError: it does not begin with a Transformer, or its similarity is a distance.
+    It returns ``sentence_embedding`` (B, E), ``last_hidden_state`` (B, S, D), and with C texts to compare with the
+    similarities as ``logits`` (B, C). The ``references`` are their embeddings, (C, E), of length 1 for cosines.
     """
 
     references: Tensor | None

@@ -359,25 +359,15 @@ def _chosen_scores(scores: Tensor, chosen: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class OutputValues:
-    """P values of a model's output for each of B examples.
+    """P values of a model's output for each of B examples."""
 
-    Attributes:
-        target: see :data:`captum_norm.models.outputs.Target`; of several values a list of B·P.
-        position: where an example's values are read, if there are outputs at each position.
-        rows: where each of them is, (B, P), in the order that the model received; None for ``position``.
-        readout: the user's own; None for the logits.
-        batch: B.
-        count: P.
-        several: whether targets or positions came with an axis P, which results then have.
-    """
-
-    target: Any
+    target: Any  # of several values a list of B·P
     position: Any
-    rows: Tensor | None
+    rows: Tensor | None  # where each of several values is, (B, P), in the order that the model received
     readout: Readout | None
     batch: int
     count: int = 1
-    several: bool = False
+    several: bool = False  # whether targets or positions came with an axis P, which results then have
 
     @classmethod
     def of(cls, call: ModelCall, target: Any, position: Any, readout: Readout | None) -> "OutputValues":

@@ -64,20 +64,13 @@ Picture = tuple[int, tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Pictures:
-    """What the positions of a batch are.
-
-    Attributes:
-        modality: see :class:`captum_norm.AttributionMaps`.
-        patches: see :class:`captum_norm.AttributionMaps`.
-        counts: for each argument that has all pictures of the batch in a row, how many of its entries each example
-            has; None if that is unknown.
-        length: how many positions there must be for the patches to be right; None if the inputs have them.
-    """
+    """What the positions of a batch are; see :class:`captum_norm.AttributionMaps`."""
 
     modality: Sequence[Sequence[Modality]] | None = None
     patches: Sequence[Patches] = ()
+    # For each argument that has all pictures in a row, how many of its entries each example has; None if unknown.
     counts: Mapping[str, Sequence[int]] | None = field(default_factory=dict)
-    length: int | None = None
+    length: int | None = None  # how many positions there must be for the patches to be right
 
     def patches_among(self, positions: int) -> Sequence[Patches]:
         """Return the patches in a sequence of so many positions."""
@@ -85,14 +78,7 @@ class Pictures:
 
 
 def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, Any], real: Tensor | None) -> Pictures:
-    """Find the pictures in a batch.
-
-    Args:
-        config: the model's configuration, which names the tokens that stand for pictures.
-        towers: names of the model's towers. Behind any but those of vision and sound, positions are no patches.
-        arguments: the model's arguments.
-        real: True at real positions, (B, S); None if all are.
-    """
+    """Find the pictures in a batch of a model with these towers; ``real`` is True at real positions, (B, S)."""
     ids = arguments.get("input_ids")
     # Mllama's layers attend to the pictures; its sequence has none.
     crosses = getattr(getattr(config, "text_config", None), "cross_attention_layers", None)

@@ -94,26 +94,15 @@ def version_of(tensor: Tensor | None) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """An affine map that a module computes: inputs @ weight + bias.
-
-    Attributes:
-        module: the module.
-        outputs: the number of output features.
-        dtype: the dtype that the module computes in.
-        precision: the precision of its products: its dtype, ``torch.bfloat16`` if it computes in that between others,
-            or :data:`captum_norm.models.precision.EIGHT_BITS` if it rounds its inputs to eight bits.
-        read: returns the present weight, (inputs, outputs), and bias, (outputs,), or None.
-        version: returns what changes whenever weight or bias do.
-        transposed: whether the module stores the weight as (outputs, inputs); None if it was measured.
-    """
+    """An affine map that a module computes: inputs @ weight + bias."""
 
     module: nn.Module
     outputs: int
     dtype: torch.dtype
-    precision: torch.dtype
-    read: Callable[[], tuple[Tensor, Tensor | None]]
-    version: Callable[[], object]
-    transposed: bool | None = None
+    precision: torch.dtype  # of its products: bfloat16 between other dtypes, EIGHT_BITS, else its dtype
+    read: Callable[[], tuple[Tensor, Tensor | None]]  # the present weight, (inputs, outputs), and bias, (outputs,)
+    version: Callable[[], object]  # changes whenever weight or bias do
+    transposed: bool | None = None  # whether the module stores (outputs, inputs); None if the weight was measured
 
     @property
     def output(self) -> Site[nn.Module]:
@@ -210,10 +199,8 @@ def _measured_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> 
 
 
 def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
-    """Return the affine map that a module computes of tensors such as ``like`` (..., C); None if it computes none.
-
-    What was measured of the module before is forgotten: it may have changed without a trace.
-    """
+    """Return the affine map that a module computes of tensors such as ``like`` (..., C); None if it computes none."""
+    # It may have changed without a trace.
     _measured.pop(module, None)
     tested = affinity(module, like)
     if tested is None:
@@ -280,10 +267,7 @@ def _holds(
 
 
 def _state(module: nn.Module) -> list[object]:
-    """Return what a module's output depends on, as far as it can be seen: its modules, tensors and plain attributes.
-
-    Tensors written through ``.data``, and those inside of other objects, leave no trace.
-    """
+    """Return what a module's output depends on: modules, tensors (not through ``.data``) and plain attributes."""
     values: list[object] = []
     for part in module.modules():
         values += [ref(part), *plain_attributes(part)]
@@ -317,21 +301,13 @@ def _size(tried: Tensor, width: int) -> float:
 
 @dataclass(frozen=True)
 class NormReader:
-    """How to read a normalisation module.
-
-    Attributes:
-        module: the module.
-        centered: LayerNorm (True) or RMSNorm (False).
-        gain_offset: what is added to the module's weight, if it has one (1 in Gemma).
-        eps: ε.
-        precision: the dtype that the module computes in, if narrower than that of its inputs.
-    """
+    """How to read a normalisation module: a LayerNorm, if centered, or an RMSNorm."""
 
     module: nn.Module
     centered: bool
-    gain_offset: float
+    gain_offset: float  # added to the module's weight, 1 in Gemma
     eps: float
-    precision: torch.dtype
+    precision: torch.dtype  # what the module computes in, if narrower than its inputs
 
     @property
     def output(self) -> Site[nn.Module]:
@@ -402,11 +378,7 @@ def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
 
 
 def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | Elementwise | None:
-    """Return what a module computes from an input (..., C) to an output (..., D).
-
-    A normalisation, an affine map with a bias, or an activation (a function, without the module's hooks); None for
-    anything else, such as a linear map without bias or the identity.
-    """
+    """Return what a module computes, (..., C) to (..., D): a norm, an affine map with a bias, or an activation."""
     inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
     composite = any(True for _ in module.children())
     if (composite or tensor_of(module, "bias") is not None) and len(inputs) == len(output):

@@ -18,12 +18,7 @@ AttentionThrough = Callable[..., AbstractContextManager[None]]
 
 
 class Towers(NamedTuple):
-    """The models inside a model that reads images or sounds beside tokens.
-
-    Attributes:
-        text: the one that embeds the tokens.
-        others: the others by name: ``"vision"`` or ``"audio"`` for what they read, else the attribute that holds them.
-    """
+    """The models inside a model that reads images or sounds beside tokens, by what they read or by their attribute."""
 
     text: nn.Module
     others: Mapping[str, nn.Module]

@@ -19,7 +19,7 @@ from captum_norm.models.blocks import Block, bind
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.layouts import Site, registered_layouts
-from captum_norm.models.libraries.refusals import WITHOUT_FEED_FORWARD, refusal_of
+from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.precision import coarsest
 from captum_norm.models.probes import affine_test, may_be_affine
@@ -46,18 +46,13 @@ class _NotProjectedError(UnsupportedModelError):
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
-    """Find the attention blocks of a model in one forward pass; in three if its attention's output is gated.
+    """Find the attention blocks of a model, by attention module, in one forward pass of a short call.
 
-    Args:
-        call: the model with few and short examples: the structure does not depend on them.
-        feed_forward: also find the feed-forward block behind each; where none is found, the attention block says why.
-
-    Returns:
-        The blocks by attention module.
+    It takes three if attention's output is gated. With ``feed_forward`` also find the block behind each, or say why
+    none was found.
 
     Raises:
-        UnsupportedModelError: if no attention was seen, or the parts of a block are not found or do not reproduce the
-            layer's output.
+        UnsupportedModelError: if no attention was seen, or a block is not found or does not give its layer's output.
     """
     try:
         return _find_blocks(call, {}, feed_forward=feed_forward)
@@ -72,7 +67,7 @@ def _find_blocks(
     call: ModelCall, gated: Mapping[nn.Module, nn.Module], *, feed_forward: bool
 ) -> dict[nn.Module, Block]:
     """Find blocks; ``gated`` has the projections that receive attention's output gated, by attention module."""
-    feed_forwards = FeedForwardSearch(refusal_of(call.model, WITHOUT_FEED_FORWARD)) if feed_forward else None
+    feed_forwards = FeedForwardSearch(refusal_of(call.model, "without_feed_forward")) if feed_forward else None
     search = _Search(call, feed_forwards, gated)
     with torch.no_grad(), not_compared(), call.attention_through(search.attention), hooked(search.hooks()):
         call.run()

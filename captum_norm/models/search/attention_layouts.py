@@ -38,14 +38,7 @@ def candidates(
 ) -> Iterator[Layout]:
     """Yield the layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d).
 
-    Args:
-        trace: what the layer's modules received and returned.
-        attention: the module that attends.
-        context: attention's output.
-        order: the number of events before it.
-        attending: all modules that attend.
-        same: how sums are compared.
-        factored: whether factors multiply the summands.
+    Attention runs after ``order`` events; factors may multiply the summands if ``factored``.
     """
     output = trace.output
     for projection in projections(trace, context):

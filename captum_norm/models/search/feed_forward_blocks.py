@@ -44,21 +44,12 @@ FACTORED = (
 
 
 class FeedForwardSearch:
-    """Searches for the feed-forward block behind each attention block during a forward pass.
-
-    Args:
-        reason: why the networks of such models are not understood, if that is known.
-
-    Attributes:
-        found: the blocks, by attention module.
-        missing: why no block was found, by attention module.
-        waiting: the attention blocks that still lack theirs, each with the stream that the network reads, directly or
-            through a norm, and in a parallel layer the network's output.
-    """
+    """Searches for the feed-forward block behind each attention block during a forward pass."""
 
     def __init__(self, reason: str | None) -> None:
-        self.found: dict[nn.Module, FeedForwardBlock] = {}
-        self.missing: dict[nn.Module, str] = {}
+        self.found: dict[nn.Module, FeedForwardBlock] = {}  # by attention module
+        self.missing: dict[nn.Module, str] = {}  # why none was found
+        # Blocks without theirs so far, the stream that it reads, and in a parallel layer what it writes.
         self.waiting: dict[nn.Module, tuple[Block, Tensor, Tensor | None]] = {}
         self._reason = reason
         self._seen: dict[nn.Module, str] = {}

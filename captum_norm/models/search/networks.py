@@ -175,21 +175,7 @@ def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def routed_rows(module: nn.Module, received: Received, output: Tensor, copies: int) -> tuple[Routing, Tensor]:
-    """Return how a module with stacked maps routed several copies of the same positions.
-
-    Args:
-        module: the module.
-        received: its arguments.
-        output: its output, of as many rows as its input.
-        copies: the number of copies.
-
-    Returns:
-        the routing of the first copy's R positions (if experts read rows of their own, the expert of each row), and
-        the rows of each copy's positions, (copies, R).
-
-    Raises:
-        UnsupportedModelError: if the arguments are not those of experts.
-    """
+    """Return how a module with stacked maps routed R positions, and the rows of each of their copies, (copies, R)."""
     inputs, routing = first_tensor(received), routing_of(received)
     if inputs is None or inputs.shape != output.shape:
         raise _not_understood(module)
@@ -206,11 +192,7 @@ def routed_rows(module: nn.Module, received: Received, output: Tensor, copies: i
 
 
 def read_routed(module: nn.Module, received: Received, output: Tensor, routing: Routing, rows: Tensor) -> ExpertsReader:
-    """Return the experts of a module that routed its rows so, see :func:`routed_rows`.
-
-    Raises:
-        UnsupportedModelError: if they do not reproduce the output.
-    """
+    """Return the experts of a module that routed its rows so, see :func:`routed_rows`."""
 
     def together(tensor: Tensor) -> Tensor:
         return tensor.flatten(0, -2)[rows[0]].detach()
@@ -240,16 +222,9 @@ def read_experts(
     together: Callable[[Tensor], Tensor] = torch.clone,
     scorer: nn.Module | None = None,
 ) -> ExpertsReader | None:
-    """Return the experts of a module with stacked maps; None unless they reproduce its output, whatever the maps hold.
+    """Return the experts that read inputs and wrote output, (N, D); None unless they do so whatever their maps hold.
 
-    Args:
-        module: the module.
-        inputs: what it read, (N, D).
-        output: what it wrote, (N, D).
-        routing: the routing of these positions.
-        received: all arguments of the call.
-        together: turns what the module returns into ``output``.
-        scorer: the module that scored the experts, if they read positions times their scores.
+    ``together`` turns what the module returns into ``output``.
     """
     # Where maps are negligible beside their biases, every reading reproduces the output.
     copy = copy_with(module, _drawn_maps(module, inputs), inputs)

@@ -19,19 +19,12 @@ _ROUNDINGS = 8
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """One finished call of a module.
-
-    Attributes:
-        module: the module.
-        inputs: its first input tensor; of a call of attention, the queries.
-        output: its first output tensor.
-        computed: what the module itself computed, if ``output`` replaced it.
-    """
+    """One finished call of a module, with its first tensors."""
 
     module: nn.Module
-    inputs: Tensor
+    inputs: Tensor  # of a call of attention, the queries
     output: Tensor
-    computed: Tensor | None = None
+    computed: Tensor | None = None  # what the module itself computed, if the output replaced it
 
     @cached_property
     def norm(self) -> NormReader | None:
@@ -46,19 +39,12 @@ class ModuleCall:
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A tensor that a module received or returned.
-
-    Attributes:
-        site: where.
-        tensor: a copy of it.
-        source: the model's own tensor, which the model may have changed since.
-        call: the call that this output ends; None for an input.
-    """
+    """A copy of a tensor that a module received or returned."""
 
     site: Site[nn.Module]
     tensor: Tensor
-    source: Tensor
-    call: ModuleCall | None = None
+    source: Tensor  # the model's own, which it may have changed since
+    call: ModuleCall | None = None  # the call that this output ends
 
     @cached_property
     def sketch(self) -> Tensor:

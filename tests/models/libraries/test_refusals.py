@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from captum_norm import AttentionWeights, NormMeter, UnsupportedModelError
-from captum_norm.models.libraries.refusals import REFUSALS
+from captum_norm.models.libraries.refusals import refusals
 from tests import families, refused, support
 from tests.refused import REFUSED
 
-REASONS = {name: refusal.reason for refusal in REFUSALS for name in refusal.model_types}
+REASONS = {name: refusal.reason for refusal in refusals() for name in refusal.model_types}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -29,7 +29,7 @@ def test_the_reason_is_that_of_the_table(name: str) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.model_types[0])
+@pytest.mark.parametrize("refusal", refusals(), ids=lambda refusal: refusal.model_types[0])
 def test_every_reason_has_a_model(refusal: object) -> None:
     assert any(name in REFUSED for name in refusal.model_types)  # type: ignore[attr-defined]
 
