@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo script test test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
+.PHONY: help demo script test test-long test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,13 +37,16 @@ script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/sho
 	$(NPM) test
 	$(NPM) run build
 
-test: $(INSTALLED) $(MODULES) ## Run every check: style, types, tests, doctests, documentation
+test: $(INSTALLED) $(MODULES) ## Check style and types; run the short tests and the doctests (6 minutes on two cores)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(NPM) run check
 	$(NPM) test
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" $(PARALLEL)
+
+test-long: $(INSTALLED) ## Run the long tests: all families, kills, processes, fairseq, pages, documentation
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m long $(PARALLEL)
 
 $(LOWEST)/.installed: PIP_CONSTRAINT := constraints-lowest.txt
 $(LOWEST)/.installed: PIP_BUILD_CONSTRAINT := constraints-lowest.txt

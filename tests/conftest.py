@@ -12,6 +12,13 @@ from tests.fairseq_environment import UnavailableError, fairseq_python
 from tests.object_store import BUCKET, ObjectStore, environment, free_port
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What compiles fairseq is long."""
+    for item in items:
+        if "fairseq_python" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session", name="fairseq_python")
 def ready_fairseq_python() -> Path:
     """An interpreter with real fairseq; tests skip where there can be none."""

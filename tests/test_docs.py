@@ -65,6 +65,7 @@ def tall_pages(folder: Path) -> dict[str, float]:
     return tall
 
 
+@pytest.mark.long
 def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) -> None:
     # A process of its own: Sphinx changes global state, and its extensions warn about each other.
     build = subprocess.run(

@@ -15,13 +15,12 @@ from captum_norm import (
     NormAttribution,
     NormMeter,
     UnsupportedModelError,
+    UnsupportedScopeError,
     ValueZeroing,
 )
-from captum_norm.forward.parts import WORKING_COPIES
-from tests import encoder_decoders, oracle
-from tests.encoder_decoders import ENCODER_DECODERS
-
-every_family = pytest.mark.parametrize("name", ENCODER_DECODERS)
+from tests import encoder_decoders, feed_forwards, oracle
+from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
+from tests.families import state_of
 
 
 def cross_vectors(layer: oracle.Layer, scope: str) -> tuple[Tensor, Tensor]:
@@ -40,20 +39,45 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-@every_family
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
-def test_norms_of_all_stacks_equal_the_oracle(name: str, seed: int, dtype: torch.dtype, tolerance: float) -> None:
-    family, exact_dtype = ENCODER_DECODERS[name], torch.float64
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_a_family(name: str) -> None:
+    family = ENCODER_DECODERS[name]
+    model, inputs = encoder_decoders.build(name, 1), encoder_decoders.inputs(name, 1)
+    asked: Any = {"scopes": family.scopes, "weights": True, "per_head": True, "head_norms": True}
+    tolerance = 1e-6 if family.single else 1e-11
     if family.narrow:
-        exact_dtype, dtype, tolerance = torch.float32, torch.float32, 1e-5
-    elif family.single and dtype == torch.float64:
-        tolerance = 1e-6
-    inputs = encoder_decoders.inputs(name, seed, dtype=dtype)
-    model = encoder_decoders.build(name, seed, dtype)
-    exact = encoder_decoders.oracle(name, model.to(exact_dtype), encoder_decoders.inputs(name, seed, dtype=exact_dtype))
-    meter = NormMeter(model.to(dtype))
-    measured: Any = meter.measure(inputs, scopes=family.scopes, weights=True, per_head=True, head_norms=True)
+        exact, tolerance = encoder_decoders.oracle(name, model, inputs), 1e-5
+    else:
+        single = NormMeter(model).measure(inputs, **asked)
+        inputs = encoder_decoders.inputs(name, 1, dtype=torch.float64)
+        exact = encoder_decoders.oracle(name, model.double(), inputs)
+        expect_norms(family, exact, single, 1e-5)
+    with torch.no_grad():
+        before = model(**inputs).logits
+    state = state_of(model)
+    measured = NormMeter(model).measure(inputs, **asked)
+    expect_norms(family, exact, measured, tolerance)
+    expect_maps_of_all_stacks(model, inputs, measured)
+    expect_scopes_behind_the_network(name, model, inputs)
+    expect_the_same_in_pieces(model, inputs, measured, 1e-5 if family.narrow else 1e-11)
+    if not family.features:
+        for side in ("left", "right"):
+            expect_the_same_if_padded(name, model, side)
+    last = model.get_submodule(family.stacks["cross"].projection.format(1))
+    handle = last.register_forward_hook(refuse)
+    with pytest.raises(InvalidInputError, match="does not accept these inputs"):
+        NormAttribution(model).maps(inputs)
+    handle.remove()
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, before)
+    assert state_of(model) == state
+
+
+def refuse(*_: Any) -> None:
+    raise ValueError
+
+
+def expect_norms(family: EncoderDecoder, exact: dict[str, list[oracle.Layer]], measured: Any, tolerance: float) -> None:
     assert list(measured) == ["encoder", "decoder", "cross"]
     for stack, layers in exact.items():
         results = measured[stack]
@@ -75,32 +99,54 @@ def test_norms_of_all_stacks_equal_the_oracle(name: str, seed: int, dtype: torch
             assert_near(results.mixing_ratio[scope], ratios, tolerance)
 
 
-@every_family
-def test_methods_give_maps_of_all_stacks(name: str) -> None:
-    model, inputs = encoder_decoders.build(name), encoder_decoders.inputs(name)
+def expect_maps_of_all_stacks(model: Any, inputs: Any, measured: Any) -> None:
     scope: Literal["attn_res", "atb"]
     for scope in ("attn_res", "atb"):
-        measured: Any = NormMeter(model).measure(inputs, scopes=[scope])
         method = (NormAttribution if scope == "attn_res" else AttentionBlockAttribution)(model, scope)  # type: ignore[arg-type]
         maps: Any = method.maps(inputs)
         for stack in ("encoder", "decoder", "cross"):
-            assert torch.equal(getattr(maps, stack), measured[stack].norms[scope])
-        deltas = torch.cat([stack.convergence_delta for stack in measured.values()], 1)
-        assert torch.equal(maps.convergence_delta, deltas)
+            torch.testing.assert_close(getattr(maps, stack), measured[stack].norms[scope])
+        assert maps.convergence_delta.shape[1] == sum(stack.convergence_delta.shape[1] for stack in measured.values())
         assert maps.mixing_ratio is None
     weights: Any = AttentionWeights(model).maps(inputs)
     halved: Any = AttentionWeights(model, "attn_res").maps(inputs)
-    torch.testing.assert_close(weights.cross.sum(-1), torch.ones(2, 2, 6))
+    torch.testing.assert_close(weights.cross.sum(-1), torch.ones(2, 2, 6).to(weights.cross))
     torch.testing.assert_close(halved.cross, weights.cross / 2)
-    torch.testing.assert_close(halved.encoder, (weights.encoder + torch.eye(9)) / 2)
+    torch.testing.assert_close(halved.encoder, (weights.encoder + torch.eye(9).to(weights.encoder)) / 2)
 
 
-@pytest.mark.parametrize("name", [name for name, family in ENCODER_DECODERS.items() if not family.features])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_both_sequences_changes_nothing(name: str, side: str) -> None:
-    # Sources and targets of one padded length, so that nothing can be told by its shape.
+def expect_scopes_behind_the_network(name: str, model: Any, inputs: Any) -> None:
+    """Vectors add up to what the model computed; behind a decoder's own attention there is no feed-forward network."""
+    family, meter = ENCODER_DECODERS[name], NormMeter(model)
+    behind = feed_forwards.SCOPES[family.layout]
+    for stack in ("encoder", "cross"):
+        if name in feed_forwards.NOT_UNDERSTOOD:
+            with pytest.raises(UnsupportedScopeError) as refusal:
+                meter.measure(inputs, scopes=["atb_ff_res"], stacks=[stack])
+            assert f"network was understood: {feed_forwards.NOT_UNDERSTOOD[name]}. " in str(refusal.value)
+            assert len(str(refusal.value)) <= 400
+            continue
+        measured = meter.measure(inputs, scopes=behind, stacks=[stack])[stack]
+        assert set(measured.layer_scopes) == {(*family.scopes, *behind)}
+        assert measured.convergence_delta is not None
+        assert measured.convergence_delta.max() < (1e-6 if family.single or family.narrow else 1e-11)
+    with pytest.raises(UnsupportedScopeError, match="cross-attention follows, not a feed-forward network"):
+        meter.measure(inputs, scopes=["atb_ff_res"], stacks=["decoder"])
+
+
+def expect_the_same_in_pieces(model: Any, inputs: Any, whole: Any, tolerance: float) -> None:
+    close: Any = {"rtol": tolerance, "atol": tolerance / 100}
+    for memory_budget in (1, 20_000):
+        for stack, pieces in NormMeter(model, memory_budget=memory_budget).measure(inputs, scopes=["attn"]).items():
+            torch.testing.assert_close(pieces.norms["attn"], whole[stack].norms["attn"], **close)
+    cross = NormMeter(model).measure(inputs, scopes=["attn"], layers=[-1], stacks=["cross"])
+    assert list(cross) == ["cross"]
+    torch.testing.assert_close(cross["cross"].norms["attn"][:, 0], whole["cross"].norms["attn"][:, -1], **close)
+
+
+def expect_the_same_if_padded(name: str, model: Any, side: str) -> None:
+    """Sources and targets of one padded length, so that nothing can be told by its shape."""
     lengths = [(9, 4), (5, 9), (3, 1)]
-    model = encoder_decoders.build(name)
     method = NormAttribution(model, "attn_res")
     batch = {key: torch.ones(3, 9, dtype=torch.long) for key in ("input_ids", "decoder_input_ids")}
     masks = {key: torch.zeros(3, 9, dtype=torch.long) for key in ("attention_mask", "decoder_attention_mask")}
@@ -128,47 +174,6 @@ def test_padding_on_both_sequences_changes_nothing(name: str, side: str) -> None
             torch.testing.assert_close(inside, getattr(alone, stack)[0], rtol=1e-4, atol=1e-5)
             assert not whole[:, ~queries].any()
             assert not whole[..., ~keys].any()
-
-
-@every_family
-def test_chunks_and_choices_of_layers_and_stacks_change_nothing(name: str) -> None:
-    # A file that cannot run in float64 rounds the sums of each chunk.
-    narrow = ENCODER_DECODERS[name].narrow
-    dtype, tolerance = (torch.float32, 1e-5) if narrow else (torch.float64, 1e-11)
-    model, inputs = encoder_decoders.build(name, dtype=dtype), encoder_decoders.inputs(name, dtype=dtype)
-    whole = NormMeter(model).measure(inputs, scopes=["attn"])
-    for memory_budget in (1, 4 * 4 * 9 * 4 * WORKING_COPIES):
-        chunked = NormMeter(model, memory_budget=memory_budget).measure(inputs, scopes=["attn"])
-        for stack, results in chunked.items():
-            torch.testing.assert_close(
-                results.norms["attn"], whole[stack].norms["attn"], rtol=tolerance, atol=tolerance / 100
-            )
-    cross = NormMeter(model).measure(inputs, scopes=["attn"], layers=[-1], stacks=["cross"])
-    assert list(cross) == ["cross"]
-    assert torch.equal(cross["cross"].norms["attn"][:, 0], whole["cross"].norms["attn"][:, -1])
-
-
-@every_family
-def test_the_model_is_left_as_it_was(name: str) -> None:
-    model, inputs = encoder_decoders.build(name), encoder_decoders.inputs(name)
-    implementation = model.config._attn_implementation
-    with torch.no_grad():
-        before = model(**inputs).logits
-    NormAttribution(model).maps(inputs)
-
-    def refuse(*_: Any) -> None:
-        raise ValueError
-
-    handle = model.get_submodule(ENCODER_DECODERS[name].stacks["cross"].projection.format(1)).register_forward_hook(
-        refuse
-    )
-    with pytest.raises(InvalidInputError, match="does not accept these inputs"):
-        NormAttribution(model).maps(inputs)
-    handle.remove()
-    with torch.no_grad():
-        assert torch.equal(model(**inputs).logits, before)
-    assert model.config._attn_implementation == implementation
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_scores_of_both_sequences_from_single_layers_and_their_mean() -> None:

@@ -22,7 +22,7 @@ from captum_norm import (
 from captum_norm.models import Scope
 from captum_norm.models.inputs import bind_inputs
 from tests import feed_forwards, oracle
-from tests.families import randomized
+from tests.families import randomized, state_of
 from tests.families.family import Family
 from tests.families.images import VISION_LANGUAGE
 from tests.families.picture_inputs import IMAGE_TOKEN
@@ -314,10 +314,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     model, inputs = model_of(name), inputs_of(name)
     with torch.no_grad():
         before = model(**inputs)[0]
-    # The models hook their own layers in their first forward pass.
-    attributes = {module: set(vars(module)) for module in model.modules()}
-    hooks = {m: (dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()}
-    configs = {id(m.config): (m.config, dict(vars(m.config))) for m in model.modules() if hasattr(m, "config")}
+    state = state_of(model)  # the models hook their own layers in their first forward pass
 
     def refuse(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -331,11 +328,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
         handle.remove()
     with torch.no_grad():
         assert torch.equal(model(**inputs)[0], before)
-    for module in model.modules():
-        assert (dict(module._forward_hooks), dict(module._forward_pre_hooks)) == hooks[module]
-        assert set(vars(module)) == attributes[module]
-    for config, kept in configs.values():
-        assert vars(config) == kept
+    assert state_of(model) == state
 
 
 @pytest.mark.parametrize("name", MERGED)

@@ -15,8 +15,6 @@ from captum_norm.forward.parts import CHUNK_ROWS, WORKING_COPIES, parts_of, rows
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import Part
 from tests import families, tiny
-from tests.families import FAMILIES
-from tests.test_matrix import SCOPES
 
 LENGTH = 8192
 MAP = LENGTH**2 * 4
@@ -66,21 +64,6 @@ def test_8192_tokens_give_what_a_direct_computation_gives_for_some_of_them(bert:
         matrix = layer.output.dense.weight.double().T.unflatten(0, (2, 4))
         vectors = torch.einsum("bhqk,bhkd,hde->bqke", weights, values, matrix)
     torch.testing.assert_close(maps[0, 0, rows].double(), vectors[0].norm(dim=-1), rtol=1e-4, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_budget_of_any_size_gives_the_same(name: str) -> None:
-    model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)
-    scopes = SCOPES[FAMILIES[name].style]
-    asked: dict[str, Any] = {"scopes": scopes, "weights": True, "head_norms": True}
-    (whole,) = NormMeter(model).measure(inputs, **asked).values()
-    for budget in (1, 20_000):
-        (pieces,) = NormMeter(model, memory_budget=budget).measure(inputs, **asked).values()
-        for scope in scopes:
-            torch.testing.assert_close(pieces.norms[scope], whole.norms[scope], rtol=1e-11, atol=1e-13)
-            torch.testing.assert_close(pieces.mixing_ratio[scope], whole.mixing_ratio[scope], rtol=1e-11, atol=1e-13)
-        torch.testing.assert_close(pieces.weights, whole.weights, rtol=1e-11, atol=1e-13)
-        torch.testing.assert_close(pieces.head_norms, whole.head_norms, rtol=1e-11, atol=1e-13)
 
 
 def test_how_many_rows_are_treated_together() -> None:

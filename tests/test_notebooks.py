@@ -8,6 +8,8 @@ import pytest
 
 from captum_norm.show.page import Page
 
+pytestmark = pytest.mark.long
+
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 

@@ -44,6 +44,7 @@ def overflow(tab: Tab) -> int:
 
 
 @every_page
+@pytest.mark.long
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_no_violation(visit: Visits, name: str, dark: bool) -> None:
     page = PAGES[name]()

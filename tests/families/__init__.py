@@ -1,8 +1,9 @@
 """The model families of the test matrix: tiny random models, and where a reader of their code finds the parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -22,18 +23,23 @@ __all__ = [
     "GROUPED",
     "HEADS",
     "KINDS",
+    "OWN_CODE",
+    "REPRESENTATIVES",
     "SPECIAL",
     "TEXT",
     "VOCABULARY",
     "Family",
     "build",
     "inputs",
+    "kind_of",
     "randomized",
+    "state_of",
+    "tiers",
 ]
 
 FAMILIES = ENCODERS | DECODERS | LLAMAS | VISION
 FURTHER = FURTHER_ENCODERS | FURTHER_DECODERS | FURTHER_VISION | FURTHER_AUDIO
-"""Families for each of which one test checks everything at once, in ``tests/test_further_families.py``."""
+"""Families that ``tests/test_families.py`` alone covers."""
 EVERY = FAMILIES | FURTHER
 KINDS = {
     "Encoders": ENCODERS | FURTHER_ENCODERS,
@@ -41,6 +47,29 @@ KINDS = {
     "Vision": VISION | FURTHER_VISION,
     "Audio": FURTHER_AUDIO,
 }
+OWN_CODE = frozenset(
+    "rembert megatron-bert roformer mpnet deberta deberta-v2 openai-gpt gpt-neo gptj codegen bloom mpt "  # noqa: SIM905
+    "falcon falcon-40b falcon-rw data2vec-vision blip-vision big-bird dpr luke tapas visual-bert imagegpt xglm "
+    "trocr persimmon-fuyu sew-d".split()
+)
+"""Families whose files compute attention themselves rather than by the registry of attention functions."""
+
+
+def kind_of(name: str) -> tuple[Any, ...]:
+    """What the library's code depends on: arrangement, direction, input, special features, code of attention."""
+    family = EVERY[name]
+    return (family.style, family.causal, len(family.signal), tuple(sorted(family.special)), name in OWN_CODE)
+
+
+REPRESENTATIVES = list({kind_of(name): name for name in reversed(FAMILIES)}.values())[::-1]
+"""The first family of each kind."""
+
+
+def tiers(names: Iterable[str] = FAMILIES) -> list[Any]:
+    """Cases of a test: the first of these families of each kind in the short tier, the others in the long one."""
+    names = list(names)
+    first = {kind_of(name): name for name in reversed(names)}.values()
+    return [pytest.param(name, marks=() if name in first else pytest.mark.long) for name in names]
 
 
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
@@ -66,3 +95,11 @@ def inputs(name: str, seed: int = 0, batch: int = 3, length: int = 11, dtype: to
     if signal:
         return torch.randn(batch, *signal, generator=generator).to(dtype)
     return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    """What explaining a model must not change."""
+    modules = list(model.modules())
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), frozenset(vars(m)), m.training) for m in modules]
+    configs = [dict(vars(m.config)) for m in modules if hasattr(m, "config")]
+    return {"hooks": hooks, "configs": configs, "sums": [float(p.detach().double().sum()) for p in model.parameters()]}

@@ -27,7 +27,7 @@ from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.outputs import read_position
 from tests import families
 from tests.classifiers import classifier, randomized
-from tests.families import FAMILIES
+from tests.families import FAMILIES, tiers
 from tests.models.test_heads import build, classifiers
 from tests.torch_models import Classifier
 
@@ -224,7 +224,7 @@ def test_models_of_torch_nn() -> None:
         torch.testing.assert_close(scores, method.attribute(ids, None, padding, position="mean"))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", tiers())
 def test_what_is_known_of_models_without_heads_is_what_is_seen(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     assert seen_position(bind_inputs(model, inputs)) == "each"

@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from captum_norm import CaptumNormError, NormAttribution
 from tests.models.wrapped import BUILD, INPUTS, LORA, TASK, adapted, layers_of, scores_of
 
+pytestmark = pytest.mark.long
+
 PROCESSES = 2
 SECONDS = 500
 """Twenty times what everything here takes on two busy cores; a process that waits longer waits for ever."""

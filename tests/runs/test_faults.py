@@ -19,6 +19,8 @@ from tests.runs import extractions
 from tests.runs.aligners import Slow
 from tests.runs.extractions import check_result, finished, write_text
 
+pytestmark = pytest.mark.long
+
 FAULTS = int(os.environ.get("CAPTUM_NORM_FAULTS", "3"))
 """How often something is killed."""
 

@@ -20,7 +20,7 @@ from captum_norm.attr.frozen.decompx import Bias
 from tests import families
 from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
 from tests.classifiers import classifier, randomized
-from tests.families import FAMILIES, GROUPED, TEXT
+from tests.families import FAMILIES, GROUPED, TEXT, tiers
 
 WIDTH, FEED_FORWARD = TEXT["hidden_size"], TEXT["intermediate_size"]
 SHARINGS: tuple[Bias, ...] = ("absdot", "abssim", "norm", "equal", "cls")
@@ -126,7 +126,7 @@ def test_what_is_not_linear_is_refused(name: str, propagate: bool) -> None:
         method.decompose(families.inputs(name, 0, 2, 7), 1)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
+@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
 def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)
     graph, parts = (

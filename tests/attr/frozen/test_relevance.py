@@ -25,7 +25,7 @@ from tests.attr.frozen.relevance_rules import Rules, soft_cap
 from tests.attr.frozen.test_decompx import REFUSED, first_output
 from tests.attr.frozen.test_decompx_encoder_decoders import WHOLE
 from tests.classifiers import classifier, randomized
-from tests.families import FAMILIES
+from tests.families import FAMILIES, tiers
 
 METHODS: dict[str, Any] = {method.name: method for method in (CPLRP, AttnLRP, GIM)}
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -161,7 +161,7 @@ def test_padding_and_the_rest_of_the_batch_change_nothing(name: str, family: str
         assert not scores[1, ~mask[1].bool()].any()
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
+@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
 def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)
     layers, products, softer = model.config.num_hidden_layers, list[Tensor](), list[Tensor]()

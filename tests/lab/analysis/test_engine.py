@@ -22,6 +22,7 @@ from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mixing-ratio", "frequency"])
 def test_killed_and_started_again_or_by_workers_is_the_same(tmp_path: Path, name: str, ray: RayBackend) -> None:
     text = write_texts(tmp_path / "text")
@@ -94,6 +95,7 @@ def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["contextualization-change", "mixing-ratio"])
 def test_killed_before_every_batch_of_a_block_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -12,10 +12,10 @@ from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.projections import read_norm
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
-from tests.families import FAMILIES
+from tests.families import FAMILIES, tiers
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", tiers())
 @pytest.mark.parametrize(
     ("dtype", "noise"),
     # With noise, the comparisons with the oracle in all dtypes need the right arrangement, too.
