@@ -1,9 +1,9 @@
 """Finds the numbers and vectors that multiply the summands in a layer: residual multipliers, layer scales, gates."""
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from captum_norm.models.projections import NormReader
 FactorValue = Tensor | float
 SMALLEST = 1e-4
 """Numbers no larger than this are an ε, not a factor."""
-_GATE = re.compile(r"tanh\((.+)\)")
-_DIVISOR = re.compile(r"1/(.+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,19 +23,21 @@ class Factor:
 
     name: str
     module: nn.Module
+    attribute: str
+    form: Literal["plain", "gate", "divisor"]
 
     @property
     def stored(self) -> FactorValue:
-        """The factor as the module stores it, a gate's tanh, or 1 over it; on the meta device if it is offloaded."""
-        value: FactorValue = getattr(self.module, _attribute(self.name).rpartition(".")[2])
-        if _GATE.fullmatch(self.name) and isinstance(value, Tensor):
-            return value.tanh()
-        return 1 / value if _DIVISOR.fullmatch(self.name) else value
+        """Its present value; on the meta device if it is offloaded."""
+        value: Any = getattr(self.module, self.attribute)
+        stored: FactorValue = value.tanh() if self.form == "gate" else 1 / value if self.form == "divisor" else value
+        return stored
 
     @property
     def size(self) -> int:
         """The number of its entries."""
-        return self.stored.numel() if isinstance(self.stored, Tensor) else 1
+        stored = self.stored
+        return stored.numel() if isinstance(stored, Tensor) else 1
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return its present value."""
@@ -45,10 +45,26 @@ class Factor:
             return torch.as_tensor(self.stored, dtype=dtype)
 
 
-def _attribute(name: str) -> str:
-    """Return the name of what a factor is made from."""
-    made = _GATE.fullmatch(name) or _DIVISOR.fullmatch(name)
-    return made[1] if made else name
+def read_factor(layer: nn.Module, name: str) -> Factor | None:
+    """Return the factor of that name inside a layer; None unless it is a number or a vector."""
+    form: Literal["plain", "gate", "divisor"] = "plain"
+    path = name
+    if name.startswith("tanh(") and name.endswith(")"):
+        form, path = "gate", name[5:-1]
+    elif name.startswith("1/"):
+        form, path = "divisor", name[2:]
+    parent, _, attribute = path.rpartition(".")
+    try:
+        module = layer.get_submodule(parent)
+    except AttributeError:
+        return None
+    value = getattr(module, attribute, None)
+    if isinstance(value, Tensor):
+        fits = value.is_floating_point() and value.dim() <= 1 and form != "divisor"
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number and form != "gate" and not (form == "divisor" and value == 0)
+    return Factor(name, module, attribute, form) if fits else None
 
 
 def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
@@ -58,28 +74,14 @@ def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
     if factor.size not in (1, tensor.shape[-1]):
         return torch.full_like(tensor, torch.nan)  # of another shape: no sum holds with it
     with loaded(factor.module):
-        return tensor * (factor.stored.to(tensor.device) if isinstance(factor.stored, Tensor) else factor.stored)
+        stored = factor.stored
+        return tensor * (stored.to(tensor.device) if isinstance(stored, Tensor) else stored)
 
 
 def scaled_norm(norm: NormReader | None, factor: Factor | None, dtype: torch.dtype) -> Normalization | None:
     """Return what a norm and a factor behind it do together; None if there is neither."""
     read = None if norm is None else norm.read(dtype)
     return read if factor is None else scaled(read, factor.read(dtype))
-
-
-def read_factor(layer: nn.Module, name: str) -> Factor | None:
-    """Return the factor of that name inside a layer; None unless it is a number or a vector."""
-    path, _, attribute = _attribute(name).rpartition(".")
-    try:
-        module = layer.get_submodule(path)
-    except AttributeError:
-        return None
-    value = getattr(module, attribute, None)
-    divides, gated = (pattern.fullmatch(name) is not None for pattern in (_DIVISOR, _GATE))
-    if isinstance(value, Tensor):
-        return Factor(name, module) if value.is_floating_point() and value.dim() <= 1 and not divides else None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and not (divides and value == 0)
-    return Factor(name, module) if number and not gated else None
 
 
 Factors = tuple[Factor | None, Factor | None]
@@ -93,14 +95,11 @@ def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
 
     A parameter of one number may be a gate, whose tanh is the factor; a number may divide.
     """
-    own = dict(layer.named_parameters(recurse=False))
-    gates = (f"tanh({name})" for name, parameter in own.items() if parameter.numel() == 1)
+    parameters = dict(layer.named_parameters(recurse=False))
+    gates = (f"tanh({name})" for name, parameter in parameters.items() if parameter.numel() == 1)
     divisors = (f"1/{name}" for name, value in vars(layer).items() if isinstance(value, float))
-    held = [
-        factor
-        for name in (*vars(layer), *own, *gates, *divisors)
-        if (factor := read_factor(layer, name)) is not None and _matters(factor, width)
-    ]
+    named = (read_factor(layer, name) for name in (*vars(layer), *parameters, *gates, *divisors))
+    held = [factor for factor in named if factor is not None and _matters(factor, width)]
     return list(product((None, *held), (None, *held)))
 
 
@@ -115,8 +114,7 @@ def _matters(factor: Factor, width: int) -> bool:
     Whole numbers are counts, or change nothing; very small ones are an ε, and leave nothing of what they multiply, as a
     gate does that is still closed. An offloaded parameter has no value yet.
     """
-    if factor.size not in (1, width):
-        return False
-    if isinstance(factor.stored, Tensor):
-        return factor.stored.is_meta or bool(factor.stored.any())
-    return abs(factor.stored) > SMALLEST and not float(factor.stored).is_integer()
+    stored = factor.stored
+    if isinstance(stored, Tensor):
+        return stored.numel() in (1, width) and (stored.is_meta or bool(stored.any()))
+    return abs(stored) > SMALLEST and not float(stored).is_integer()

@@ -1,11 +1,177 @@
-"""The layer around an attention module."""
+"""The layer around attention; maps are chained through layers that mix positions by attention alone."""
+
+from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.layers import layer_of
+from captum_norm import (
+    ALTI,
+    AttentionRollout,
+    AttentionTimesGradient,
+    AttentionWeights,
+    DecompX,
+    NormAttribution,
+    UnsupportedModelError,
+    ValueZeroing,
+)
+from captum_norm.models.agreement import expect_same_output
+from captum_norm.models.inputs import bind_inputs
+from captum_norm.models.layers import layer_of, mixing_layer
 from tests import encoder_decoders, families
+from tests.encoder_decoders import ENCODER_DECODERS
+from tests.hybrids import HYBRIDS
+
+FIRST = {
+    "jamba": "layers.0",
+    "falcon-h1": "layers.0",
+    "zamba2": "layers.0",
+    "recurrent-gemma": "layers.0",
+    "deberta-v2 with a convolution": "layer.0",
+}
+CHAINS: tuple[Any, ...] = (
+    AttentionWeights,
+    lambda model: AttentionWeights(model, aggregation="rollout"),
+    NormAttribution,
+    lambda model: NormAttribution(model, aggregation="mean"),
+    ALTI,
+    ValueZeroing,
+    AttentionTimesGradient,
+)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_hybrids_are_not_chained(name: str, fresh: bool) -> None:
+    torch.manual_seed(0)
+    model = HYBRIDS[name]().eval() if fresh else families.randomized(HYBRIDS[name], 0, torch.float32)
+    ids = families.inputs("llama")
+    layer = FIRST.get(name, "layers.1")
+    with pytest.raises(UnsupportedModelError, match=rf'mixes positions by more than .* "[a-z.]*{layer}" '):
+        AttentionWeights(model).attribute(ids)
+    assert AttentionWeights(model).maps(ids).self_attention.isfinite().all()
+    assert AttentionWeights(model).attribute(ids, layer=0).isfinite().all()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_every_aggregation_is_refused_and_single_layers_are_not(frozen: bool) -> None:
+    model, ids = families.randomized(HYBRIDS["lfm2"], 0, torch.float32), families.inputs("llama")
+    model.requires_grad_(not frozen)
+    for build in CHAINS:
+        method = build(model)
+        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            method.attribute(ids)
+        if isinstance(method, ValueZeroing):
+            continue
+        maps = method.maps(ids)
+        torch.testing.assert_close(method.attribute(ids, layer=1, position=10), maps.self_attention[:, 1, 10])
+        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            method.scores(maps)
+    for whole in (AttentionRollout, DecompX):
+        for ask in (whole(model).maps, whole(model).attribute):
+            with pytest.raises(UnsupportedModelError, match="mixes positions"):
+                ask(ids)
+    with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        DecompX(model).decompose(ids, target=1)
+
+
+def test_encoder_decoders_are_chained() -> None:
+    """As all families of the matrix are."""
+    for name in ENCODER_DECODERS:
+        call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name)).excerpt(16)
+        assert mixing_layer(call, expect_same_output(call).queries) is None, name
+
+
+class Convolved(nn.Module):
+    """A layer behind which neighbouring positions are added."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.convolution = layer, nn.Conv1d(32, 32, 3, padding=1)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.layer(*args, **kwargs)
+        hidden = output[0] if isinstance(output, tuple) else output
+        hidden = hidden + self.convolution(hidden.mT).mT
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def test_a_layer_that_is_exchanged_later_is_noticed() -> None:
+    model, ids = families.build("bert", dtype=torch.float32), families.inputs("bert")
+    method = AttentionWeights(model)
+    assert method.attribute(ids).isfinite().all()
+    model.encoder.layer[0] = Convolved(model.encoder.layer[0])
+    with pytest.raises(UnsupportedModelError, match=r'"encoder.layer.0" \(Convolved\)'):
+        method.attribute(ids)
+
+
+class WithoutGradients(nn.Module):
+    """A model that is run in a mode without gradients."""
+
+    def __init__(self, model: Any, mode: Any) -> None:
+        super().__init__()
+        self.model, self.mode = model, mode
+
+    def forward(self, input_ids: Tensor) -> Any:
+        with self.mode():
+            return self.model(input_ids)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_layers_without_gradients(mode: Any) -> None:
+    ids = families.inputs("llama")
+    for name in ("jamba", "lfm2"):
+        model = WithoutGradients(families.randomized(HYBRIDS[name], 0, torch.float32), mode)
+        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            AttentionWeights(model).attribute(ids, position="last")
+    for name in ("llama", "mixtral", "bert", "gpt2"):
+        model = families.build(name, dtype=torch.float32)
+        expected = AttentionWeights(model).attribute(ids, position="last")
+        torch.testing.assert_close(
+            AttentionWeights(WithoutGradients(model, mode)).attribute(ids, position="last"), expected
+        )
+
+
+def test_layers_with_gradients_that_overflow() -> None:
+    ids = families.inputs("llama")
+    models = {"jamba": families.randomized(HYBRIDS["jamba"], 0, torch.float32), "gpt2": families.build("gpt2")}
+    for model in models.values():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.mul_(30)
+        model.bfloat16()
+    with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        AttentionWeights(models["jamba"]).attribute(ids, position="last")
+    assert AttentionWeights(models["gpt2"]).attribute(ids, position="last").isfinite().all()
+
+
+class Nested(nn.Module):
+    """A layer with its attention in a list of its own, and perhaps a convolution of what it is given beside it."""
+
+    def __init__(self, *, convolved: bool) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(16), nn.ModuleList([nn.MultiheadAttention(16, 2, batch_first=True)])
+        self.convolution = nn.Conv1d(16, 16, 3, padding=1) if convolved else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        normed = self.norm(hidden)
+        attended: Tensor = hidden + self.attention[0](normed, normed, normed)[0]
+        return attended if self.convolution is None else attended + self.convolution(hidden.mT).mT
+
+
+@pytest.mark.parametrize("convolved", [True, False])
+def test_lists_inside_layers(convolved: bool) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(Nested(convolved=convolved), Nested(convolved=convolved))
+    method = AttentionWeights(nn.Sequential(nn.Embedding(30, 16), layers).eval())
+    ids = torch.randint(30, (1, 8))
+    if convolved:
+        with pytest.raises(UnsupportedModelError, match=r'in "1.0" \(Nested\)'):
+            method.attribute(ids, position=0)
+    else:
+        assert method.attribute(ids, position=0).isfinite().all()
 
 
 @pytest.mark.parametrize(

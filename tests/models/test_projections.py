@@ -1,6 +1,6 @@
-"""Readings of linear maps and norms that what the modules were seen to compute cannot tell apart."""
+"""Readings of linear maps, norms and activations, also where what the modules were seen to compute is ambiguous."""
 
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
@@ -8,11 +8,12 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from transformers.activations import ACT2FN
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from captum_norm import NormMeter
-from captum_norm.models.projections import read_norm, read_projection
+from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, read_step
 from tests import families, oracle
 from tests.families import FAMILIES
 
@@ -203,3 +204,36 @@ def test_what_modules_note_is_not_what_they_are_probed_with() -> None:
     module, inputs = Noting(), torch.randn(1, 5, WIDTH)
     assert read_projection(module, inputs, module(inputs)) is not None
     assert module.seen == [inputs.shape]
+
+
+STEP_WIDTH = 6
+STEPS: dict[str, tuple[Any, type | None]] = {
+    "linear": (lambda: nn.Linear(STEP_WIDTH, 4), Projection),
+    "square linear": (lambda: nn.Linear(STEP_WIDTH, STEP_WIDTH), Projection),
+    "no bias": (lambda: nn.Linear(STEP_WIDTH, STEP_WIDTH, bias=False), None),
+    "Conv1D": (lambda: Conv1D(4, STEP_WIDTH), Projection),
+    "LayerNorm": (lambda: nn.LayerNorm(STEP_WIDTH), NormReader),
+    "RMSNorm": (lambda: nn.RMSNorm(STEP_WIDTH), NormReader),
+    "norm without parameters": (lambda: nn.LayerNorm(STEP_WIDTH, elementwise_affine=False), NormReader),
+    "softmax": (lambda: nn.Softmax(dim=-1), None),
+    "identity": (nn.Identity, None),
+    "dropout": (lambda: nn.Dropout(0.5).train(mode=False), None),
+    **{name: (lambda name=name: ACT2FN[name], FunctionType) for name in ("gelu_new", "quick_gelu", "silu", "relu2")},
+    "sigmoid": (nn.Sigmoid, FunctionType),
+    "PReLU": (nn.PReLU, FunctionType),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("shape", [(2, 5, STEP_WIDTH), (1, STEP_WIDTH)])
+def test_steps_are_told_apart(name: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    build, kind = STEPS[name]
+    module, inputs = build(), torch.randn(shape)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        step = read_step(module, inputs, module(inputs))
+    assert type(step) is (kind or type(None))
+    if isinstance(step, FunctionType):
+        torch.testing.assert_close(step(inputs), module(inputs))

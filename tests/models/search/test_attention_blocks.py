@@ -9,22 +9,17 @@ import transformers as hf
 from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
-from captum_norm.models.projections import read_norm
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
 from tests.families import FAMILIES, tiers
 
 
 @pytest.mark.parametrize("name", tiers())
-@pytest.mark.parametrize(
-    ("dtype", "noise"),
-    # With noise, the comparisons with the oracle in all dtypes need the right arrangement, too.
-    [(torch.float32, True), (torch.float32, False), (torch.bfloat16, False)],
-)
-def test_the_arrangement_is_found(name: str, dtype: torch.dtype, noise: bool) -> None:
-    """Freshly initialised models too, whose attention adds next to nothing to the residual stream."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_arrangement_is_found(name: str, dtype: torch.dtype) -> None:
+    """In fresh models, whose attention adds next to nothing to the stream; with noise, the oracle's tests need it."""
     torch.manual_seed(1)
-    model: Any = families.build(name, 1, dtype) if noise else FAMILIES[name].build().eval().to(dtype)
+    model: Any = FAMILIES[name].build().eval().to(dtype)
     inputs = families.inputs(name, 1, dtype=dtype)
     with torch.no_grad():
         blocks = find_blocks(bind_inputs(model, inputs))
@@ -44,24 +39,6 @@ def test_a_norm_that_rounding_hides_behind_the_stream_is_found() -> None:
         model.model.embed_tokens.weight.mul_(3000)
     blocks = find_blocks(bind_inputs(model, families.inputs("olmo2")))
     assert {block.layout.style for block in blocks.values()} == {"norm-on-output"}
-
-
-@pytest.mark.parametrize("width", [256, 2304])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("centered", [True, False])
-def test_norms_are_read_as_what_they_are(width: int, dtype: torch.dtype, centered: bool) -> None:
-    torch.manual_seed(0)
-    for _ in range(10):
-        norm: Any = (torch.nn.LayerNorm if centered else torch.nn.RMSNorm)(width, eps=1e-6)
-        with torch.no_grad():
-            norm.weight.add_(0.1 * torch.randn(width))
-            if centered:
-                norm.bias.add_(0.1 * torch.randn(width))
-        norm, inputs = norm.to(dtype), torch.randn(1, 8, width).to(dtype)
-        with torch.no_grad():
-            reader = read_norm(norm, inputs, norm(inputs))
-        assert reader is not None
-        assert (reader.centered, reader.gain_offset, reader.eps) == (centered, 0, 1e-6)
 
 
 def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None:
