@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
-from captum_norm.text.pieces import BYTE_CHARACTERS
+from captum_norm.text.words import BYTE_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from rich.table import Table
 
 from alignment.corpora import ALIBI_STORIES, load_alibi
 from alignment.formats.output import Output
-from alignment.pipeline.blocks import BlockAligner
-from alignment.pipeline.writings import LinkWriting
+from alignment.pipeline.blocks import BlockAligner, LinkWriting
 from captum_norm.runs import Attempt, Backend, Block, Job, Part, Parts, RayBackend, Record, Work, cut, run_job
 
 BLOCK_LINES = 2000

@@ -1,22 +1,23 @@
-"""Shows progress bars of long computations, on request."""
+"""Shows progress bars of long computations, on request, and messages above them."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Never
+
+from captum_norm.text.characters import spelled_lines
+from captum_norm.text.lines import COMPRESSED, TextSource
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+_CHUNK_BYTES = 1 << 20
 
-@dataclass(frozen=True)
-class _Options:
-    delay: float
-    terminal_only: bool
-
-
-_options: ContextVar[_Options | None] = ContextVar("captum_norm_progress", default=None)
+_options: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progress", default=None)
+"""The delay of bars, and whether they are for terminals only; None for no bars."""
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[Non
         >>> with progress():
         ...     pass  # NormAttribution(model).maps(long_inputs)
     """
-    token = _options.set(_Options(delay, terminal_only))
+    token = _options.set((delay, terminal_only))
     try:
         yield
     finally:
@@ -63,17 +64,16 @@ def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
     """
     from tqdm import tqdm
 
-    asked = _options.get()
+    delay, terminal_only = _options.get() or (0, False)
     counts = "{n_fmt}/{total_fmt}{unit}, " if unit else ""
-    silent = True if asked is None else None if asked.terminal_only else False
     return tqdm(
         desc=description,
         total=total,
         unit=f" {unit}",
         bar_format=None if total is None else f"{{l_bar}}{{bar}}| {counts}{{remaining}} left{{postfix}}",
         unit_scale=True,
-        disable=silent,
-        delay=0 if asked is None else asked.delay,
+        disable=None if terminal_only else not is_asked(),
+        delay=delay,
         leave=False,
         smoothing=0,  # the mean speed: the recent one would count what was finished before
         dynamic_ncols=True,
@@ -85,3 +85,41 @@ def advance(shown: "tqdm[Never]", number: int, *, fresh: bool) -> None:
     if not (fresh or shown.disable):
         shown.initial += number
     shown.update(number)
+
+
+@contextmanager
+def line_bar(description: str, source: TextSource, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar in lines of a text, which are counted first if that is cheap; it hides all bars below it.
+
+    Yields a function of the numbers of lines and of bad lines that are done.
+    """
+    total, bad_lines = count_lines(source) if shown else None, 0
+    with progress(0) if shown else hidden(), bar(description, total, "lines") as line, hidden():
+
+        def done(lines: int, bad: int) -> None:
+            nonlocal bad_lines
+            bad_lines += bad
+            line.set_postfix(bad=bad_lines, refresh=False)
+            line.update(lines)
+
+        yield done
+
+
+def count_lines(source: TextSource) -> int | None:
+    """The number of lines of a plain file; None for streams and compressed files, which would have to be read twice."""
+    path = Path(source) if isinstance(source, str | PathLike) else None
+    if path is None or not path.is_file() or path.suffix in COMPRESSED:
+        return None
+    lines, last = 0, b"\n"
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            lines += chunk.count(b"\n")
+            last = chunk[-1:]
+    return lines + (last != b"\n")
+
+
+def to_stderr(message: str) -> None:
+    """Write a line to standard error, above any bar."""
+    from tqdm import tqdm
+
+    tqdm.write(spelled_lines(message), file=sys.stderr)

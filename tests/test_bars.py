@@ -1,5 +1,7 @@
 """Progress: none unless asked for, none of what is over soon, and to the end."""
 
+import gzip
+import io
 import re
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from transformers import BertModel
 
 from captum_norm import NormAttribution, NormMeter, ValueZeroing, progress
 from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
-from captum_norm.bars import bar, is_asked
+from captum_norm.bars import advance, bar, count_lines, is_asked, line_bar, to_stderr
 from captum_norm.cli import main
 from captum_norm.methods import METHODS
 from tests import encoder_decoders, families, tiny
@@ -166,3 +168,35 @@ def test_a_bar_of_expected_seconds_shows_only_what_is_left(capsys: pytest.Captur
         shown.refresh()
     lines = capsys.readouterr().err.split("\r")
     assert re.fullmatch(r"comparing: +33%\|.*\| 00:00 left *", lines[2]), lines
+
+
+@pytest.mark.parametrize(("content", "lines"), [(b"", 0), (b"a\nb", 2), (b"a\n\n", 2), (b"a b\n" * 600_000, 600_000)])
+def test_lines_of_a_plain_file_are_counted(tmp_path: Path, content: bytes, lines: int) -> None:
+    (tmp_path / "text").write_bytes(content)
+    assert count_lines(tmp_path / "text") == lines
+    (tmp_path / "text.gz").write_bytes(gzip.compress(content))
+    assert count_lines(tmp_path / "text.gz") is None
+    assert count_lines(io.BytesIO(content)) is None
+
+
+def test_messages_stay_above_a_bar_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text"
+    path.write_text("a\n" * 10)
+    with line_bar("aligning", path, shown=True) as done:
+        done(4, 1)
+        done(2, 2)
+        to_stderr("line 3")
+        assert not is_asked()  # the model's runs show no bars of their own
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "line 3\n" in err
+    assert re.search(r"line 3\n.*aligning:  60%\S* +\S* 6.00/10.0 lines, \S+ left, bad=3", err), err
+    with progress(delay=0), line_bar("aligning", io.BytesIO(), shown=False) as done:
+        done(4, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_was_finished_before_is_no_speed() -> None:
+    with progress(delay=0), bar("aligning", None, "lines") as shown:
+        advance(shown, 1_000_000_000, fresh=False)
+        assert "?" in str(shown)

@@ -18,8 +18,9 @@ FILES = {
 """Every file by its module's name."""
 
 LAYERS = (
-    {"bars", "errors", "functional", "memory", "versions"},
+    {"errors", "functional", "memory", "versions"},
     {"checks", "text"},
+    {"bars"},
     {"results", "runs"},
     {"loading", "models"},
     {"forward", "identity"},

@@ -12,7 +12,7 @@ import captum_norm.cli
 from captum_norm import InvalidInputError
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
-from captum_norm.text.urls import Remote
+from captum_norm.text.files import Remote
 from tests.alignment.commands.texts import ENGLISH, FRENCH
 from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model
 from tests.object_store import FULL, ObjectStore

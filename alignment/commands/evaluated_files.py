@@ -15,8 +15,8 @@ from alignment.commands.running import text_source
 from alignment.formats import GoldFormat, parse_scored_pharaoh
 from alignment.formats.gold import GoldFile, Texts, scan_gold
 from alignment.links import Alignment, GoldAlignment, Link
-from alignment.pipeline.progress import to_stderr
 from captum_norm import InvalidInputError
+from captum_norm.bars import to_stderr
 from captum_norm.text.lines import error_at, located, read_lines
 
 Sides = tuple[Texts | None, Texts | None]

@@ -19,9 +19,8 @@ from captum_norm.commands.numbers import positive, share
 from captum_norm.commands.outputs import output_path, write_outputs
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
-from captum_norm.text.files import check_writable
+from captum_norm.text.files import check_writable, is_url
 from captum_norm.text.lines import is_regular_file
-from captum_norm.text.urls import is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 
 from alignment.formats import TextSource
-from alignment.pipeline.progress import to_stderr
+from captum_norm.bars import to_stderr
 from captum_norm.commands.numbers import positive, whole_number
 from captum_norm.text.lines import is_regular_file
 

@@ -12,9 +12,9 @@ from alignment.commands import models
 from alignment.commands.evaluated_files import read_sentences
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.formats import split_words
-from alignment.pipeline.progress import to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.bars import to_stderr
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive, resamples
 from captum_norm.commands.outputs import output_folder, write_outputs

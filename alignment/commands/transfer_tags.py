@@ -15,17 +15,15 @@ from alignment.formats.text import write_text
 from alignment.links import Alignment
 from alignment.normalization import NormalizedWords
 from alignment.pipeline.extraction import output_file
-from alignment.pipeline.progress import line_bar, to_stderr
-from alignment.pipeline.streams import cut_at_pauses
 from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_spaces, split_text, transfer_tags
 from alignment.tokenization import languages_of
 from captum_norm import InvalidInputError
+from captum_norm.bars import line_bar, to_stderr
 from captum_norm.commands.command import Command
-from captum_norm.runs import Block, cut
+from captum_norm.runs import Block, cut, cut_at_pauses
 from captum_norm.text.characters import spelled_lines
-from captum_norm.text.files import check_writable
+from captum_norm.text.files import check_writable, is_url
 from captum_norm.text.lines import error_at, is_regular_file, scan_lines
-from captum_norm.text.urls import is_url
 
 if TYPE_CHECKING:
     from alignment.aligner import Pairs, TextAligner
@@ -143,7 +141,7 @@ def _transfer(
             yield "".join(
                 "\n" if isinstance(answer, InvalidInputError) else f"{answer}\n" for answer in answers.values()
             ).encode()
-            advance(len(answers), len(errors), True)
+            advance(len(answers), len(errors))
 
     with line_bar("transferring tags", inputs[0], shown=sys.stderr.isatty() and not options.quiet) as advance:
         if file is not None:

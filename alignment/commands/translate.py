@@ -14,9 +14,9 @@ from sacrebleu.metrics.chrf import CHRF
 from alignment.commands import aligners, models, running
 from alignment.formats import TextSource, format_pharaoh, split_words
 from alignment.normalization import NormalizedWords, normalize_words, tokenize
-from alignment.pipeline.progress import count_lines, line_bar, to_stderr
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.bars import count_lines, line_bar, to_stderr
 from captum_norm.commands.command import Command
 from captum_norm.commands.numbers import positive
 from captum_norm.commands.outputs import output_path, write_outputs
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace) -> None:
                 if references is not None:
                     hypotheses += [" ".join(translation) for _, translation in pairs]
                 shown = shown or [pair for pair in pairs if all(pair)]
-                advance(len(block), bad_here, True)
+                advance(len(block), bad_here)
         if options.page is not None and aligner is not None:
             aligners.choose(aligner, shown, report)
             write_outputs({options.page: aligners.page(aligner, shown, {"model": options.model})})

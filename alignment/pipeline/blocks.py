@@ -1,16 +1,22 @@
-"""Aligns the lines of a block of parallel text."""
+"""Aligns the lines of a block of parallel text, and writes its links in a format or its maps for a second pass."""
 
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from io import BytesIO
-from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
+from os import PathLike
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from alignment.formats import read_parallel, split_words
+from alignment.formats.output import Output, decoded, encoded
 from alignment.links import Alignment, ScoredAlignment
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Part, Record
 from captum_norm.text.lines import error_at
+
+if TYPE_CHECKING:
+    from alignment.text_aligner import TextAligner
+    from alignment.word_maps import WordMap
 
 Pairs = Sequence[tuple[list[str], list[str]]]
 Answer = Alignment | InvalidInputError
@@ -34,6 +40,12 @@ class ReadingAligner(Protocol):
 
 Aligner = Callable[[Pairs], Sequence[Answer]] | ReadingAligner
 """Aligns a batch of (source words, target words): returns each pair's alignment, or an error that says why not."""
+
+Splits = tuple[Callable[[str], list[str]], Callable[[str], list[str]]]
+"""Functions that split source and target sentences into words."""
+
+Line = tuple[str, str] | InvalidInputError
+"""The two sides of a line, or the error that says why it cannot be read."""
 
 _Reason = Literal["unreadable", "empty", "too_long", "refused", "set_aside"]
 _WORDINGS: dict[_Reason, str] = {
@@ -89,8 +101,138 @@ class ExtractionCounts:
         return f"{self.bad_lines:,} bad lines" + (f": {bad}" if bad else "")
 
 
-Line = tuple[str, str] | InvalidInputError
-"""The two sides of a line, or the error that says why it cannot be read."""
+class Written(NamedTuple):
+    """What is written for a sentence pair.
+
+    Attributes:
+        text: the text, with line ends.
+        links: the number of its links.
+    """
+
+    text: str
+    links: int
+
+
+class Writing(Protocol):
+    """What is written of each sentence pair."""
+
+    def each(
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
+        """Yield each pair's index and what is written for it, or an error that says why there is nothing.
+
+        Args:
+            align: the aligner.
+            pairs: (source words, target words).
+            numbers: the number of each pair's line.
+            known: indices of pairs that may be left out.
+        """
+        ...
+
+    def nothing(self, number: int) -> str:
+        """Return what is written for a line without an alignment."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinkWriting:
+    """Writes links in a format."""
+
+    form: Output
+
+    def each(
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
+        """Align the pairs, and yield what is written."""
+        if isinstance(align, ReadingAligner):
+            answers = align.read_each(pairs, known)
+        elif self.form.scored:
+            raise InvalidInputError(f"got a {type(align).__name__}, which has no scores; give a WordAligner")
+        else:
+            plain = (answer for _, answer in zip(pairs, align(pairs), strict=True))
+            answers = enumerate(
+                answer if isinstance(answer, InvalidInputError) else ScoredAlignment(answer) for answer in plain
+            )
+        for index, answer in answers:
+            if isinstance(answer, InvalidInputError):
+                yield index, answer
+            else:
+                yield index, self.written(numbers[index], *pairs[index], answer)
+
+    def written(self, number: int, source: Sequence[str], target: Sequence[str], links: ScoredAlignment) -> Written:
+        """What is written of an alignment."""
+        kept = links.at_least(self.form.min_score)
+        return Written(self.form.text(number, source, target, kept), len(kept.links))
+
+    def nothing(self, number: int) -> str:
+        """Return what is written for a line without an alignment."""
+        del number
+        return self.form.nothing()
+
+
+@dataclass(frozen=True)
+class Counting:
+    """The passes of an aligner that counts the text's own word pairs: first it writes maps, then reads links off them.
+
+    Attributes:
+        align: the aligner.
+        links: what is written in the end.
+        save_lexicon: where the word pairs are written, if anywhere.
+    """
+
+    align: "TextAligner"
+    links: LinkWriting
+    save_lexicon: str | PathLike[str] | None
+
+    def each(
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
+        """Yield each pair's words, map and probabilities to count, as a line of JSON."""
+        del align, numbers
+        for index, word_map in self.align.map_each(pairs, known):
+            if isinstance(word_map, InvalidInputError):
+                yield index, word_map
+            else:
+                source, target = pairs[index]
+                arrays = {"map": encoded(word_map), "counted": encoded(self.align.counted(word_map))}
+                line = json.dumps({"source": source, "target": target, **arrays}, ensure_ascii=False)
+                yield index, Written(f"{line}\n", 0)
+
+    def nothing(self, number: int) -> str:
+        """Return an empty line."""
+        del number
+        return "\n"
+
+    def reread(self, records: Callable[[], Iterator[Record]]) -> Iterator[Record]:
+        """Count all records of the first pass, then yield records of their links; save the word pairs at the end."""
+        lexicon = self.align.begun_lexicon()
+        for record in records():
+            for line in filter(None, record.content.split(b"\n")):
+                source, target, _, counted = _parsed(line)
+                lexicon.count(source, target, counted)
+        number = 0
+        for record in records():
+            texts, links = [], 0
+            for line in record.content.split(b"\n")[:-1]:
+                number += 1
+                if line:
+                    source, target, word_map, counted = _parsed(line)
+                    alignment = self.align.read(word_map, source, target, lexicon, counted)
+                    text, more = self.links.written(number, source, target, alignment)
+                    texts.append(text)
+                    links += more
+                else:
+                    texts.append(self.links.nothing(number))
+            counts = {**record.notes["counts"], "links": links}
+            yield Record({**record.notes, "counts": counts}, "".join(texts).encode())
+        if self.save_lexicon is not None:
+            lexicon.save(self.save_lexicon)
+
+
+def _parsed(line: bytes) -> "tuple[list[str], list[str], WordMap, WordMap]":
+    entry = json.loads(line)
+    shape = len(entry["target"]), len(entry["source"])
+    return entry["source"], entry["target"], decoded(entry["map"], shape), decoded(entry["counted"], shape)
 
 
 def read_lines(block: Block, *, live: bool = False) -> list[Line]:
@@ -120,43 +262,6 @@ class _Stream(BytesIO):
         self.name = part.source
 
 
-Splits = tuple[Callable[[str], list[str]], Callable[[str], list[str]]]
-"""Functions that split source and target sentences into words."""
-
-
-class Writing(Protocol):
-    """What is written of each sentence pair."""
-
-    def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
-    ) -> Iterator[tuple[int, "Written | InvalidInputError"]]:
-        """Yield each pair's index and what is written for it, or an error that says why there is nothing.
-
-        Args:
-            align: the aligner.
-            pairs: (source words, target words).
-            numbers: the number of each pair's line.
-            known: indices of pairs that may be left out.
-        """
-        ...
-
-    def nothing(self, number: int) -> str:
-        """Return what is written for a line without an alignment."""
-        ...
-
-
-class Written(NamedTuple):
-    """What is written for a sentence pair.
-
-    Attributes:
-        text: the text, with line ends.
-        links: the number of its links.
-    """
-
-    text: str
-    links: int
-
-
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
     """Aligns blocks: makes records of what is written, and notes their counts.
@@ -180,11 +285,7 @@ class BlockAligner:
     live: bool = False
 
     def __call__(self, attempt: Attempt) -> Record:
-        """Align a block, except for the pairs that are saved; return its record.
-
-        Raises:
-            InvalidInputError: a line is bad and ``stop`` is set, or the text is unreadable.
-        """
+        """Align a block, except for the pairs that are saved; return its record."""
         block = attempt.block
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Reason, InvalidInputError]] = {}
@@ -205,7 +306,7 @@ class BlockAligner:
             else:
                 written[number] = answer
         self._stop_at_first(bad)
-        counts = ExtractionCounts(lines=block.texts, links=sum(found.links for found in written.values()))
+        counts = ExtractionCounts(lines=block.texts, links=sum(links for _, links in written.values()))
         for _, (reason, error) in sorted(bad.items()):
             attempt.messages.append(str(error))
             counts += ExtractionCounts(**{reason: 1})
@@ -219,7 +320,7 @@ class BlockAligner:
         if not batch:
             return []
         saved = {} if attempt.saved is None else json.loads(attempt.saved.content)
-        written = {int(index): Written(*found) for index, found in saved.items()}
+        written = {int(index): Written(*values) for index, values in saved.items()}
         refused = dict[int, InvalidInputError]()
 
         def record() -> Record:
@@ -243,9 +344,9 @@ class BlockAligner:
                 message = f"got no word on the {name} side, expected at least one"
                 return "empty", error_at(file, number, message)
             if len(words) > self.max_words:
-                allow = "allow more with --max-words (max_words=), or split the line"
-                found = f"got {len(words)} words on the {name} side, expected at most {self.max_words}"
-                return "too_long", error_at(file, number, f"{found}; {allow}")
+                message = f"got {len(words)} words on the {name} side, expected at most {self.max_words}"
+                message += "; allow more with --max-words (max_words=), or split the line"
+                return "too_long", error_at(file, number, message)
         return None
 
     def _stop_at_first(self, bad: dict[int, tuple[_Reason, InvalidInputError]]) -> None:

@@ -5,24 +5,36 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, cast, get_args
 
 from alignment.formats import TextSource, split_words
 from alignment.formats.output import Output
-from alignment.pipeline.blocks import Aligner, BlockAligner, ExtractionCounts, Splits, Writing
-from alignment.pipeline.progress import Advance, line_bar, to_stderr
-from alignment.pipeline.streams import cut_at_pauses
-from alignment.pipeline.writings import CountingAligner, LinkWriting, MapWriting, count_records, read_records
+from alignment.pipeline.blocks import Aligner, BlockAligner, Counting, ExtractionCounts, LinkWriting, Splits, Writing
 from captum_norm import InvalidInputError, bars
-from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, cut, published, run_job
-from captum_norm.text.files import check_file, check_url, whole_file
+from captum_norm.runs import (
+    Attempt,
+    Backend,
+    Block,
+    Identity,
+    Job,
+    Journal,
+    Parts,
+    Record,
+    cut,
+    cut_at_pauses,
+    published,
+    run_job,
+)
+from captum_norm.text.files import check_file, is_url, place_of, whole_file
 from captum_norm.text.lines import is_regular_file, named, suffix_of
-from captum_norm.text.urls import Remote, is_url
+
+if TYPE_CHECKING:
+    from alignment.text_aligner import TextAligner
 
 _PHARAOH = Output()
 
@@ -116,7 +128,7 @@ def extract(
         raise InvalidInputError(f"got block_lines {block_lines} and max_words {max_words}, expected at least 1")
     if bad_lines not in get_args(BadLines):
         raise InvalidInputError(f"got bad_lines {bad_lines!r}, expected one of {', '.join(get_args(BadLines))}")
-    report = report or to_stderr
+    report = report or bars.to_stderr
     inputs = [side for side in (source, target) if side is not None]
     if form.scored and not getattr(align, "scored", False):
         raise InvalidInputError(
@@ -125,14 +137,13 @@ def extract(
         )
     links = LinkWriting(form)
     counts = getattr(align, "count_text", False)
-    counting = Counting(cast(CountingAligner, align), links, save_lexicon) if counts else None
+    counting = Counting(cast("TextAligner", align), links, save_lexicon) if counts else None
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
-    written = (writing or links) if counting is None else MapWriting()
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
     streams = [place for place, regular in enumerate(rereadable) if not regular]
     live = pause is not None and len(streams) == 1 and counting is None
-    aligner = BlockAligner(align, written, max_words, bad_lines == "stop", splits, live)
+    aligner = BlockAligner(align, counting or writing or links, max_words, bad_lines == "stop", splits, live)
     file = output_file(out, inputs, replace=overwrite)
     settings = dict(settings or {})
     if save_lexicon is not None:
@@ -143,7 +154,7 @@ def extract(
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and all(rereadable):
         job = Extraction(file, inputs, aligner, settings, block_lines, form, counting, overwrite=overwrite)
-        with bars.progress(delay=0) if shown else bars.hidden():
+        with bars.progress(0) if shown else bars.hidden():
             return run_job(job, backend, restart=restart, report=report, log=log)
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
@@ -151,45 +162,12 @@ def extract(
     blocks = cut(inputs, block_lines)
     if pause is not None and live:
         blocks = cut_at_pauses(inputs, streams[0], block_lines, pause)
-    with line_bar("aligning", source, shown=shown) as advance:
-        return _align_through(blocks, aligner, form, counting, file, out, report, advance)
-
-
-@dataclass(frozen=True)
-class Counting:
-    """The second pass of an aligner that counts the text's own word pairs.
-
-    Attributes:
-        align: the aligner.
-        writing: what is written.
-        save_lexicon: where the word pairs are written, if anywhere.
-    """
-
-    align: CountingAligner
-    writing: LinkWriting
-    save_lexicon: str | PathLike[str] | None
-
-    def reread(self, records: Callable[[], Iterator[Record]]) -> Iterator[Record]:
-        """Count all records of the first pass, then read links off them; save the word pairs at the end."""
-        lexicon = count_records(self.align, records())
-        yield from read_records(self.align, self.writing, records(), lexicon)
-        if self.save_lexicon is not None:
-            lexicon.save(self.save_lexicon)
+    with bars.line_bar("aligning", source, shown=shown) as done:
+        return _align_through(blocks, aligner, form, counting, file, out, report, done)
 
 
 class Extraction(Job[ExtractionCounts]):
-    """The job of :func:`extract` from files to a file.
-
-    Args:
-        file: the path or URL of the output.
-        inputs: the paths or URLs of the input.
-        aligner: aligns blocks.
-        settings: describe the aligner.
-        block_lines: lines per block.
-        form: what is written.
-        counting: the second pass, if there is one.
-        overwrite: whether the output may exist.
-    """
+    """The job of :func:`extract` from files to a file; ``counting`` does the second pass, if there is one."""
 
     title = "aligning"
 
@@ -250,26 +228,18 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
     name = os.fspath(out)
     if not name:
         raise InvalidInputError("cannot write a file without a name")
-    is_input = InvalidInputError(f"cannot write {name}: it is the input; give another name")
+    remote = is_url(name)
     try:
-        if is_url(name):
-            remote = Remote(name)
-            file, exists = str(remote), check_url(remote)
-            if any(remote == Remote(str(side)) for side in inputs if is_url(side)):
-                raise is_input
-        else:
-            path = Path(name)
-            check_file(path)
-            exists = path.exists()
-            local = (side for side in inputs if isinstance(side, str | PathLike) and not is_url(side))
-            if exists and any(path.samefile(side) for side in local):
-                raise is_input
-            if exists and not path.is_file():
-                return None
-            file = str(path.resolve())
+        kind = check_file(name)
+        sides = (side for side in inputs if isinstance(side, str | PathLike) and is_url(side) == remote)
+        if any(place_of(side) == place_of(name) if remote else kind and Path(name).samefile(side) for side in sides):
+            raise InvalidInputError(f"cannot write {name}: it is the input; give another name")
+        if kind == "other":
+            return None
+        file = str(place_of(name)) if remote else str(Path(name).resolve())
     except OSError as error:
         raise InvalidInputError(f"cannot write {named(name)}: {error.strerror or error}") from error
-    if exists and not replace:
+    if kind is not None and not replace:
         journal = Journal(file, {})
         message = "give another name, or replace it with --overwrite (overwrite=True)"
         # A run that was killed just before its end leaves both.
@@ -308,7 +278,7 @@ def _align_through(
     file: str | None,
     out: str | PathLike[str] | IO[bytes],
     report: Callable[[str], None],
-    advance: Advance,
+    done: Callable[[int, int], None],
 ) -> ExtractionCounts:
     """Align without a journal; ``file`` appears when it is complete, a stream ``out`` is written block by block."""
 
@@ -319,7 +289,7 @@ def _align_through(
             for message in attempt.messages:
                 report(message)
             yield record
-            advance(block.texts, _counts(record.notes).bad_lines, True)
+            done(block.texts, _counts(record.notes).bad_lines)
 
     def stream(contents: Iterator[bytes]) -> None:
         with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as opened:

@@ -7,9 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.files import check_file, check_folder, check_url, check_writable, write_whole
+from captum_norm.text.files import check_file, check_folder, check_writable, is_url, place_of, write_whole
 from captum_norm.text.lines import named
-from captum_norm.text.urls import Remote, is_url
 
 
 def add_reports(parser: argparse.ArgumentParser, suffixes: Iterable[str]) -> None:
@@ -64,8 +63,7 @@ def output_folder_or_url(name: str) -> Path | str:
     if not is_url(name):
         return output_folder(name)
     with _one_sentence(name):
-        if Remote(name).kind() == "file":
-            raise InvalidInputError(f"cannot use {name} as a folder: it is a file")
+        check_folder(name)
     return name
 
 
@@ -78,7 +76,7 @@ def output_path_or_url(suffixes: Iterable[str]) -> Callable[[str], Path | str]:
             return output_path(known)(name)
         _check_suffix(name, known)
         with _one_sentence(name):
-            check_url(Remote(name))
+            check_file(name)
         return name
 
     return parse
@@ -113,7 +111,7 @@ def local_folder(out: Path | str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="captum-norm-") as name:
         yield Path(name)
         for path in sorted(Path(name).iterdir()):
-            (Remote(out) / path.name).write(path.read_bytes())
+            (place_of(out) / path.name).write(path.read_bytes())
 
 
 def write_outputs(contents: Mapping[Path, bytes]) -> None:

@@ -8,7 +8,7 @@ from captum_norm.commands.numbers import amount, natural, positive
 from captum_norm.commands.outputs import output_path
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs import Backend, Journal, RayBackend, describe
-from captum_norm.text.urls import Remote, is_url
+from captum_norm.text.files import is_url, place_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +83,6 @@ def status_of(output: str) -> str:
     if journal.has_job():
         status = journal.read_status()
         return f"{output}: {'started a moment ago' if status is None else describe(status)}"
-    if Remote(output).kind() == "file" if is_url(output) else Path(output).exists():
+    if place_of(output).kind() == "file" or Path(output).exists():
         return f"{output} is complete"
     raise InvalidInputError(f"there is neither {output} nor {journal.folder}, the folder of its run")

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.results import import_views, make_figure, make_page
-from captum_norm.text.files import write_whole
+from captum_norm.text.files import place_of, write_whole
 from captum_norm.text.lines import named
-from captum_norm.text.urls import Remote, is_url
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -320,7 +319,7 @@ def _few(value: Any) -> str:
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
-    return Remote(os.fspath(path)).read() if is_url(path) else Path(path).read_bytes()
+    return place_of(path).read()
 
 
 @contextmanager

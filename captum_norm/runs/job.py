@@ -1,10 +1,11 @@
-"""What a job is: blocks of text, work on each, and a result of all."""
+"""What a job is: blocks of text, work on each, and a result of all; and where it runs."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from itertools import islice
+from typing import Any, Generic, Literal, TypeVar
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs.blocks import Block
@@ -14,6 +15,44 @@ Result = TypeVar("Result")
 
 FAN_IN = 64
 """The number of records that are combined at a time."""
+
+
+@dataclass(frozen=True)
+class RayBackend:
+    """Workers on Ray.
+
+    Attributes:
+        workers: the number of workers; None for as many as the cluster has room for, which may change.
+        address: the address of a cluster, such as ``"auto"`` or ``"ray://head:10001"``; None for that in
+            ``RAY_ADDRESS``, or else for this machine alone.
+        cpus_per_worker: the number of cores for each worker, and of its threads.
+        gpus_per_worker: the number, or share, of GPUs for each worker.
+        retries: how often a block is begun again whose worker died.
+        skip_bad_blocks: whether to set a block aside that was begun as often as that, rather than to end the run.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    workers: int | None = None
+    address: str | None = None
+    cpus_per_worker: float = 1
+    gpus_per_worker: float = 0
+    retries: int = 2
+    skip_bad_blocks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise InvalidInputError(f"got {self.workers} workers; expected at least 1")
+        if not 0 < self.cpus_per_worker < float("inf") or not 0 <= self.gpus_per_worker < float("inf"):
+            numbers = f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker}"
+            raise InvalidInputError(f"got {numbers}; expected more than 0 cores, and 0 GPUs or more")
+        if self.retries < 0:
+            raise InvalidInputError(f"got {self.retries} retries; expected 0 or more")
+
+
+Backend = Literal["local", "ray"] | RayBackend
+"""Where a job runs: in this process, or by workers on Ray; ``"ray"`` is ``RayBackend()``."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +113,7 @@ class Job(ABC, Generic[Result]):
         """Make the result of the records of all blocks; called in one process, which may be a worker."""
 
     def combine(self, records: Iterable[Record]) -> Record:
-        """Combine the records of consecutive blocks, or of parts combined before, for :meth:`Parts.combined`."""
+        """Combine all the records, of consecutive blocks or combined before, for :meth:`Parts.combined`."""
         raise NotImplementedError
 
     def redo(self, notes: Mapping[str, Any]) -> bool:  # noqa: ARG002
@@ -102,17 +141,15 @@ class Parts:
         job: the job.
         journal: stores them.
         number: the number of blocks.
-        level: the highest level of combined records that are stored.
     """
 
     job: Job[Any]
     journal: Journal
     number: int
-    level: int = 0
 
     def blocks(self) -> Iterator[Record]:
         """Read the records of the blocks in their order."""
-        return self.journal.records(0, range(self.number))
+        return self.journal.records(range(self.number))
 
     def combined(self) -> Record:
         """Combine the records of all blocks with :meth:`Job.combine`.
@@ -120,24 +157,17 @@ class Parts:
         They are combined in a tree, :data:`~captum_norm.runs.job.FAN_IN` at a time, whose shape depends on their number
         alone. The result is therefore the same, bit for bit, whoever does it.
         """
-        top = 1
-        while FAN_IN**top < self.number:
-            top += 1
-        return self.node(top, 0)
 
-    def node(self, level: int, index: int) -> Record:
-        """Combine the records below a node of the tree."""
-        if level <= self.level:
-            return next(self.journal.records(level, [index]))
-        below = range(index * FAN_IN, min((index + 1) * FAN_IN, nodes(self.number, level - 1)))
-        if level - 1 <= self.level:
-            return self.job.combine(self.journal.records(level - 1, below))
-        return self.job.combine(self.node(level - 1, place) for place in below)
+        def above(records: Iterator[Record], number: int) -> Iterator[Record]:
+            return (self.job.combine(islice(records, FAN_IN)) for _ in range(number))
 
-
-def nodes(blocks: int, level: int) -> int:
-    """The number of nodes at a level of the tree; those at level 0 are the blocks."""
-    return math.ceil(blocks / math.pow(FAN_IN, level))
+        number = max(1, math.ceil(self.number / FAN_IN))
+        records = above(self.blocks(), number)
+        while number > 1:
+            number = math.ceil(number / FAN_IN)
+            records = above(records, number)
+        (whole,) = records
+        return whole
 
 
 @dataclass(frozen=True)
@@ -156,11 +186,7 @@ class Step:
 
 
 def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
-    """Return a block's step if it is finished, and not to be computed again.
-
-    Raises:
-        InvalidInputError: see :meth:`Journal.finished`.
-    """
+    """Return a block's step if it is finished, and not to be computed again."""
     notes = journal.finished(block)
     if notes is None or notes.get("set_aside") or job.redo(notes):
         return None
@@ -168,11 +194,7 @@ def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
 
 
 def finish_block(job: Job[Any], journal: Journal, work: Work, block: Block) -> Step:
-    """Finish a block, unless it is finished.
-
-    Raises:
-        InvalidInputError: see :meth:`Journal.finished`.
-    """
+    """Finish a block, unless it is finished."""
     if (step := finished_step(job, journal, block)) is not None:
         return step
     attempt = Attempt(block, journal.unfinished(block), journal.save)

@@ -1,8 +1,8 @@
 """Stores the finished blocks of a run in a folder beside its output, so that a killed run can be resumed.
 
 The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished,
-``half-N`` if not. Each has a line of JSON with notes, then the content. Files are written atomically. Their checksum
-depends on block and job, so a file that was changed or belongs elsewhere is not used.
+``half-N`` if not. Each has a checksum, a line of JSON with notes, then the content, and is written atomically. The
+checksum depends on block and job, so a file that was changed or belongs elsewhere is not used.
 
 A folder without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
 """
@@ -10,20 +10,23 @@ A folder without a valid ``job.json`` is refused, neither emptied nor removed: i
 import errno
 import hashlib
 import json
+import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from io import BytesIO
 from itertools import islice
-from typing import Any, NamedTuple
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, BinaryIO, NamedTuple, cast
 
-from filelock import Timeout
+from filelock import FileLock, Timeout
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import sealed
 from captum_norm.runs.blocks import Block
-from captum_norm.runs.folders import LOCK, folder_of, read_ahead
+from captum_norm.text.files import Local, Place, Writer, place_of
 
 Identity = Mapping[str, str | int | float | bool | None]
 """Everything that the result of a run depends on, by name, as values that survive JSON."""
@@ -32,16 +35,14 @@ SAVE_SECONDS = 5.0
 """The interval at which an unfinished block is saved, after the current batch."""
 
 _FORMAT = 3
-_CHUNK_FILES = 10_000
+_READ_AHEAD = 16
 _MOST_JOB = 1 << 20
-_JOB = "job.json"
-# Renaming job.json to job.void invalidates all blocks at once, even on a full disk.
-_VOID = "job.void"
-STATUS = "status.json"
+_MOST_LABEL = 64  # a checksum of 32 digits, a space, a size, a line feed
+_JOB, _LOCK, _STATUS = "job.json", "lock", "status.json"
 
 _BEFORE_JOB = re.compile(r"lock|\.job\.json\.[0-9a-f]+\.tmp")
 _OURS = re.compile(
-    r"lock|(job|status)\.json|job\.void|(block|half)-\d{9,}|merged.*|\.(job|status|block|half|merged).*\.[0-9a-f]+\.tmp"
+    r"lock|(job|status)\.json|(block|half)-\d{9,}|merged.*|\.(job|status|block|half|merged).*\.[0-9a-f]+\.tmp"
 )
 
 
@@ -65,7 +66,7 @@ class Journal:
         self.job = dict(job)
         self.report = report
         self._output = output
-        self._folder = folder_of(f"{output}.parts")
+        self._folder: Place = place_of(f"{output}.parts")
         self._saved = time.monotonic()
         self._half: int | None = None
 
@@ -76,7 +77,7 @@ class Journal:
 
     @contextmanager
     def opened(self, *, restart: bool) -> Iterator[None]:
-        """Prepare the folder and lock it against other runs inside the context.
+        """Prepare the folder and, unless it is at a URL, lock it against other runs inside the context.
 
         Args:
             restart: whether to discard finished blocks.
@@ -89,20 +90,31 @@ class Journal:
             with self.plainly():
                 self.check()
                 self._folder.make()
-                stack.enter_context(self._locked())
-                self.check()
-                kinds = Counter(name.partition("-")[0] for name in self._names())
-                begun = self._read_job(_JOB) is not None and (kinds["block"] or kinds["half"])
-                if begun and not restart:
+                if isinstance(self._folder, Local):
+                    stack.enter_context(self._locked(self._folder.path))
+                names = self.check()
+                blocks = sum(name.startswith("block-") for name in names)
+                if not restart and (blocks or any(name.startswith("half-") for name in names)):
                     self.check_job()
                     self._remove(lambda name: name.endswith(".tmp"))
-                    if kinds["block"]:
-                        self.report(f"{self.folder}: {kinds['block']:,} blocks are finished already")
+                    if blocks:
+                        self.report(f"{self.folder}: {blocks:,} blocks are finished already")
                 else:
-                    self._clear()
-                    self._folder.write(_JOB, _job_text(self.job))
-                    self._folder.remove(_VOID)
+                    self._remove(lambda name: name not in (_JOB, _LOCK))
+                    (self._folder / _JOB).write(_job_text(self.job))
             yield
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        lock = FileLock(folder / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InvalidInputError(f"another run is writing {self._output}; wait for it or stop it") from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
@@ -113,53 +125,48 @@ class Journal:
             reason = f"cannot read or write {error.filename or self.folder}: {error.strerror or error}"
             raise InvalidInputError(f"{reason}; fix it and start again: finished blocks are kept") from error
 
-    def check(self) -> None:
-        """Raise InvalidInputError if the folder exists and no run created it."""
+    def check(self) -> list[str]:
+        """Return the names of the run's files; raise InvalidInputError if the folder exists and no run created it."""
+        names, strange = [], None
         with self.plainly():
-            try:
-                if not self._folder.exists():
-                    return
-            except NotADirectoryError as error:
-                raise self._foreign("it is not a folder") from error
-            strange = None
+            kind = self._folder.kind()
+            if isinstance(self._folder, Local) and self._folder.path.is_symlink():
+                kind = "other"
+            if kind not in ("directory", None):
+                raise self._foreign("it is not a folder")
             for name, is_regular in self._folder.entries():
-                if _OURS.fullmatch(name) and not is_regular:
-                    raise self._foreign(f"its {name} is not a regular file")
+                if _OURS.fullmatch(name):
+                    names.append(name)
+                    if not is_regular:
+                        raise self._foreign(f"its {name} is not a regular file")
                 if not _BEFORE_JOB.fullmatch(name):
                     strange = name
-            # A run that starts meanwhile has one of them at any moment, and may rename the second to the first.
-            if strange is not None and all(self._read_job(name) is None for name in (_JOB, _VOID, _JOB)):
+            if strange is not None and self._read_job() is None:
                 raise self._foreign(f"it has {strange}, but no {_JOB}")
+        return names
 
     def has_job(self) -> bool:
-        """Whether the folder has the work of a run; finishes a removal that was interrupted.
-
-        Where there are no locks, the removal may be another run's, which is about to start.
-        """
+        """Whether the folder has the work of a run."""
         try:
             self.check()
             with self.plainly():
-                if self._folder.locks and self._content(_VOID) is not None and self._content(_JOB) is None:
-                    with self._locked():
-                        self.remove()
-                return self._read_job(_JOB) is not None
+                return self._read_job() is not None
         except InvalidInputError:
             return False
 
     def expect_job(self) -> None:
         """Raise InvalidInputError if the folder cannot be reached from here, or no run created it."""
-        self.check()
         with self.plainly():
-            if self._read_job(_JOB) is None:
+            if self._read_job() is None:
                 message = f"{self.folder} is not there, where the run keeps its work"
                 raise InvalidInputError(f"{message}; give a folder that all nodes reach, or a URL such as s3://…")
 
     def check_job(self) -> None:
         """Raise InvalidInputError if the blocks in the folder belong to another job."""
         with self.plainly():
-            found = self._read_job(_JOB) or {}
-        for name in {**found, **self.job}:
-            was, now = (json.dumps(job.get(name), ensure_ascii=False) for job in (found, self.job))
+            before = self._read_job() or {}
+        for name in {**before, **self.job}:
+            was, now = (json.dumps(job.get(name), ensure_ascii=False) for job in (before, self.job))
             if was != now:
                 message = f"{self.folder} holds an unfinished run with {name} {was}, this one has {now}"
                 raise InvalidInputError(f"{message}; set it back, or start afresh with --restart (restart=True)")
@@ -198,112 +205,95 @@ class Journal:
             with self.plainly():
                 self._folder.remove(_half_file(block.index))
 
-    def combine(self, level: int, index: int, record: Record) -> None:
-        """Save the combined record of some blocks, for :meth:`records`."""
-        self._write(_merged_file(level, index), record, "")
-
-    def records(self, level: int, indices: Iterable[int]) -> Iterator[Record]:
-        """Read the records of finished blocks, or at higher levels than 0 combined ones.
+    def records(self, indices: Iterable[int]) -> Iterator[Record]:
+        """Read the records of finished blocks in order; several at a time, since in object stores each takes its time.
 
         Raises:
             InvalidInputError: one was damaged since it was saved.
         """
 
         def read(index: int) -> Record:
-            name = _merged_file(level, index) if level else _block_file(index)
-            record = self._record(name)
+            record = self._record(_block_file(index))
             if record is None:
-                message = f"{self.folder}/{name} was changed during the run"
+                message = f"{self.folder}/{_block_file(index)} was changed during the run"
                 raise InvalidInputError(f"{message}; start the run again to repeat that block")
             return record
 
-        return read_ahead(self._folder, read, indices)
+        left = iter(indices)
+        with ThreadPoolExecutor(_READ_AHEAD) as pool:
+            while indices := list(islice(left, _READ_AHEAD)):
+                yield from pool.map(read, indices)
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Save how far the run is, for :meth:`read_status`."""
         with self.plainly():
-            self._folder.write(STATUS, json.dumps(status, indent=1).encode())
+            (self._folder / _STATUS).write(json.dumps(status, indent=1).encode())
 
     def read_status(self) -> Mapping[str, Any] | None:
         """Read how far a run is; None if there is no run, or it has not said so yet."""
         with self.plainly(), suppress(ValueError):
-            status = json.loads(self._content(STATUS) or b"null")
+            status = json.loads(self._text(_STATUS) or b"null")
             return status if isinstance(status, dict) else None
         return None
 
     def remove(self) -> None:
         """Remove the files of the run, and the folder if it is then empty; call this while it is open."""
         with self.plainly():
-            self._clear()
-            self._folder.remove(_VOID)
-            self._folder.remove(LOCK)
+            self._remove(lambda name: name not in (_JOB, _LOCK))
+            self._folder.remove(_JOB, _LOCK)  # last: blocks without a job would be taken for the user's
             self._folder.remove_folder()
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self._folder.locked())
-            except Timeout as error:
-                raise InvalidInputError(f"another run is writing {self._output}; wait for it or stop it") from error
-            yield
-
-    def _clear(self) -> None:
-        """Invalidate all blocks, then remove them; the next run completes an interrupted removal."""
-        with suppress(FileNotFoundError):
-            self._folder.move(_JOB, _VOID)
-        self._remove(lambda name: name not in (_VOID, LOCK))
 
     def _remove(self, chosen: Callable[[str], bool]) -> None:
         """Remove our files that are chosen by name."""
         # Listing a folder that changes may skip files, so list it until none are left.
         before = list[str]()
-        while names := list(islice((name for name in self._names() if chosen(name)), _CHUNK_FILES)):
+        while names := [name for name, _ in self._folder.entries() if _OURS.fullmatch(name) and chosen(name)]:
             if names == before:
                 raise PermissionError(errno.EACCES, "its files cannot be removed", self.folder)
             self._folder.remove(*names)
             before = names
 
-    def _names(self) -> Iterator[str]:
-        """The names of our files in the folder."""
-        return (name for name, _ in self._folder.entries() if _OURS.fullmatch(name))
+    def _open(self, name: str) -> BinaryIO | None:
+        """Open a file for reading; None if there is none."""
+        place = self._folder / name
+        with suppress(FileNotFoundError):
+            return place.open() if isinstance(place, Local) else BytesIO(place.read())
+        return None
+
+    def _text(self, name: str) -> bytes | None:
+        """Read a small file; None if there is none."""
+        with self._open(name) or nullcontext() as file:
+            return None if file is None else file.read(_MOST_JOB)
 
     def _key(self, name: str) -> bytes:
         return hashlib.blake2b(_job_text(self.job) + name.encode()).digest()
 
     def _write(self, name: str, record: Record, digest: str) -> None:
-        header = json.dumps({"digest": digest, **record.notes}).encode()
+        content = json.dumps({"digest": digest, **record.notes}).encode() + b"\n" + record.content
         with self.plainly():
-            self._folder.write(name, sealed.seal(header + b"\n" + record.content, self._key(name)))
+            (self._folder / name).write(_label(content, self._key(name)) + content)
         self._saved = time.monotonic()
 
     def _record(self, name: str) -> Record | None:
         """Read a record; None if there is none, or it is damaged, which is reported."""
-        with self.plainly():
-            file = self._folder.open(name)
-            if file is not None:
-                with file:
-                    found = sealed.unseal(file, self._key(name))
-                if found is not None:
-                    header, _, content = found.partition(b"\n")
+        with self.plainly(), self._open(name) or nullcontext() as file:
+            if file is None:
+                return None
+            label = file.readline(_MOST_LABEL)
+            # The size detects a truncated or overgrown file before it is read.
+            size = file.seek(0, os.SEEK_END) - len(label)
+            if label.endswith(f" {size}\n".encode()):
+                file.seek(len(label))
+                content = file.read(size)
+                if label == _label(content, self._key(name)):
+                    header, _, content = content.partition(b"\n")
                     return Record(json.loads(header), content)
-                self.report(f"{self.folder}/{name} is damaged; its work is repeated")
+        self.report(f"{self.folder}/{name} is damaged; its work is repeated")
         return None
 
-    def _content(self, name: str) -> bytes | None:
-        file = self._folder.open(name)
-        if file is None:
-            return None
-        with file:
-            return file.read(_MOST_JOB)
-
-    def _read_job(self, name: str) -> Identity | None:
-        """Read a job; None if there is none.
-
-        Raises:
-            InvalidInputError: the file is damaged or has another format.
-        """
-        content = self._content(name)
+    def _read_job(self) -> Identity | None:
+        """Read the job; None if there is none, InvalidInputError if it is damaged or has another format."""
+        content = self._text(_JOB)
         if content is None:
             return None
         try:
@@ -312,11 +302,50 @@ class Journal:
                 return job
         except (ValueError, LookupError, TypeError, RecursionError):
             pass
-        raise self._foreign(f"its {name} is damaged, or of another program or version")
+        raise self._foreign(f"its {_JOB} is damaged, or of another program or version")
 
     def _foreign(self, reason: str) -> InvalidInputError:
         message = f"{self.folder} is in the way of {self._output}, and not an unfinished run: {reason}"
         return InvalidInputError(f"{message}; move it away")
+
+
+@contextmanager
+def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """Open the output for writing; it appears when the context ends.
+
+    At a URL, a manifest follows it: ``OUTPUT.manifest.json`` with its size, its SHA-256 and the identity of the run.
+
+    Args:
+        output: its path or URL.
+        journal: the journal of the run.
+        overwrite: whether it may exist.
+
+    Raises:
+        InvalidInputError: it has come to exist, with other content, and may not; or it cannot be written.
+    """
+    place = place_of(output)
+    # In the folder of the run, which a later run clears; another name for each process, since one that was believed
+    # dead may still be writing.
+    temporary: Any = place_of(journal.folder) / f"merged-{token_hex(4)}"
+    with journal.plainly():
+        with place.whole(temporary) as stream:
+            yield stream
+            if not overwrite and place.kind() is not None:
+                stream.flush()
+                sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
+                # A worker that died when it had published the output leaves the same content.
+                if _sha256(place) != sha256:
+                    message = f"{output} has come to exist; move it away and start again: no work is lost"
+                    raise InvalidInputError(message)
+        if isinstance(stream, Writer):
+            manifest = {"output": output, "bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}
+            text = json.dumps({**manifest, "job": journal.job}, indent=1)
+            place_of(f"{output}.manifest.json").write(text.encode())
+
+
+def _sha256(place: Place) -> str:
+    with place.open() as file:
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def _block_file(index: int) -> str:
@@ -327,8 +356,9 @@ def _half_file(index: int) -> str:
     return f"half-{index:09d}"
 
 
-def _merged_file(level: int, index: int) -> str:
-    return f"merged-{level}-{index:09d}"
+def _label(content: bytes, key: bytes) -> bytes:
+    """The first line of a file: a checksum of its other content, which depends on the key, and the size."""
+    return f"{hashlib.blake2b(content, digest_size=16, key=key).hexdigest()} {len(content)}\n".encode()
 
 
 def _job_text(job: Identity) -> bytes:

@@ -1,14 +1,12 @@
 """Shows how far a job is: in a progress bar, in the status that others can read, and in a log."""
 
 import json
-import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never
 
 from captum_norm import bars
 from captum_norm.errors import InvalidInputError
@@ -24,52 +22,18 @@ STATUS_SECONDS = 5.0
 
 
 class Monitor:
-    """Counts what is done.
-
-    Args:
-        job: the job.
-        journal: stores the status.
-        log: a file for events as lines of JSON, which are appended; None for no log.
-        report: called with messages for the user.
-        bar: shows the number of texts.
-    """
+    """Counts what is done of a job, and shows it in the bar; ``report`` is called with messages for the user."""
 
     def __init__(
-        self,
-        job: Job[Any],
-        journal: Journal,
-        log: Path | None,
-        report: Callable[[str], None],
-        bar: "tqdm[Never]",
+        self, job: Job[Any], journal: Journal, log: Path | None, report: Callable[[str], None], bar: "tqdm[Never]"
     ) -> None:
-        self.job, self.journal, self.report, self._bar = job, journal, report, bar
+        self.job, self.journal, self.report, self._log, self._bar = job, journal, report, log, bar
         self.workers = 1
         self.blocks = self.texts = self.retries = self.set_aside = 0
-        self._handed = 0
-        self._fresh, self._counts = 0, Counter[str]()
+        self._handed = self._fresh = 0
+        self._counts = Counter[str]()
         self._start = self._shown = time.monotonic()
         self._first: float | None = None
-        self._log = log
-
-    @classmethod
-    @contextmanager
-    def watching(
-        cls, job: Job[Any], journal: Journal, log: Path | None, report: Callable[[str], None]
-    ) -> Iterator[Self]:
-        """Show a bar, and log start and end; an end that cannot be logged is reported."""
-        with bars.bar(job.title, None, job.unit) as bar, bars.hidden():
-            monitor = cls(job, journal, log, report, bar)
-            monitor.event("started", output=job.output, identity=dict(job.identity), process=os.getpid())
-            try:
-                yield monitor
-            except BaseException as error:
-                with suppress(InvalidInputError):  # the log's, which would hide this one
-                    monitor.event("failed", error=f"{type(error).__name__}: {error}", **monitor.status())
-                raise
-            try:
-                monitor.event("finished", **monitor.status())
-            except InvalidInputError as error:  # the output is complete
-                report(str(error))
 
     def handed(self, block: Block) -> None:
         """A block was found and handed to a worker."""
@@ -130,11 +94,7 @@ class Monitor:
         }
 
     def event(self, name: str, **facts: Any) -> None:
-        """Append an event to the log.
-
-        Raises:
-            InvalidInputError: it cannot be written.
-        """
+        """Append an event to the log; raises InvalidInputError if it cannot be written."""
         if self._log is None:
             return
         try:

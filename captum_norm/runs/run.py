@@ -1,17 +1,19 @@
 """Runs a job: in this process, or by workers on Ray."""
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TypeVar
 
+from captum_norm import bars
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs.backend import Backend, RayBackend
-from captum_norm.runs.job import Job, Parts, Work, finish_block
+from captum_norm.runs.job import Backend, Job, Parts, RayBackend, Work, finish_block
 from captum_norm.runs.journal import Journal
 from captum_norm.runs.monitor import Monitor
-from captum_norm.runs.ray_driver import run_on_ray
+from captum_norm.runs.ray_workers import run_on_ray
 
 Result = TypeVar("Result")
 
@@ -71,9 +73,20 @@ def run_job(
         raise InvalidInputError(f'got the backend {backend!r}; expected "local", "ray" or a RayBackend')
     journal = Journal(job.output, job.identity, report)
     with journal.opened(restart=restart):
-        with Monitor.watching(job, journal, None if log is None else Path(log), report) as monitor:
-            result = run(journal, monitor)
-            save(result)
+        with bars.bar(job.title, None, job.unit) as bar, bars.hidden():
+            monitor = Monitor(job, journal, None if log is None else Path(log), report, bar)
+            monitor.event("started", output=job.output, identity=dict(job.identity), process=os.getpid())
+            try:
+                result = run(journal, monitor)
+                save(result)
+            except BaseException as error:
+                with suppress(InvalidInputError):  # the log's, which would hide this one
+                    monitor.event("failed", error=f"{type(error).__name__}: {error}", **monitor.status())
+                raise
+            try:
+                monitor.event("finished", **monitor.status())
+            except InvalidInputError as error:  # the output is complete
+                report(str(error))
         journal.remove()
     return result
 

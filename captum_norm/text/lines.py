@@ -4,18 +4,16 @@ import bz2
 import gzip
 import lzma
 import os
-import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from os import PathLike
-from pathlib import Path
 from types import MappingProxyType
 from typing import IO, BinaryIO, Protocol, cast
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.urls import Remote, is_url
+from captum_norm.text.files import place_of
 
 TextSource = str | PathLike[str] | IO[str] | IO[bytes]
 """A path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which
@@ -88,17 +86,12 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
     """
     called = named(os.fspath(path))
     try:
-        if is_url(path):
-            kind, _ = Remote(os.fspath(path)).info()
-            if kind == "directory":
-                raise IsADirectoryError
-            return kind == "file"
-        mode = os.stat(path).st_mode  # noqa: PTH116  # Path("") is the current folder
+        kind, _ = place_of(path).status()
     except (OSError, ValueError) as error:
         raise _unreadable(called, error) from error
-    if stat.S_ISDIR(mode):
+    if kind == "directory":
         raise _unreadable(called, IsADirectoryError())
-    return stat.S_ISREG(mode)
+    return kind == "file"
 
 
 def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
@@ -113,9 +106,8 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
     """
     called = source_name(source) if name is None else name
     try:
-        with ExitStack() as stack:
-            stream: IO[bytes]
-            stream = stack.enter_context(Path(source).open("rb")) if isinstance(source, str | PathLike) else source
+        opened = place_of(source).open() if isinstance(source, str | PathLike) else nullcontext(source)
+        with opened as stream:
             content = stream.read(_LARGEST_TEXT + 1)
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -215,7 +207,7 @@ def plain_size(source: TextSource) -> int | None:
     if not isinstance(source, str | PathLike) or suffix_of(source) in COMPRESSED or not is_regular_file(source):
         return None
     try:
-        return _size(source)
+        return place_of(source).status()[1]
     except OSError as error:
         raise _unreadable(named(os.fspath(source)), error) from error
 
@@ -227,11 +219,7 @@ def read_range(path: str, offset: int, size: int) -> bytes:
         InvalidInputError: it cannot be read.
     """
     try:
-        if is_url(path):
-            return Remote(path).read(offset, offset + size)
-        with Path(path).open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
+        return place_of(path).read(offset, offset + size)
     except (OSError, ValueError) as error:
         raise _unreadable(named(path), error) from error
 
@@ -260,18 +248,13 @@ class _Unpacked:
 
 @contextmanager
 def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
-    remote = Remote(os.fspath(source)) if is_url(source) else None
-    opener = COMPRESSED.get(suffix_of(source))
-    with Path(source).open("rb") if remote is None else remote.open() as plain:
+    place, opener = place_of(source), COMPRESSED.get(suffix_of(source))
+    with place.open() as plain:
         if opener is None:
             yield plain
         else:
             with cast(BinaryIO, opener(plain)) as unpacking:
-                yield _Unpacked(unpacking, _size(source) or 0, os.fspath(source))
-
-
-def _size(source: str | PathLike[str]) -> int | None:
-    return Remote(os.fspath(source)).info()[1] if is_url(source) else Path(source).stat().st_size
+                yield _Unpacked(unpacking, place.status()[1] or 0, str(place))
 
 
 def _not_utf8(error: UnicodeDecodeError, of: str) -> str:

@@ -7,21 +7,23 @@ tokenizer takes together. A token is never divided: words that share one are one
 ``[CLS]``, and a line break that is a token stand for themselves; other white space belongs to the word behind it.
 """
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import regex
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.pieces import Pieces, Span, character_of_bytes, is_markup
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "BYTE_CHARACTERS",
     "WORD_MEASURES",
     "Span",
     "WordMeasure",
@@ -34,6 +36,14 @@ __all__ = [
     "words_of_text",
     "words_of_tokens",
 ]
+
+Span = tuple[int, int]
+"""The first character of a piece of text, and the one behind its last."""
+
+_Scheme = Literal["sentencepiece", "byte-level", "wordpiece", "plain"]
+
+_MARKUP = re.compile(r"<[^<>\s]+>|\[[^\[\]]+\]")
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 
 WordScore = Literal["sum", "mean", "max"]
 """How a word's score comes from those of its tokens; ``max`` takes the one farthest from zero."""
@@ -51,6 +61,16 @@ _WORD = regex.compile(
     rf"|(\p{{P}})\1*|(?!\s)\X",
     regex.VERSION1,
 )
+
+
+def _byte_characters() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)).difference(printable))
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
+
+
+BYTE_CHARACTERS: Mapping[str, int] = MappingProxyType(_byte_characters())
+"""GPT-2's characters for the 256 bytes: printable ones are themselves, the others are numbered from U+0100."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +175,7 @@ def words_of(tokenizer: Any, ids: Any, text: str | tuple[str, str] | None = None
     ids = [int(index) for index in ids]
     tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
     special = _special(tokenizer, ids)
-    pieces = Pieces.of(tokens, special, byte_level=_is_byte_level(tokenizer))
+    pieces = _Pieces.of(tokens, special, byte_level=_is_byte_level(tokenizer))
     located = None if text is None else _offsets(tokenizer, ids, text)
     if located is None and pieces.scheme == "plain":
         located = _decoded(token_texts(ids, tokenizer))
@@ -180,8 +200,8 @@ def words_of_tokens(
         >>> words_of_tokens(["ĠdÃ©j", "Ãł", "Ġvu", "!"]).texts
         ('déjà', 'vu', '!')
     """
-    flags = [is_markup(token) for token in tokens] if special is None else [bool(flag) for flag in special]
-    pieces = Pieces.of(tokens, flags)
+    flags = [_is_markup(token) for token in tokens] if special is None else [bool(flag) for flag in special]
+    pieces = _Pieces.of(tokens, flags)
     return _grouped(pieces, *pieces.located(offsets))
 
 
@@ -238,7 +258,58 @@ def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
     return texts
 
 
-def _grouped(pieces: Pieces, text: str, offsets: Sequence[Span]) -> Words:
+@dataclass(frozen=True)
+class _Pieces:
+    """Tokens, and the UTF-8 text of each, with a space before what begins a word if the scheme tells."""
+
+    tokens: Sequence[str]
+    special: Sequence[bool]
+    scheme: _Scheme
+    surfaces: Sequence[bytes]
+
+    @classmethod
+    def of(cls, tokens: Sequence[str], special: Sequence[bool], *, byte_level: bool | None = None) -> "_Pieces":
+        """Tell how tokens are written, by their marks; ``byte_level`` if the tokenizer says so itself."""
+        ordinary = [token for token, flag in zip(tokens, special, strict=True) if not flag]
+        scheme: _Scheme
+        if byte_level or (byte_level is None and _are_bytes(ordinary)):
+            scheme = "byte-level"
+        elif any("▁" in token for token in ordinary):
+            scheme = "sentencepiece"
+        elif any(token.startswith("##") and len(token) > 2 for token in ordinary):
+            scheme = "wordpiece"
+        else:
+            scheme = "plain"
+        surfaces = [
+            token.encode() if flag else _SURFACES[scheme](token) for token, flag in zip(tokens, special, strict=True)
+        ]
+        if scheme == "plain" and any(token.endswith(("@@", "</w>")) for token in ordinary):
+            scheme, surfaces = "wordpiece", list(_by_ends(tokens))
+        return cls(tokens, special, scheme, surfaces)
+
+    def located(self, offsets: Sequence[Span] | None = None) -> tuple[str, list[Span]]:
+        """Put the pieces together to a text, and return the characters of each."""
+        data, places = b"", []
+        for index, surface in enumerate(self.surfaces):
+            follows = offsets is not None and index > 0 and offsets[index][0] == offsets[index - 1][1] > 0
+            if self.special[index] or (self.scheme == "plain" and not follows):
+                data += b" "
+            own = surface.lstrip() if self.scheme == "wordpiece" and follows else surface
+            places.append((len(data), len(data) + len(own)))
+            data += own
+        text = data.decode(errors="surrogateescape")
+        owners = _character_of_bytes(text)
+        return text, [(owners[start], owners[end - 1] + 1 if end > start else owners[start]) for start, end in places]
+
+    def shown(self, index: int) -> str:
+        """The token as people write it; bytes that are no whole characters are spelled out."""
+        if self.special[index]:
+            return self.tokens[index]
+        text = self.surfaces[index].decode(errors="backslashreplace")
+        return text.strip() or "↵" * text.count("\n") or "␣"
+
+
+def _grouped(pieces: _Pieces, text: str, offsets: Sequence[Span]) -> Words:
     """Group tokens by the words of a text."""
     characters = list(text)
     for (start, end), flag in zip(offsets, pieces.special, strict=True):
@@ -304,7 +375,7 @@ def _by_bytes(text: str, offsets: Sequence[Span]) -> Iterator[Span]:
     while index < len(offsets):
         start, end = offsets[index]
         count = next((n for n, span in enumerate(offsets[index:]) if span != (start, end)), len(offsets) - index)
-        own = character_of_bytes(text[start:end])[:-1]
+        own = _character_of_bytes(text[start:end])[:-1]
         if end - start > 1 and count == len(own):
             yield from ((start + place, start + place + 1) for place in own)
         else:
@@ -336,3 +407,60 @@ def _is_byte_level(tokenizer: Any) -> bool | None:
         return bool(tokenizer.convert_tokens_to_string(["aĠ", "a"]) == "a a")
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return None
+
+
+def _is_markup(token: str) -> bool:
+    """Whether a token looks like a special one, such as ``<s>``, ``[SEP]`` or ``<|im_end|>``."""
+    return _MARKUP.fullmatch(token) is not None and _FALLBACK.fullmatch(token) is None
+
+
+def _character_of_bytes(text: str) -> list[int]:
+    """Return the character of each byte of a text's UTF-8, and one more for its end."""
+    sizes = (len(character.encode(errors="surrogateescape")) for character in text)
+    return [place for place, size in enumerate(sizes) for _ in range(size)] + [len(text)]
+
+
+def _are_bytes(tokens: Sequence[str]) -> bool:
+    """Whether tokens are written in GPT-2's characters for bytes."""
+    text = "".join(tokens)
+    if text.isascii() or any(character not in BYTE_CHARACTERS for character in text):
+        return False
+    if any(token.startswith(("Ġ", "Ċ")) for token in tokens):
+        return True
+    try:
+        _byte_level(text).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _byte_level(token: str) -> bytes:
+    known = all(character in BYTE_CHARACTERS for character in token)
+    return bytes(BYTE_CHARACTERS[character] for character in token) if known else token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    fallback = _FALLBACK.fullmatch(token)
+    return bytes.fromhex(fallback[1]) if fallback else token.replace("▁", " ").encode()
+
+
+def _wordpiece(token: str) -> bytes:
+    return token[2:].encode() if token.startswith("##") and len(token) > 2 else b" " + token.encode()
+
+
+def _by_ends(tokens: Sequence[str]) -> Iterator[bytes]:
+    """Yield pieces of BPE that marks the end of a word, ``</w>``, or of a piece inside one, ``@@``."""
+    marks_words = any(token.endswith("</w>") for token in tokens)
+    begins = True
+    for token in tokens:
+        ends = token.endswith("</w>") if marks_words else not token.endswith("@@")
+        yield b" " * begins + token.removesuffix("</w>" if marks_words else "@@").encode()
+        begins = ends
+
+
+_SURFACES: Mapping[str, Callable[[str], bytes]] = {
+    "byte-level": _byte_level,
+    "sentencepiece": _sentencepiece,
+    "wordpiece": _wordpiece,
+    "plain": str.encode,
+}

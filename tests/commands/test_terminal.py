@@ -22,8 +22,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import alignment.cli
-from alignment.pipeline.progress import to_stderr
 from captum_norm import InvalidInputError, cli
+from captum_norm.bars import to_stderr
 from captum_norm.commands.command import Command
 from captum_norm.commands.program import Program
 from captum_norm.commands.terminal import Terminal

@@ -17,7 +17,7 @@ from alignment.links import ScoredAlignment
 from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, cut
-from captum_norm.runs.folders import LocalFolder
+from captum_norm.text.files import Local
 from tests.runs import extractions
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
@@ -157,28 +157,6 @@ def test_old_output_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     assert out.read_text() == expected(pairs)
 
 
-def test_blocks_that_are_void_are_not_trusted(tmp_path: Path) -> None:
-    pairs = extractions.text(9)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    interrupt(source, out, 1)
-    (tmp_path / "out.parts" / "job.json").rename(tmp_path / "out.parts" / "job.void")
-    told: list[str] = []
-    run(source, out, report=told.append)
-    assert not any("finished already" in line for line in told)
-    assert out.read_text() == expected(pairs)
-    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
-
-
-def test_folder_that_was_being_removed_is_removed(tmp_path: Path) -> None:
-    source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
-    interrupt(source, out, 1)
-    (tmp_path / "out.parts" / "job.json").rename(tmp_path / "out.parts" / "job.void")
-    out.touch()
-    with pytest.raises(InvalidInputError, match="out exists already"):
-        run(source, out)
-    assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
-
-
 def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     with monkeypatch.context() as patched:
@@ -194,7 +172,7 @@ def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, mon
         run(source, out)
 
 
-def failing(_: Journal) -> None:
+def failing(_: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -320,20 +298,15 @@ def test_second_run_is_kept_out(tmp_path: Path) -> None:
         run(source, out)
 
 
-def test_a_worker_lists_the_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have millions of files, and an object store answers a thousand at a time."""
-    journal, entries, listed = Journal(str(tmp_path / "out"), {}), LocalFolder.entries, list[Path]()
-
-    def counted(folder: LocalFolder) -> Iterator[tuple[str, bool]]:
-        listed.append(folder.path)
-        return entries(folder)
-
+def test_a_worker_reads_the_job_and_lists_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may have millions of files, and an object store answers a thousand at a time."""
+    journal = Journal(str(tmp_path / "out"), {})
     with pytest.raises(InvalidInputError, match=r"out\.parts is not there.*; give a folder that all nodes reach"):
         journal.expect_job()
     with journal.opened(restart=False):
-        monkeypatch.setattr(LocalFolder, "entries", counted)
+        monkeypatch.setattr(Local, "entries", failing)
         journal.expect_job()
-        assert listed == [tmp_path / "out.parts"]
-    (tmp_path / "out.parts" / "job.json").write_text("{}")
-    with pytest.raises(InvalidInputError, match="not an unfinished run"):
-        journal.expect_job()
+        (tmp_path / "out.parts" / "job.json").write_text("{}")
+        with pytest.raises(InvalidInputError, match="not an unfinished run"):
+            journal.expect_job()
+        monkeypatch.undo()

@@ -10,7 +10,7 @@ import pytest
 
 from captum_norm import InvalidInputError
 from captum_norm.runs import RayBackend
-from captum_norm.text.urls import Remote
+from captum_norm.text.files import Remote
 from tests.fuzzing import FACTOR
 from tests.object_store import DENIED, FULL, ObjectStore, Refusal, Request, environment
 from tests.runs import extractions
@@ -55,8 +55,7 @@ def test_whichever_request_fails_nothing_is_lost(object_store: ObjectStore) -> N
         if told is not None or not Remote(f"{out}.manifest.json").kind():
             run(source, out, overwrite=True)
         check_result(place, PAIRS)
-        for name in ("out", "out.manifest.json"):
-            Remote(f"{place}/{name}").remove()
+        Remote(place).remove("out", "out.manifest.json")
         assert object_store.uploads() == []
     assert number > 20
 
@@ -87,8 +86,7 @@ def test_killed_at_any_request_it_goes_on(object_store: ObjectStore, object_stor
         if not Remote(out).kind() or names(f"{out}.parts"):
             run(source, out, overwrite=True)
         check_result(place, PAIRS)
-        for name in ("out", "out.manifest.json"):
-            Remote(f"{place}/{name}").remove()
+        Remote(place).remove("out", "out.manifest.json")
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL

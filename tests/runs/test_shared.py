@@ -11,7 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from captum_norm import ALTI, DecompX, NormAttribution
-from captum_norm.runs.shared import dumps, loads
+from captum_norm.runs.ray_workers import dumps, loads
 
 
 class Tied(nn.Module):
@@ -90,6 +90,7 @@ def test_meters_that_were_used_can_be_pickled() -> None:
 
 
 def test_what_has_no_tensors_needs_no_torch() -> None:
-    program = "from captum_norm.runs.shared import *; import sys; loads(*dumps(print)); print('torch' in sys.modules)"
+    program = "from captum_norm.runs.ray_workers import dumps, loads; loads(*dumps(print))"
+    program = f"{program}; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

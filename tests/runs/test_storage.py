@@ -16,9 +16,8 @@ import alignment.cli
 from alignment import Alignment
 from alignment.pipeline import extract
 from captum_norm import InvalidInputError
-from captum_norm.commands.workers import status_of
 from captum_norm.runs import Journal, journal, published
-from captum_norm.text.urls import Remote
+from captum_norm.text.files import Remote
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
 from tests.runs.damage import damages
@@ -190,7 +189,7 @@ def test_an_output_that_somebody_else_makes_meanwhile_is_not_replaced(place: str
     with pytest.raises(InvalidInputError, match="out has come to exist; move it away and start again: no work is lost"):
         run(source, out, align=slow)
     assert Remote(out).read() == b"of the user"
-    Remote(out).remove()
+    Remote(place).remove("out")
     run(source, out, align=None)
     check_result(place, PAIRS)
 
@@ -204,20 +203,6 @@ def test_an_output_with_the_same_content_is_no_other(place: str) -> None:
             file.write(content)
         assert Remote(out).read() == b"links"
     assert names(f"{out}.parts") == []
-
-
-def test_a_removal_that_another_run_may_be_doing_is_left_to_it(place: str) -> None:
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
-    interrupt(source, out, 1)
-    folder = Remote(f"{out}.parts")
-    put(f"{folder}/job.void", (folder / "job.json").read())
-    (folder / "job.json").remove()
-    before = tree(str(folder))
-    with pytest.raises(InvalidInputError, match="there is neither"):
-        status_of(out)
-    assert tree(str(folder)) == before
-    run(source, out)
-    check_result(place, PAIRS)
 
 
 def test_outputs_that_cannot_be_written(place: str) -> None:
@@ -297,7 +282,7 @@ def damaged_run(place: str, source: str, out: str, files: Mapping[str, bytes], c
     """Go on with a damaged run, if need be with restart; return whether that was needed or refused, too."""
     folder = Remote(f"{out}.parts")
     folder.make()
-    folder.remove_files(names(str(folder)))
+    folder.remove(*names(str(folder)))
     for name, content in files.items():
         (folder / name).write(content)
     try:

@@ -10,10 +10,9 @@ import pytest
 
 from alignment.formats.output import Output
 from alignment.pipeline import ExtractionCounts, extract
-from alignment.pipeline.blocks import BlockAligner
-from alignment.pipeline.writings import LinkWriting
+from alignment.pipeline.blocks import BlockAligner, LinkWriting
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import Journal, RayBackend, describe, ray_driver, run_job
+from captum_norm.runs import Journal, RayBackend, describe, ray_workers, run_job
 from tests.object_store import free_port
 from tests.runs import extractions
 from tests.runs.aligners import Deadly, DeadlyAfterwards, DyingAtTheEnd, Unloadable
@@ -161,7 +160,7 @@ def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend
         run(source, out, align=Unloadable(), backend=ray)
     with pytest.raises(InvalidInputError, match=r"^3 workers died while they loaded the job: "):
         run(source, out, align=Unloadable(deadly=True), backend=replace(ray, workers=1))
-    monkeypatch.setattr(ray_driver, "versions", lambda: {"torch": "2.99"})
+    monkeypatch.setattr(ray_workers, "versions", lambda: {"torch": "2.99"})
     with pytest.raises(
         InvalidInputError, match=r"^got torch [0-9.+cpu]+, expected 2.99 as in the process that started"
     ):
@@ -174,7 +173,7 @@ def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend
 def test_a_worker_that_the_cluster_has_no_room_for_is_waited_for(
     tmp_path: Path, ray: RayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_driver, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(ray_workers, "_PATIENCE_SECONDS", 0.5)
     source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
 
     def told(message: str) -> None:

@@ -40,8 +40,7 @@ from captum_norm.lab.analysis.sequences import (
 from captum_norm.loading import on_device
 from captum_norm.models import explained_module, input_device
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, Work, run_job
-from captum_norm.text.files import check_folder, whole_file
-from captum_norm.text.urls import Remote, is_url
+from captum_norm.text.files import check_folder, is_url, place_of, whole_file
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -244,7 +243,7 @@ def _with_digest(path: str | PathLike[str] | None) -> str | None:
     if path is None:
         return None
     try:
-        content = Remote(os.fspath(path)).read() if is_url(path) else Path(path).read_bytes()
+        content = place_of(path).read()
     except (InvalidInputError, OSError):
         return str(path)
     return f"{path} ({hashlib.blake2b(content, digest_size=16).hexdigest()})"

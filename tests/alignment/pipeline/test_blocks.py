@@ -7,8 +7,7 @@ import pytest
 
 from alignment import Alignment
 from alignment.formats.output import Output
-from alignment.pipeline.blocks import BlockAligner, ExtractionCounts
-from alignment.pipeline.writings import LinkWriting
+from alignment.pipeline.blocks import BlockAligner, ExtractionCounts, LinkWriting
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Record, cut
 from tests.runs.extractions import Batch

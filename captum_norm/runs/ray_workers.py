@@ -1,0 +1,428 @@
+"""Shares the blocks of a job among workers on Ray, on this machine or a cluster.
+
+The driver gives each worker a call at a time, and again to another if the worker dies. Workers share the memory of
+models' weights on each machine.
+"""
+
+import logging
+import math
+import os
+import pickle
+import re
+import socket
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.runs.blocks import Block
+from captum_norm.runs.job import Job, Parts, RayBackend, Step, Work, finish_block, finished_step
+from captum_norm.runs.journal import Journal, Record
+from captum_norm.runs.monitor import Monitor
+from captum_norm.versions import versions
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Arrays = list[NDArray[np.uint8]]
+
+Result = TypeVar("Result")
+T = TypeVar("T")
+
+_POLL_SECONDS = 1.0
+_SCALE_SECONDS = 5.0
+_NODE_SECONDS = 20.0
+_CONNECT_SECONDS = 10.0
+_PATIENCE_SECONDS = 60.0
+_MOST_FAILED_STARTS = 3
+_LEAST_BYTES = 1 << 16
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a worker's method, and the nodes of workers that died of it, but for nodes known to be lost."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+    deaths: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.method != "work":
+            return f"the step {self.method}"
+        (block,) = self.arguments
+        return f"{block} ({', '.join(part.source for part in block.parts)})"
+
+
+class _WorkerHandle:
+    """The driver's record of a worker: actor, call in progress, and node, once it has loaded the job."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+        self.node: str | None = None
+        self.start(_Call("prepare"))
+
+    def start(self, call: _Call) -> None:
+        """Let the worker do a call."""
+        self.call: _Call | None = call
+        self.answer = getattr(self.actor, call.method).remote(*call.arguments)
+
+
+def run_on_ray(job: Job[Result], backend: RayBackend, journal: Journal, monitor: Monitor) -> Result:
+    """Run a job by workers on Ray; its journal is open.
+
+    Raises:
+        InvalidInputError: Ray is not installed or not reached, a worker cannot load the job, or a block kills its
+            workers.
+    """
+
+    def calls() -> Iterator[_Call]:
+        for block in job.blocks():
+            monitor.handed(block)
+            yield _Call("work", (block,))
+
+    with _connected(backend) as ray:
+        driver = _Driver(ray, job, journal, monitor, backend)
+        try:
+            for call, step in driver.answers(calls()):
+                monitor.done(call.arguments[0], step)
+            results: list[Result] = [result for _, result in driver.answers([_Call("finish", (monitor.blocks,))])]
+        finally:
+            driver.kill_workers()
+    return results[0]
+
+
+class _Driver:
+    """Gives calls to workers, one at a time, and again to others if a worker dies."""
+
+    def __init__(self, ray: Any, job: Job[Any], journal: Journal, monitor: Monitor, backend: RayBackend) -> None:
+        self._ray, self._job, self._journal, self._monitor, self._backend = ray, job, journal, monitor, backend
+        content, arrays = dumps(job)
+        threads = max(1, int(backend.cpus_per_worker))
+        self._arguments = ray.put(content), ray.put(arrays), versions(), str(Path.cwd()), threads
+        self._workers: list[_WorkerHandle] = []
+        self._again = deque[_Call]()
+        self._started = self._failed_starts = 0
+        self._scaled = -math.inf
+        self._waiting_since = time.monotonic()
+
+    def kill_workers(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            self._ray.kill(worker.actor)
+
+    def answers(self, calls: Iterable[_Call]) -> Iterator[tuple[_Call, Any]]:
+        """Let the workers do the calls, in any order; yield each with what it returned.
+
+        Raises:
+            InvalidInputError: one failed, or its workers died as often as they may.
+        """
+        todo = iter(calls)
+        more = True
+        while more or self._again or any(worker.call and worker.node for worker in self._workers):
+            self._scale()
+            for worker in self._workers:
+                if worker.call is None and (more or self._again):
+                    call = self._again.popleft() if self._again else next(todo, None)
+                    if call is None:
+                        more = False
+                    else:
+                        worker.start(call)
+            working = {worker.answer: (worker, worker.call) for worker in self._workers if worker.call}
+            answered = self._ray.wait(list(working), timeout=_POLL_SECONDS)[0] if working else []
+            for reference in answered:
+                yield from self._take(*working[reference])
+            self._monitor.workers = sum(worker.node is not None for worker in self._workers)
+            self._monitor.tick()
+            self._say_if_waiting()
+
+    def _say_if_waiting(self) -> None:
+        """Tell the user once that no worker has begun for long."""
+        if self._monitor.workers:
+            self._waiting_since = math.inf
+        elif time.monotonic() - self._waiting_since > _PATIENCE_SECONDS:
+            self._waiting_since = math.inf
+            needed = f"{self._backend.cpus_per_worker:g} cores and {self._backend.gpus_per_worker:g} GPUs"
+            there = ", ".join(
+                f"{number:g} {name}" for name, number in self._ray.cluster_resources().items() if name in ("CPU", "GPU")
+            )
+            self._monitor.report(f"still waiting for a worker, which needs {needed}; the cluster has {there}")
+
+    def _take(self, worker: _WorkerHandle, call: _Call) -> Iterator[tuple[_Call, Any]]:
+        """Take what a worker has answered; if it died, it is removed and its call begun again."""
+        try:
+            answer = self._ray.get(worker.answer)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            self._workers.remove(worker)
+            self._ray.kill(worker.actor)
+            self._scaled = -math.inf
+            yield from self._begin_again(call, worker.node, _reason(error))
+            return
+        worker.call = None
+        if isinstance(answer, Failure):
+            raise InvalidInputError(answer.message)
+        if call.method == "prepare":
+            worker.node, self._failed_starts = answer, 0
+        else:
+            yield call, answer
+
+    def _begin_again(self, call: _Call, node: str | None, reason: str) -> Iterator[tuple[_Call, Any]]:
+        """Begin the call of a dead worker again, unless it was finished, or has killed as many workers as it may."""
+        if node is None:
+            self._failed_starts += 1
+            self._monitor.retry("loading the job", reason)
+            if self._failed_starts >= _MOST_FAILED_STARTS * (len(self._workers) + 1):
+                raise InvalidInputError(f"{self._failed_starts} workers died while they loaded the job: {reason}")
+            return
+        step = finished_step(self._job, self._journal, *call.arguments) if call.method == "work" else None
+        if step is not None:  # it died before it could say so
+            yield call, step
+            return
+        self._monitor.retry(str(call), reason)
+        call.deaths.append(node)
+        if len(call.deaths) > self._backend.retries:
+            # A lost node is no fault of the block.
+            call.deaths = [node for node in call.deaths if self._lives(node)]
+        if len(call.deaths) <= self._backend.retries:
+            self._again.append(call)
+        elif call.method == "work" and self._backend.skip_bad_blocks:
+            yield call, self._set_aside(*call.arguments)
+        else:
+            advice = "; set such blocks aside with --skip-bad-blocks (skip_bad_blocks=True)" * (call.method == "work")
+            raise InvalidInputError(f"{call} killed {len(call.deaths)} workers ({reason}){advice}")
+
+    def _set_aside(self, block: Block) -> Step:
+        record = self._job.set_aside(block)
+        notes = {**record.notes, "set_aside": True}
+        self._journal.finish(block, Record(notes, record.content))
+        self._monitor.set_aside += 1
+        message = f"{block} killed {self._backend.retries + 1} workers and are set aside"
+        return Step(notes, fresh=False, messages=[message])
+
+    def _scale(self) -> None:
+        """Start workers, as many as are missing."""
+        if time.monotonic() - self._scaled < _SCALE_SECONDS:
+            return
+        self._scaled = time.monotonic()
+        backend = self._backend
+        while len(self._workers) < (backend.workers or self._room()):
+            self._started += 1
+            actor_class = self._ray.remote(Worker).options(
+                name=f"{self._job.title} {self._job.output}, worker {self._started} ({token_hex(4)})",
+                num_cpus=backend.cpus_per_worker,
+                num_gpus=backend.gpus_per_worker,
+            )
+            self._workers.append(_WorkerHandle(actor_class.remote(*self._arguments)))
+
+    def _lives(self, node: str) -> bool:
+        """Whether a node answers: Ray itself notices seconds later that one is lost."""
+        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        ping = self._ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
+        try:
+            self._ray.get(ping.remote(), timeout=_NODE_SECONDS)
+        except self._ray.exceptions.RayError:
+            return False
+        return True
+
+    def _room(self) -> int:
+        """The number of workers that the cluster has room for, at least 1."""
+        needed = {"CPU": self._backend.cpus_per_worker, "GPU": self._backend.gpus_per_worker}
+        nodes = (node["Resources"] for node in self._ray.nodes() if node["Alive"])
+        rooms = (min(int(node.get(name, 0) / number) for name, number in needed.items() if number) for node in nodes)
+        return max(1, sum(rooms))
+
+
+def _reason(error: Exception) -> str:
+    """Find why an actor died in Ray's message, after a general line and indented fields."""
+    first, *others = [line for line in str(error).splitlines() if not line.startswith("\t")]
+    return others[0] if others else first
+
+
+@contextmanager
+def _connected(backend: RayBackend) -> Iterator[Any]:
+    """Connect to Ray; a connection that exists is used and stays.
+
+    Raises:
+        InvalidInputError: Ray is not installed, or the cluster is not reached.
+    """
+    # Deaths of workers are told by the monitor.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed|Raylet is terminated")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise InvalidInputError("several workers need Ray: pip install 'captum-norm[cluster]'") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    address = backend.address or os.environ.get("RAY_ADDRESS")
+    _check_address(address)
+    options: dict[str, Any] = {"address": address}
+    if address is None:
+        cores = None if backend.workers is None else math.ceil(backend.workers * backend.cpus_per_worker)
+        options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    try:
+        ray.init(**options, namespace="captum-norm", logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        where = "start Ray on this machine" if address is None else f"reach a Ray cluster at {address}"
+        raise InvalidInputError(f"cannot {where}: {reason}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Refuse an address that does not answer, for which Ray itself would wait for many minutes.
+
+    Raises:
+        InvalidInputError: it does not answer.
+    """
+    if parts := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d{1,5})/?", address or ""):
+        try:
+            socket.create_connection((parts[1], int(parts[2])), timeout=_CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise InvalidInputError(f"cannot reach a Ray cluster at {address}: {error}") from error
+
+
+class Failure(NamedTuple):
+    """An error that ends the job, as a worker answers it instead of a result."""
+
+    message: str
+
+
+class Worker:
+    """Loads a job once, then works on its blocks.
+
+    Each method returns a :class:`Failure` for an error that the user can mend; the process survives it.
+
+    Args:
+        content: the pickled job, see :func:`dumps`.
+        arrays: the weights of its models.
+        expected: the versions of packages in the driver.
+        folder: the driver's working directory, from which relative paths start.
+        threads: the number of threads of torch.
+    """
+
+    def __init__(
+        self, content: bytes, arrays: "Arrays", expected: Mapping[str, str], folder: str, threads: int
+    ) -> None:
+        # Ray sets it, too, but not if the driver has another number. Torch is not imported yet.
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        self._content, self._arrays, self._expected = content, arrays, expected
+        with suppress(OSError):  # this node may not have it
+            os.chdir(folder)
+
+    def prepare(self) -> str | Failure:
+        """Load the job and check that the folder of the run is here; return the node's ID."""
+        import ray
+
+        def prepare() -> str:
+            self._work  # noqa: B018
+            self._journal.expect_job()
+            return ray.get_runtime_context().get_node_id()
+
+        return _answer(prepare)
+
+    def work(self, block: Block) -> Step | Failure:
+        """Finish a block."""
+        return _answer(lambda: finish_block(self._job, self._journal, self._work, block))
+
+    def finish(self, number: int) -> Any:
+        """Make the result of the job, of so many blocks."""
+        return _answer(lambda: self._job.finish(Parts(self._job, self._journal, number)))
+
+    @cached_property
+    def _job(self) -> Job[Any]:
+        here = versions()
+        for name, version in self._expected.items():
+            if here.get(name) != version:
+                message = f"got {name} {here.get(name)}, expected {version} as in the process that started the job"
+                raise InvalidInputError(f"{message}; install the same versions on all nodes")
+        try:
+            job: Job[Any] = loads(self._content, self._arrays)
+        except Exception as error:
+            reason = f"cannot load the job ({type(error).__name__}: {error})"
+            raise InvalidInputError(f"{reason}; its code must be installed on all nodes") from error
+        return job
+
+    @cached_property
+    def _work(self) -> Work:
+        return self._job.worker()
+
+    @cached_property
+    def _journal(self) -> Journal:
+        return Journal(self._job.output, self._job.identity)
+
+
+def _answer(do: Callable[[], T]) -> T | Failure:
+    try:
+        return do()
+    except CaptumNormError as error:
+        return Failure(f"{error} (a worker on {socket.gethostname()}, process {os.getpid()})")
+
+
+def dumps(value: object) -> "tuple[bytes, Arrays]":
+    """Pickle an object, with functions and classes of scripts; the memory of large CPU tensors comes apart, as arrays.
+
+    Ray stores arrays once on each machine and maps them into the memory of its workers.
+    """
+    from ray import cloudpickle
+
+    torch = sys.modules.get("torch")  # if nothing has imported it, there are no tensors
+    arrays: Arrays = []
+    indices: dict[tuple[int, int], int] = {}
+
+    class Pickler(cloudpickle.Pickler):
+        def persistent_id(self, item: Any) -> Any:
+            if torch is None or not isinstance(item, torch.storage.TypedStorage):
+                return None
+            storage = item.untyped()
+            if storage.device.type != "cpu" or storage.nbytes() < _LEAST_BYTES:
+                return None
+            place = storage.data_ptr(), storage.nbytes()
+            if place not in indices:
+                indices[place] = len(arrays)
+                arrays.append(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
+            return indices[place], item.dtype
+
+    stream = BytesIO()
+    with _quiet():
+        Pickler(stream, protocol=5).dump(value)  # type: ignore[no-untyped-call]  # Ray's has no types
+    return stream.getvalue(), arrays
+
+
+def loads(content: bytes, arrays: "Arrays") -> Any:
+    """Restore an object from :func:`dumps`; its large tensors share memory with the arrays."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: Any) -> Any:
+            import torch
+
+            index, dtype = pid
+            storage = torch.from_numpy(arrays[index]).untyped_storage()
+            return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype)
+
+    with _quiet():
+        return Unpickler(BytesIO(content)).load()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        # torch itself pickles storages so.
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
+        # Nothing here writes into weights.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        yield
