@@ -5,18 +5,16 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from io import BytesIO
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 from alignment.formats import read_parallel, split_words
 from alignment.formats.output import Output, decoded, encoded
+from alignment.lexicon import Lexicon
 from alignment.links import Alignment, ScoredAlignment
+from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 from captum_norm.runs import Attempt, Block, Part, Record
 from captum_norm.text.lines import error_at
-
-if TYPE_CHECKING:
-    from alignment.text_aligner import TextAligner
-    from alignment.word_maps import WordMap
 
 Pairs = Sequence[tuple[list[str], list[str]]]
 Answer = Alignment | InvalidInputError
@@ -101,6 +99,28 @@ class ExtractionCounts:
         return f"{self.bad_lines:,} bad lines" + (f": {bad}" if bad else "")
 
 
+class CountingAligner(Protocol):
+    """What counts the text's own word pairs, such as :class:`alignment.WordAligner`, which says what each does."""
+
+    def map_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+        """Yield each pair's index and its map, or an error that says why there is none."""
+        ...
+
+    def counted(self, word_map: WordMap) -> WordMap:
+        """Return the link probabilities of a map that a lexicon counts."""
+        ...
+
+    def begun_lexicon(self) -> Lexicon:
+        """Return the lexicon that the text's word pairs are added to."""
+        ...
+
+    def read(
+        self, word_map: WordMap, source: Sequence[str], target: Sequence[str], lexicon: Lexicon | None, own: WordMap
+    ) -> ScoredAlignment:
+        """Read the links of a pair off its map."""
+        ...
+
+
 class Written(NamedTuple):
     """What is written for a sentence pair.
 
@@ -180,7 +200,7 @@ class Counting:
         save_lexicon: where the word pairs are written, if anywhere.
     """
 
-    align: "TextAligner"
+    align: CountingAligner
     links: LinkWriting
     save_lexicon: str | PathLike[str] | None
 
@@ -229,7 +249,7 @@ class Counting:
             lexicon.save(self.save_lexicon)
 
 
-def _parsed(line: bytes) -> "tuple[list[str], list[str], WordMap, WordMap]":
+def _parsed(line: bytes) -> tuple[list[str], list[str], WordMap, WordMap]:
     entry = json.loads(line)
     shape = len(entry["target"]), len(entry["source"])
     return entry["source"], entry["target"], decoded(entry["map"], shape), decoded(entry["counted"], shape)

@@ -10,11 +10,20 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import IO, Any, Literal, cast, get_args
 
 from alignment.formats import TextSource, split_words
 from alignment.formats.output import Output
-from alignment.pipeline.blocks import Aligner, BlockAligner, Counting, ExtractionCounts, LinkWriting, Splits, Writing
+from alignment.pipeline.blocks import (
+    Aligner,
+    BlockAligner,
+    Counting,
+    CountingAligner,
+    ExtractionCounts,
+    LinkWriting,
+    Splits,
+    Writing,
+)
 from captum_norm import InvalidInputError, bars
 from captum_norm.runs import (
     Attempt,
@@ -32,9 +41,6 @@ from captum_norm.runs import (
 )
 from captum_norm.text.files import check_file, is_url, place_of, whole_file
 from captum_norm.text.lines import is_regular_file, named, suffix_of
-
-if TYPE_CHECKING:
-    from alignment.text_aligner import TextAligner
 
 _PHARAOH = Output()
 
@@ -137,7 +143,7 @@ def extract(
         )
     links = LinkWriting(form)
     counts = getattr(align, "count_text", False)
-    counting = Counting(cast("TextAligner", align), links, save_lexicon) if counts else None
+    counting = Counting(cast(CountingAligner, align), links, save_lexicon) if counts else None
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
     rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
